@@ -3,14 +3,17 @@
 Each has `timestamp` (milliseconds), `input_length` and `output_length` (tokens) and `hash_ids` (one number for each key
 of the prompt, the first first). Where a key stands for another number of tokens than theirs, a first line says so:
 {"kvlease_trace": 1, "tokens_per_key": 16}. `hit_length` (tokens that were found) may be there; what else is there is
-passed over.
+passed over. A file that gzip compressed is read as what is in it.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 
@@ -24,6 +27,8 @@ LINE_BYTES_MAX: Final = 64 << 20
 _VERSION: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
 _SHOWN_CHARACTERS: Final = 40
+_GZIP: Final = b"\x1f\x8b"
+"""What a file begins with that gzip compressed."""
 
 
 def read_trace(
@@ -40,7 +45,7 @@ def read_trace(
     """
     columns = _Columns()
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for number, line in _lines(file):
                 try:
                     fields = _parsed(number, line)
@@ -55,6 +60,11 @@ def read_trace(
                 if num_requests is not None and len(columns.times_ms) >= num_requests:
                     break
                 columns.add(number, fields)
+    except (EOFError, zlib.error) as error:
+        message = (
+            f"cannot read {path}: what gzip compressed in it is cut off or damaged; fetch it anew"
+        )
+        raise InvalidError(message, resource="trace") from error
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise InvalidError(message, resource="trace") from error
@@ -134,6 +144,17 @@ class _Columns:
             tokens_per_key=self.tokens_per_key,
             hit_tokens=np.array(self.hit_tokens, np.int64) if has_hits else None,
         )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a trace, also one that gzip compressed, whatever it is called."""
+    with path.open("rb") as file:
+        if not file.peek(len(_GZIP)).startswith(_GZIP):
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield cast("BinaryIO", unpacked)
 
 
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:

@@ -1,5 +1,6 @@
 """Laws of trace files: what is written is read again, and what is no trace is refused by line and field."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -198,3 +199,16 @@ def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidError, match=r"cannot write .*: No such file"):
         write_trace(gathered([]), tmp_path / "no" / "trace.jsonl")
+
+
+def test_compressed_trace_is_read_as_what_is_in_it(tmp_path: Path) -> None:
+    """Whatever it is called; one that is cut off or damaged is refused."""
+    path = tmp_path / "day.jsonl"
+    packed = gzip.compress(FIXTURE.read_bytes())
+    path.write_bytes(packed)
+
+    assert columns(read_trace(path)) == columns(read_trace(FIXTURE))
+    for broken in (packed[:-100], packed[:200] + b"damaged" + packed[207:]):
+        path.write_bytes(broken)
+        with pytest.raises(InvalidError, match="gzip compressed in it is cut off or damaged"):
+            read_trace(path)
