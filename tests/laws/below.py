@@ -36,6 +36,13 @@ def begin(world: World) -> None:
     if world.rng.random() < _SHARE_OLD:
         _fill(world)
         _seek(world)
+        tell_disk(world)
+
+
+def tell_disk(world: World, *, is_empty: bool = False) -> None:
+    """The disk mover says that its store works, and whether it has told all that lies there."""
+    is_read = world.stores.is_read = not world.stores.found
+    world.send(commands.TierChanged(tier=Tier.DISK, is_on=True, is_empty=is_empty, is_read=is_read))
 
 
 def _fill(world: World) -> None:
@@ -96,8 +103,8 @@ def neighbour(world: World) -> None:
 
 def mend(world: World) -> None:
     """The movers of stores say that these work, as they do soon after each start of the control process."""
-    for tier in _STORES:
-        world.send(commands.TierChanged(tier=tier, is_on=True))
+    tell_disk(world)
+    world.send(commands.TierChanged(tier=Tier.REMOTE, is_on=True))
 
 
 def find(world: World) -> None:
@@ -122,6 +129,13 @@ def find(world: World) -> None:
                 checksums=b"".join(world.rng.choice((0, 1)).to_bytes(8, "little") for _ in slots),
             )
         )
+    if not (world.stores.found or world.stores.is_read or is_off(world, Tier.DISK)):
+        tell_disk(world)
+
+
+def is_off(world: World, tier: Tier) -> bool:
+    """Tell whether the core takes a store for one that does not work."""
+    return tier in world.cache._state.tiers_off
 
 
 def _keys(world: World, tenant: int) -> list[bytes]:
@@ -219,7 +233,10 @@ def turn(world: World) -> None:
     world.faults["turn"] += 1
     is_on = world.rng.random() >= _SHARE_OFF
     tier, is_mover_away = world.rng.choice(_STORES), not is_on and world.rng.random() < _SHARE_AWAY
-    world.send(commands.TierChanged(tier=tier, is_on=is_on, is_mover_away=is_mover_away))
+    if is_on and tier is Tier.DISK:
+        tell_disk(world)
+    else:
+        world.send(commands.TierChanged(tier=tier, is_on=is_on, is_mover_away=is_mover_away))
 
 
 def replace_disk(world: World) -> None:
@@ -236,7 +253,7 @@ def replace_disk(world: World) -> None:
         job.is_of_other_disk = True
         job.is_lost |= job.copy.direction is Direction.STORE
     _seek(world)
-    world.send(commands.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True))
+    tell_disk(world, is_empty=True)
 
 
 def steal(world: World) -> None:
@@ -265,6 +282,8 @@ def seek_again(world: World) -> None:
     if world.stores.disk:
         world.faults["seek again"] += 1
         _seek(world)
+        if not is_off(world, Tier.DISK):
+            tell_disk(world)
 
 
 def _seek(world: World) -> None:
@@ -278,5 +297,7 @@ def lose_all(world: World) -> None:
     if world.rng.random() >= _SHARE_LOST:
         return
     world.faults["container"] += 1
-    if restart_container(world):
-        _seek(world)
+    restart_container(world)
+    _seek(world)
+    if not is_off(world, Tier.DISK):
+        tell_disk(world)

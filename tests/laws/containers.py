@@ -15,31 +15,30 @@ from tests.laws.world import World
 _SHARE_OF_FILES: Final = 0.5
 """Share of the restarts after which the host pool is there."""
 _SHARE_WIPED: Final = 0.2
-"""Share of those in which the disk is another one than the records tell of."""
+"""Share of those after which the disk is another one."""
 
 
-def restart_container(world: World) -> bool:
-    """End all processes and memory, and start a new node; tell whether nothing but the disk is left.
+def restart_container(world: World) -> None:
+    """End all processes and memory, and start a new node: the disk is left, and perhaps the host pool.
 
-    The keys are the same as before, for the secret lies in a file, too.
+    The keys are the same as before, for the secret lies in a file, too. What the disk has is to be told anew.
     """
     has_files = world.rng.random() < _SHARE_OF_FILES
     tenants = [worker.tenant for worker in world.workers.values()]
     _forget(world)
     _zero(world.records, world.records.device)
+    _zero(world.records, world.records.disk)
     if not has_files:
         world.host = [ZERO] * world.shape.num_slots
         world.flipped.clear()
-        for records in (world.records.host, world.records.disk):
-            _zero(world.records, records)
-        world.stores.damaged = {
-            slot
-            for slot, (mark, label) in enumerate(world.stores.disk)
-            if label is None or not is_of(mark, label.key)
-        }
+        _zero(world.records, world.records.host)
     elif world.rng.random() < _SHARE_WIPED:
         world.stores.disk = [(TORN, None)] * world.shape.num_disk_slots
-        world.stores.damaged.update(range(world.shape.num_disk_slots))
+    world.stores.damaged = {
+        slot
+        for slot, (mark, label) in enumerate(world.stores.disk)
+        if label is None or not is_of(mark, label.key)
+    }
     recovery.give_back_retired(world.records)
     world.shape = replace(world.shape, parked_blocks=0)
     world.epoch = Epoch(world.epoch + world.rng.randint(1, 3))
@@ -55,7 +54,6 @@ def restart_container(world: World) -> bool:
     world.check_whole()
     for tenant in tenants:
         world.start_worker(tenant)
-    return not has_files
 
 
 def _forget(world: World) -> None:

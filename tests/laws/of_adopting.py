@@ -11,7 +11,7 @@ import pytest
 from kvleased.core import cache, commands, recovery
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.blocks.states import State
-from kvleased.core.copies import adopting
+from kvleased.core.copies import adopting, turning
 from kvleased.core.effects import Outcome
 from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
@@ -123,11 +123,21 @@ def filling_disk_slot_outlives_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_distrust", trusting)
 
 
+def disk_is_stored_to_before_it_was_read(patch: pytest.MonkeyPatch) -> None:
+    """Slots whose blocks are still to be told of are taken for free ones, and written."""
+
+    def credulous(state: CacheState, command: commands.TierChanged, now: float) -> Outcome:
+        return turning.tier_changed(state, replace(command, is_read=True), now)
+
+    patch.setitem(cache._VERBS, commands.TierChanged, credulous)
+
+
 OF_ADOPTING: Final[tuple[tuple[Mutation, str], ...]] = (
     (adopted_slot_may_be_in_use, "disk"),
     (key_is_adopted_twice, "evict"),
     (adopted_slot_begins_anew, "evict"),
     (label_of_an_earlier_use_is_adopted, "hits"),
     (filling_disk_slot_outlives_a_restart, "through"),
+    (disk_is_stored_to_before_it_was_read, "through"),
 )
 """Every bug of this kind that the simulation can find, and the stores with which it does."""

@@ -61,6 +61,8 @@ class Stores:
     """Questions that the remote store has not answered."""
     found: list[int] = field(default_factory=list)
     """Slots of the disk of which the core is still to be told what an earlier life left there."""
+    is_read: bool = True
+    """Whether the core was told that there are no such slots, when it was told last that the disk works."""
     damaged: set[int] = field(default_factory=set)
     """Slots of the disk that hold something else than the core was told."""
     positions: dict[bytes, int] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from kvleased.core.effects import (
     Beat,
     Committed,
     Copy,
+    Direction,
     Effect,
     Evicted,
     Extended,
@@ -146,6 +147,8 @@ class World:
         """Let movers, stores and callers hear of what the core wants of them."""
         for effect in effects:
             if isinstance(effect, Copy):
+                if effect.direction is Direction.STORE and not self.stores.is_read:
+                    self.fail("something is stored before all is known that the disk has")
                 self.jobs[effect.copy_id] = Job(effect)
             elif isinstance(effect, Probe):
                 self.stores.probes[effect.probe_id] = effect
