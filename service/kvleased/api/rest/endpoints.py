@@ -43,6 +43,8 @@ _LARGE_BYTES: Final = 1 << 17
 """Bytes of a body from which on it is read in one turn and understood in another."""
 _SHOWN_MAX: Final = 40
 """Characters of what is no integer that are repeated."""
+_NOTHING: Final = frozenset({b"", b"{}"})
+"""Bodies that say nothing, which some clients send with everything."""
 _NOBODY: Final = Peer()
 _TEXTS: Final = frozenset({"cache", "tenant"})
 """Parameters that are no numbers."""
@@ -133,6 +135,8 @@ class Endpoint:
                     await asyncio.to_thread(schema_of, body_class)
                     self._has_schema = True
                 raise refusal_of(body_class, error) from error
+        elif _has_body(request):
+            await self._require_nothing(request)
         cache = ""
         if self._in_path or request.scope["query_string"]:
             named, cache = self._named(request)
@@ -140,6 +144,15 @@ class Endpoint:
         if cache:
             caller = caller._replace(cache=cache)
         return _message(self._request_class, fields), caller
+
+    async def _require_nothing(self, request: Request) -> None:
+        """Refuse a body that says something where none is read: it would be passed over."""
+        body = await _body(request, self._message_bytes_max)
+        if body.strip() not in _NOTHING:
+            query = self._route.query
+            advice = f"the query says {' and '.join(query)}" if query else "leave it out"
+            message = f"{request.method} of {self._route.path} takes no body; {advice}"
+            raise InvalidError(message, resource="body")
 
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
         """Return the fields that path and query name, and the cache that an operator means."""
@@ -327,6 +340,14 @@ def _is_carried(request_class: Callable[..., Message], name: str, value: object)
     except (ValueError, TypeError):
         return False
     return True
+
+
+def _has_body(request: Request) -> bool:
+    """Tell whether a head announces a body, of whatever length but none."""
+    return any(
+        (name == b"content-length" and value != b"0") or name == b"transfer-encoding"
+        for name, value in request.scope["headers"]
+    )
 
 
 async def _body(request: Request, bytes_max: int) -> bytes:

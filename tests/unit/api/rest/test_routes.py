@@ -104,6 +104,30 @@ async def test_route_is_its_verb(
     assert served.daemon.calls[0][:2] == (verb, request_)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("DELETE", "/v1/caches/demo", "the query says purge"),
+        ("DELETE", "/v1/leases/5", "leave it out"),
+        ("GET", "/v1/stats", "the query says cache"),
+    ],
+)
+async def test_body_where_none_is_read_is_refused(
+    served: Served, method: str, path: str, advice: str
+) -> None:
+    """What it says would be passed over; one that says nothing is as good as none."""
+    refused = await http(served, method, path, {"purge": True})
+
+    assert refused.status == 422
+    assert (
+        f"{method} of {path.replace('demo', '{cache}').replace('5', '{lease_id}')}"
+        in refused.json["detail"]
+    )
+    assert advice in refused.json["detail"]
+    assert not served.daemon.calls
+    assert (await http(served, method, path, {})).status == 200
+
+
 def test_every_verb_has_a_route() -> None:
     """REST offers all that the protocol offers."""
     verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
