@@ -83,6 +83,5 @@ OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
     (owed_blocks_are_taken_for_room, "limited"),
     (blocks_to_be_zeroed_are_named_as_ready, "one"),
     (keys_are_taken_for_blocks, "full, window and chunk"),
-    (those_are_passed_who_no_longer_are, "limited"),
 )
 """Every bug of remedies that the simulation can find, and the cache in which it does within fewer histories."""

@@ -357,7 +357,6 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (several_chores_of_one_mover, "through"),
     (mover_that_failed_rests_for_ever, "through"),
     (share_that_was_cut_short_is_done, "through"),
-    (slot_that_is_not_taken_holds_up_the_others, "through"),
     (retired_slot_outlives_its_container, "evict"),
     (later_calls_wait_for_the_slower_copy, "hits"),
 )

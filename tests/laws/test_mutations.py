@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.laws import mended, of_groups, of_ranks, of_remedies, of_turns
+from tests.laws import mended, of_groups, of_ranks, of_remedies, of_tiers, of_turns
 from tests.laws.exhaustive import ROOTS, TINY, search
 from tests.laws.histories import breaks_a_law
 from tests.laws.known_seeds import KNOWN_SEEDS, searched
@@ -16,6 +16,7 @@ from tests.unit.client import test_extends_at_once as extends_at_once
 from tests.unit.service.core.admission import test_group_guesses as group_guesses
 from tests.unit.service.core.admission import test_remedies as remedies
 from tests.unit.service.core.admission import test_room as room
+from tests.unit.service.core.copies import test_cleaning as cleaning
 from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
 from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
@@ -76,6 +77,12 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_remedies.what_lost_copies_keep_is_taken_for_room: (
         remedies.test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps
+    ),
+    of_remedies.those_are_passed_who_no_longer_are: (
+        remedies.test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept
+    ),
+    of_tiers.slot_that_is_not_taken_holds_up_the_others: (
+        cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
     ),
 }
 """The laws of the core that notice what the simulation comes to seldom."""

@@ -556,6 +556,17 @@ def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> 
     assert f"ask with a higher priority: {LONGEST}" in error.message
 
 
+def test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept() -> None:
+    """Blocks that are zeroed for it are not there for the others, which limits alone keep no more."""
+    cache = a_cache(6, tenants={OTHER_TENANT: TenantLimits(min_blocks=1)})
+    release(cache, reserve(cache, 3, "used").lease_id)
+    wait_for(cache, 6, "before")
+
+    error = refused(cache, a_reserve(6, "r", worker_id=STRANGER))
+
+    assert "1 call waits before this one" in error.message
+
+
 def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
     """Neither fewer tokens nor a wait help where leases are lacking, or a lease is to come back whole."""
     cache = a_cache(4, max_leases=2, wait_ms_max=WAIT_MS)
