@@ -95,7 +95,8 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
         ),
         Panel(
             title="Blocks held by cache", unit=RATIO, warns_above=0.9, alarms_above=0.98,
-            text="The part of each device pool that can be neither granted nor evicted: kvlease:pool_used:ratio.",
+            text="The part of each device pool that can be neither granted nor evicted: kvlease:pool_used:ratio. "
+            "A pool that one engine took as a whole has none.",
             queries={"{{cache}} {{instance}}": "kvlease:pool_used:ratio{@C}"},
         ),
         Panel(

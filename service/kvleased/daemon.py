@@ -70,7 +70,7 @@ class Daemon:
             epoch, max_caches=settings.max_caches, max_workers=settings.max_workers
         )
         self.guard = Guard(self.registry, Keyring({}))
-        self.knows = self.guard.knows
+        self.knows, self.check_still = self.guard.knows, self.guard.check_still
         self.events = Events(epoch, settings.max_events, settings.max_watchers)
         self.tiers = Tiers(
             self.registry, self.apply, keeper, settings, observe_copies, self._note_store
@@ -257,9 +257,9 @@ class Daemon:
     def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
         """Return the answers to a watch or a trace, without end; raises what these do."""
         if isinstance(request, pb.TraceRequest):
-            return self._observing.trace(request, caller)
+            return self.guard.while_admitted(self._observing.trace(request, caller), caller)
         assert isinstance(request, pb.WatchRequest), f"{verb} is answered once"
-        return self.watch(request, caller.role)
+        return self.guard.while_admitted(self.watch(request, caller.role), caller)
 
     def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
         key = caller.idempotency_key

@@ -192,8 +192,8 @@ class WorkerEntry:
     pidfd: int | None
     """Becomes readable when the process has ended; None where its end cannot be proven."""
     replies: Replies
-    attached_unix_seconds: float
-    """When the process first attached, in whichever life of the daemon."""
+    attached_at: float
+    """Monotonic seconds at which the process first attached, in whichever life of the daemon."""
     engine: str = ""
     """The engine whose rank it is; empty where it calls for all ranks."""
     magazine: str = ""

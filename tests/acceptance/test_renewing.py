@@ -6,15 +6,17 @@ import pty
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from kvlease import Client, Credentials, KVLeaseError, PlanInputs
+from kvlease import Client, Credentials, KVLeaseError, PlanInputs, UnknownWorkerError
 from kvlease.spec import FullAttention
 from kvleased.api.tls import expires_at
 from tests.acceptance.serving import ROOT, SECONDS_TO_START, Serving
@@ -87,6 +89,18 @@ class Secured:
         except KVLeaseError:
             return False
 
+    @contextmanager
+    def page(self, token: str) -> Iterator[http.client.HTTPResponse]:
+        """Follow what the page shows, as a browser does that was given a token."""
+        port = int(self.addresses()[0].rpartition(":")[2])
+        trusting = ssl.create_default_context(cafile=str(self.authority.cert_file))
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=trusting)
+        connection.request("GET", "/ui/data/live", headers={"Authorization": f"Bearer {token}"})
+        try:
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
     def metric(self, what: str) -> str:
         """Return what the metric of stale credentials says."""
         return self.sample(f'kvlease_credentials_stale{{what="{what}"}}')
@@ -135,6 +149,31 @@ def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
         assert secured.admits(address, new, secured.authority)
         assert not secured.admits(address, old, secured.authority)
     assert secured.serving.control() == control
+
+
+def test_streams_end_with_the_token_that_began_them(secured: Secured) -> None:
+    """Whoever holds a token that was replaced sees no event more, and the page stands still."""
+    shown = Credentials(
+        token=secured.token_file.read_text().strip(), ca_file=str(secured.authority.cert_file)
+    )
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(Client(address, credentials=shown, on_doubt="raise"))
+            for address in secured.addresses()
+        ]
+        streams = [client.watch(with_snapshot=True, idle_seconds=20) for client in clients]
+        assert [next(stream).kind for stream in streams] == ["snapshot", "snapshot"]
+        page = stack.enter_context(secured.page(shown.token))
+        assert page.readline() == b"event: figures\n"
+
+        secured.put_token("0123456789abcdef0123456789abcdef")
+        secured.serving.until(lambda: "credentials_taken" in secured.log)
+        with Client(secured.serving.address("unix")) as client, client.attach("main"):
+            for stream in streams:
+                with pytest.raises(UnknownWorkerError, match="of a reader was replaced"):
+                    next(stream)
+
+        assert b"event: problem\n" in page.readlines()
 
 
 @pytest.mark.thorough

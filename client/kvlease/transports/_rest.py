@@ -277,14 +277,20 @@ class SseReader:
         self._pending = b""
 
     def feed(self, chunk: bytes) -> Iterator[Message]:
-        """Yield the events that this piece completes."""
+        """Yield the events that this piece completes.
+
+        Raises:
+            KVLeaseError: the daemon says why the stream has ended, or what comes is no stream of its.
+        """
         *events, self._pending = (self._pending + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
         if len(self._pending) > EVENT_BYTES_MAX:
             message = "the peer does not speak kvlease: it sent an event above the limit"
             raise UnavailableError(message, need=len(self._pending), limit=EVENT_BYTES_MAX)
         for event in events:
-            lines = (line.partition(b":") for line in event.split(b"\n"))
-            if data := b"\n".join(
-                value.removeprefix(b" ") for name, _, value in lines if name == b"data"
-            ):
-                yield response_of(self._verb, 200, data)
+            fields: dict[bytes, list[bytes]] = {}
+            for name, _, value in (line.partition(b":") for line in event.split(b"\n")):
+                fields.setdefault(name, []).append(value.removeprefix(b" "))
+            if data := b"\n".join(fields.get(b"data", ())):
+                # Its status has been sent already.
+                status = 500 if fields.get(b"event") == [b"problem"] else 200
+                yield response_of(self._verb, status, data)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from kvleased.access.roles import Role
+from kvleased.access.tokens import Keyring
 
 
 class Caller(NamedTuple):
@@ -29,12 +30,25 @@ class Caller(NamedTuple):
     """The W3C traceparent of the span that calls; empty where nothing is traced."""
     address: str = ""
     """The address and port of who calls over TCP; empty where it is no TCP."""
+    keyring: Keyring | None = None
+    """The tokens among which the caller's own was found; None for a caller without one, and for a worker."""
 
-    def known_as(self, role: Role, token: str) -> "Caller":
+    def known_as(self, role: Role, token: str, keyring: Keyring | None = None) -> "Caller":
         """Return the caller as who he turned out to be; `_replace` would take three times as long, in every call."""
-        transport, _, epoch, key, cache, pidfd, pid, uid, _, traceparent, address = self
+        transport, _, epoch, key, cache, pidfd, pid, uid, _, traceparent, address, _ = self
         return Caller(
-            transport, token, epoch, key, cache, pidfd, pid, uid, role, traceparent, address
+            transport,
+            token,
+            epoch,
+            key,
+            cache,
+            pidfd,
+            pid,
+            uid,
+            role,
+            traceparent,
+            address,
+            keyring,
         )
 
     @property

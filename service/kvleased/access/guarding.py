@@ -1,6 +1,9 @@
 """Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
 
+from collections.abc import AsyncIterator
 from functools import cache
+
+from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, NotYoursError, UnknownWorkerError
 from kvleased.access.callers import Caller
@@ -33,7 +36,12 @@ class Guard:
             caller = caller.known_as(Role.WORKER, token)
         elif token:
             role = self.keyring.role_of(token)
-            caller = caller.known_as(role, token if role is Role.STRANGER else "")
+            is_stranger = role is Role.STRANGER
+            caller = (
+                caller.known_as(role, token)
+                if is_stranger
+                else caller.known_as(role, "", self.keyring)
+            )
         if caller.role not in allowed or (caller.role is Role.STRANGER and caller.token):
             error = _refusal(caller, allowed, asked)
             if allowed is not OWN:
@@ -41,6 +49,31 @@ class Guard:
                 self._strangers.refused(asked, caller, error.code)
             raise error
         return caller
+
+    def check_still(self, caller: Caller) -> None:
+        """Refuse to go on for a caller who was admitted by a token that another one has replaced since.
+
+        Raises:
+            UnknownWorkerError: it was replaced.
+        """
+        keyring = caller.keyring
+        if keyring is self.keyring or keyring is None:
+            return
+        if not self.keyring.has_token_of(caller.role, keyring):
+            message = f"the token of {_one(caller.role)} was replaced; come again with the new one"
+            raise UnknownWorkerError(message, resource="token")
+
+    async def while_admitted(
+        self, answers: AsyncIterator[Message], caller: Caller
+    ) -> AsyncIterator[Message]:
+        """Yield a stream's answers for as long as the token counts that admitted the caller.
+
+        Raises:
+            UnknownWorkerError: it was replaced; the next answer is not given any more.
+        """
+        async for answer in answers:
+            self.check_still(caller)
+            yield answer
 
     def knows(self, token: str, /) -> bool:
         """Whether a token is a worker's, or that of a role."""

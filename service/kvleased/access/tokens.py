@@ -46,6 +46,10 @@ class Keyring:
         """The tokens, by the words of their roles."""
         return {role.value: token.decode() for role, token in self._tokens}
 
+    def has_token_of(self, role: Role, other: "Keyring") -> bool:
+        """Tell whether a role has the same token here as among others."""
+        return self.words.get(role.value) == other.words.get(role.value)
+
     def role_of(self, token: str) -> Role:
         """Return whose a token is, in a time that does not tell how much of it was right; a stranger's, if nobody's."""
         found, given = Role.STRANGER, token.encode("utf-8", "surrogateescape")

@@ -55,6 +55,14 @@ class Backend(Protocol):
         """
         ...
 
+    def check_still(self, caller: Caller) -> None:
+        """Refuse to go on with what lasts.
+
+        Raises:
+            UnknownWorkerError: the token that admitted the caller was replaced.
+        """
+        ...
+
     def knows(self, token: str, /) -> bool:
         """Whether a token is anybody's, so that its connection is no stranger's."""
         ...

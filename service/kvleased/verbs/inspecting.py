@@ -4,7 +4,7 @@ It changes nothing and names neither keys nor tokens.
 """
 
 from collections.abc import Callable, Mapping
-from time import monotonic, time
+from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -165,7 +165,7 @@ def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
         rank=worker.rank,
         death_proof=worker.death_proof,
         num_leases=worker.entry.core.num_leases_of(worker.worker_id),
-        age_ms=_milliseconds(time() - worker.attached_unix_seconds),
+        age_ms=_milliseconds(monotonic() - worker.attached_at),
         process_id=worker.process_id,
     )
 

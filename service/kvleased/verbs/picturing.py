@@ -5,7 +5,7 @@ Nothing is computed unless somebody asks, and no more than once a moment however
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from time import monotonic, time
+from time import monotonic
 from typing import Final, NamedTuple
 
 from kvleased import checks
@@ -132,12 +132,14 @@ class Gallery:
         found, names = figures(self._registry), self._registry.tenant_names()
         return {
             "epoch": str(self._epoch),
-            "unix_seconds": time(),
+            "seconds": now,
             "is_stopping": self._registry.is_stopping,
             "is_draining": self._registry.is_draining,
             "caches": [_cache(entry, found[entry.name], names, now) for entry in self._registry],
             "movers": self._movers(),
-            "refusals": refusals(self._codes(), [entry.tally for entry in self._registry]),
+            "refusals": refusals(
+                self._codes(), {entry.name: entry.tally for entry in self._registry}
+            ),
         }
 
 

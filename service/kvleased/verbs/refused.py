@@ -1,10 +1,10 @@
-"""Own what is told of refused calls: by verb, code and reason, each with what to do about it.
+"""Own what is told of refused calls: by cache, verb, code and reason, each with what to do about it.
 
 What a cache refused has the reason that its metric has; who was refused before any cache was asked has none.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from kvlease.errors import BY_CODE, DeadlineError, PoolFullError, UnknownWorkerError
@@ -28,6 +28,7 @@ ADVICE: Final[Mapping[str, str]] = {
     Reason.KEPT_LEASES.value: "The rows of the block table that are free are kept for other tenants. Raise max_leases.",
 }
 """What to do where there was no room, by the reason, as docs/runbooks/KvleasePoolExhausted.md has it."""
+_NONE: Final[Mapping[str, Tally]] = {}
 _OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})
 """The codes of those who find no room; the others say themselves what to do."""
 
@@ -38,24 +39,32 @@ _OF_CODE: Final[Mapping[str, str]] = {
 """The same by the code, where the page is looked at by others than those who were refused."""
 
 
-def refusals(codes: Codes, tallies: Iterable[Tally] = ()) -> list[dict[str, object]]:
-    """Return how often each verb was refused and why, the most frequent first."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    for tally in tallies:
-        counts.update({kind: count for kind, count in tally.refusals.items() if kind != OTHER})
+def refusals(codes: Codes, tallies: Mapping[str, Tally] = _NONE) -> list[dict[str, object]]:
+    """Return how often each verb was refused, by which of the caches and why, the most frequent first."""
+    counts: Counter[tuple[str, str, str, str]] = Counter()
     of_caches: Counter[tuple[str, str]] = Counter()
-    for (verb, code, _), count in counts.items():
-        of_caches[verb, code] += count
+    for cache, tally in tallies.items():
+        for kind, count in tally.refusals.items():
+            if kind != OTHER:
+                counts[cache, *kind] = count
+                of_caches[kind[:2]] += count
     answered: Counter[tuple[str, str]] = Counter()
     for (verb, _, code), count in codes.items():
         if code != "OK":
             answered[verb, code] += count
     # What no cache counted was refused before one was asked, or by one that was deleted since.
-    counts.update({(*kind, ""): count for kind, count in (answered - of_caches).items()})
+    counts.update({("", *kind, ""): count for kind, count in (answered - of_caches).items()})
     ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     return [
-        {"verb": verb, "code": code, "reason": reason, "count": count, "why": _why(code, reason)}
-        for (verb, code, reason), count in ordered
+        {
+            "cache": cache,
+            "verb": verb,
+            "code": code,
+            "reason": reason,
+            "count": count,
+            "why": _why(code, reason),
+        }
+        for (cache, verb, code, reason), count in ordered
     ]
 
 

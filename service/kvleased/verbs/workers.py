@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Iterable, Mapping
+from time import monotonic
 from typing import Any, Final
 
 import structlog
@@ -252,7 +252,7 @@ class WorkerVerbs:
             "proof": "none" if pidfd is None else "pidfd",
             "is_joiner": is_joiner,
             "process_id": 0 if pidfd is None else process_of(pidfd),
-            "attached_unix_seconds": time.time(),
+            "attached_at": monotonic(),
         }
         worker = self._entry_of(entry, metadata, pidfd)
         try:
@@ -334,7 +334,7 @@ class WorkerVerbs:
             rank=metadata["rank"],
             pidfd=pidfd,
             replies=Replies(self._settings.max_remembered_replies),
-            attached_unix_seconds=metadata["attached_unix_seconds"],
+            attached_at=metadata["attached_at"],
             # A worker that an earlier build kept has none.
             engine=metadata.get("engine", ""),
             magazine=metadata.get("magazine", ""),

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from kvlease.errors import BusyError, UnknownCacheError
+from kvlease.errors import BusyError, KVLeaseError, UnknownCacheError
+from kvleased.api import faults
 from kvleased.api.rest.endpoints import Answer, until_gone
 from kvleased.verbs.picturing import Gallery, PoolName, Shown
 from kvleased.web.deltas import change
@@ -33,8 +35,14 @@ class Viewers:
         """Show life."""
         return f"<Viewers {self.num_viewers} of {VIEWERS_MAX}>"
 
-    def begin(self, request: Request, cache: str, headers: list[tuple[bytes, bytes]]) -> "Live":
-        """Return a stream of one cache, or of all.
+    def begin(
+        self,
+        request: Request,
+        cache: str,
+        headers: list[tuple[bytes, bytes]],
+        check: Callable[[], None],
+    ) -> "Live":
+        """Return a stream of one cache, or of all, which `check` ends as soon as it refuses to go on.
 
         Raises:
             UnknownCacheError: there is no such cache.
@@ -44,20 +52,26 @@ class Viewers:
             message = f"{self.num_viewers} look already, the most that are allowed; close a page"
             raise BusyError(message, resource="viewers", need=1, available=0, limit=VIEWERS_MAX)
         self.gallery.pools(cache)
-        return Live(request, self, cache, headers)
+        return Live(request, self, cache, headers, check)
 
 
 class Live(Answer):
-    """A response that goes on until the onlooker leaves or the daemon stops."""
+    """A response that goes on until the onlooker leaves, may not look any more, or the daemon stops."""
 
     def __init__(
-        self, request: Request, viewers: Viewers, cache: str, headers: list[tuple[bytes, bytes]]
+        self,
+        request: Request,
+        viewers: Viewers,
+        cache: str,
+        headers: list[tuple[bytes, bytes]],
+        check: Callable[[], None],
     ) -> None:
         """Remember who looks at what."""
         super().__init__(200, headers, b"")
         self._request = request
         self._viewers = viewers
         self._cache = cache
+        self._check = check
         self._seen: dict[PoolName, Shown] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
@@ -69,8 +83,11 @@ class Live(Answer):
         self._viewers.num_viewers += 1
         try:
             while not gone.done():
+                self._check()
                 await self._look(send)
                 await asyncio.wait({gone}, timeout=PERIOD_SECONDS)
+        except KVLeaseError as error:
+            await send(_event(b"problem", json.loads(faults.problem(error))))
         finally:
             self._viewers.num_viewers -= 1
             streams.discard(gone)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -131,8 +132,10 @@ class Page:
         """Begin to stream what is to be seen."""
 
         def answered() -> Response:
-            asked = self._asked(request, ("cache",))
-            return self._viewers.begin(request, asked.cache, _data(b"text/event-stream"))
+            caller = admitted(self._daemon, OF_PATH[request.scope["path"]], request)
+            asked = _read(request, ("cache",))
+            check = partial(self._daemon.check_still, caller)
+            return self._viewers.begin(request, asked.cache, _data(b"text/event-stream"), check)
 
         return _or_refusal(answered)
 

@@ -62,6 +62,9 @@ class ScriptedDaemon:
             raise NotYoursError
         return caller
 
+    def check_still(self, caller: Caller) -> None:
+        """Let everybody go on."""
+
     def knows(self, token: str, /) -> bool:
         """Know every token."""
         return bool(token)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlease.errors import (
+    BusyError,
     DeadlineError,
     InternalError,
     KVLeaseError,
@@ -232,6 +233,17 @@ def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
     events = [event for piece in pieces for event in reader.feed(piece)]
 
     assert [event.sequence for event in events] == [0, 1, 2, 3]
+
+
+def test_stream_that_is_ended_says_why() -> None:
+    """What comes before is told, and then the daemon's own error; it is no event."""
+    reader = SseReader("watch")
+    problem = b'event: problem\ndata: {"code": "BUSY", "detail": "too slow"}\n\n'
+    events = reader.feed(b'event: a\ndata: {"sequence": 1}\n\n' + problem)
+
+    assert next(events).sequence == 1  # type: ignore[attr-defined]
+    with pytest.raises(BusyError, match="too slow"):
+        next(events)
 
 
 def test_endless_event_is_refused() -> None:

@@ -41,10 +41,10 @@ async def test_age_of_a_worker_survives_a_restart(node: Node) -> None:
     async with node.life() as daemon:
         await node.register()
         await node.attach()
-        (before,) = [one.attached_unix_seconds for one in daemon.registry.by_id.values()]
+        (before,) = [one.attached_at for one in daemon.registry.by_id.values()]
 
     async with node.life() as daemon:
-        assert [one.attached_unix_seconds for one in daemon.registry.by_id.values()] == [before]
+        assert [one.attached_at for one in daemon.registry.by_id.values()] == [before]
 
 
 async def test_leases_and_pins_are_listed(node: Node) -> None:

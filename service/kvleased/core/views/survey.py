@@ -26,13 +26,11 @@ CACHED: Final = 1
 HELD: Final = 2
 """The kind of one that somebody has."""
 _NUM_KINDS: Final = 3
+_NOBODYS: Final = frozenset({State.FREE, State.SCRUBBING, State.BAD, State.PARKED})
 _KINDS: Final = np.array(
-    [
-        0 if state in (State.FREE, State.SCRUBBING, State.BAD) else CACHED if state is State.READY else HELD
-        for state in State
-    ],
+    [0 if state in _NOBODYS else CACHED if state is State.READY else HELD for state in State],
     np.uint8,
-)  # fmt: skip
+)
 _LOW_BITS: Final = 16
 _ON_DEVICE: Final = (Phase.LOADING, Phase.ACTIVE, Phase.EVICTING, Phase.QUARANTINED)
 

@@ -14,6 +14,8 @@ const WAYS = [
   ["host → disk", "disk_stores", "host"], ["disk → device", "disk_loads", "disk"],
   ["host → remote", "remote_stores", "host"], ["remote → device", "remote_loads", "remote"],
 ];
+const GAP_SECONDS = 3;
+const REFUSALS_SHOWN = 12;
 const PHASES_ODD = new Set(["quarantined"]);
 const narrow = matchMedia("(max-width: 640px)");
 const THEMES = ["auto", "light", "dark"];
@@ -52,11 +54,12 @@ function figures(sheet) {
   if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
   newest = sheet;
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
-  const seconds = before ? sheet.unix_seconds - before.unix_seconds : 0;
+  const seconds = before ? sheet.seconds - before.seconds : 0;
   map.figures(sheet.caches, chosen);
   if (!before || seconds > 0.2) {
     const now = summed(caches);
     const was = before ? summed(before.caches.filter((one) => !chosen || one.cache === chosen)) : null;
+    if (seconds > GAP_SECONDS) unseen(before);
     lines(sheet, now, was);
     tiles(sheet, caches, now, was, seconds);
     flows(caches, now, was, seconds);
@@ -81,11 +84,16 @@ function summed(caches) {
 
 // Timelines and tiles
 
+/** Leave a hole in the timelines where nobody looked, or nothing came: what was there is not known. */
+function unseen(sheet) {
+  for (const timeline of [usage, hits]) timeline.push(sheet.seconds, null);
+}
+
 function lines(sheet, now, was) {
-  usage.push(sheet.unix_seconds, now.total ? Object.fromEntries(USES.map((look) => [look, now.device[look] / now.total])) : null);
+  usage.push(sheet.seconds, now.total ? Object.fromEntries(USES.map((look) => [look, now.device[look] / now.total])) : null);
   const tokens = Object.fromEntries(SOURCES.map((name) => [name, was ? grown(now, was, `prefix_tokens_${name}`) : 0]));
   const sum = Object.values(tokens).reduce((total, one) => total + one, 0);
-  hits.push(sheet.unix_seconds, sum ? Object.fromEntries(SOURCES.map((name) => [name, tokens[name] / sum])) : null);
+  hits.push(sheet.seconds, sum ? Object.fromEntries(SOURCES.map((name) => [name, tokens[name] / sum])) : null);
 }
 
 const hitShare = (shares) => 1 - (shares.computed ?? 0);
@@ -101,6 +109,10 @@ hits.onPoint = (point, last) => {
 };
 const ago = (point, last) => (last - point.seconds > 2 ? [`${age(last - point.seconds)} ago: `] : []);
 
+/** The refusals of the chosen cache, or all: some came before any cache was asked. */
+const refusals = (sheet) => sheet.refusals.filter((one) => !chosen || one.cache === chosen);
+const numRefused = (sheet) => refusals(sheet).reduce((total, one) => total + one.count, 0);
+
 function tiles(sheet, caches, now, was, seconds) {
   const sum = (name) => caches.reduce((total, one) => total + one[name], 0);
   const busy = now.total - now.device.free - now.device.ready;
@@ -109,12 +121,14 @@ function tiles(sheet, caches, now, was, seconds) {
   const inPools = (look) => caches.reduce((total, one) => total + Object.values(one.pools).reduce((found, pool) => found + pool[look], 0), 0);
   const missing = [["parked", "given back"], ["bad", "retired"], ["quarantined", "quarantined"]].map(([look, words]) => [inPools(look), words]);
   const isOdd = missing[1][0] + missing[2][0] > 0;
-  const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
-  const refusedBefore = before ? before.refusals.reduce((total, one) => total + one.count, 0) : refused;
+  const refused = numRefused(sheet);
+  const refusedBefore = before ? numRefused(before) : refused;
   const perSecond = (number) => (seconds ? rate(number / seconds) : "–");
   const size = caches.reduce((total, one) => total + (one.usable_blocks - gone(one.pools.device)) * one.bytes_per_block, 0);
+  // What one engine took as a whole is no pool that runs full: only that engine knows which of its blocks are in use.
+  const areOwn = caches.length > 0 && caches.every((one) => one.magazines.some((magazine) => magazine.private + magazine.findable >= room(one.pools.device)));
   const cells = [
-    ["In use", percent(now.total ? busy / now.total : NaN), `of ${count(now.total)} blocks, ${bytes(size)}`, busy / now.total > 0.95],
+    ["In use", percent(now.total ? busy / now.total : NaN), `of ${count(now.total)} blocks, ${bytes(size)}${areOwn ? ", all of them an engine's own" : ""}`, busy / now.total > 0.95 && !areOwn],
     ["Free or evictable", count(now.device.free + now.device.ready), `${count(now.device.free)} of them free`, false],
     ["Prompt found", percent(all ? 1 - tokens.at(-1) / all : NaN), `of ${count(all)} tokens`, false],
     ["Leases", count(sum("num_leases")), `workers ${count(sum("num_workers"))}, pins ${count(sum("num_pins"))}`, false],
@@ -123,12 +137,12 @@ function tiles(sheet, caches, now, was, seconds) {
     ["Refusals/s", perSecond(refused - refusedBefore), `${count(refused)} since start`, refused > refusedBefore],
     ["Out of use", count(missing.reduce((total, [number]) => total + number, 0)), missing.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`).join(", ") || "no block quarantined", isOdd],
   ];
-  const room = $("tiles");
-  while (room.children.length < cells.length) {
-    room.append(el("div", { class: "tile" }, el("dt"), el("dd", { class: "value" }), el("dd", { class: "more" })));
+  const list = $("tiles");
+  while (list.children.length < cells.length) {
+    list.append(el("div", { class: "tile" }, el("dt"), el("dd", { class: "value" }), el("dd", { class: "more" })));
   }
   cells.forEach(([name, value, more, isWarning], at) => {
-    const tile = room.children[at];
+    const tile = list.children[at];
     [name, value, more].forEach((words, place) => text(tile.children[place], words));
     tile.dataset.tone = isWarning ? "warn" : "";
   });
@@ -171,18 +185,17 @@ function legend() {
   if (!newest) return;
   const caches = newest.caches.filter((one) => !chosen || one.cache === chosen);
   const fade = item(colours.faded(colours.soft().startsWith("#") ? colours.soft() : "#808080", 0.5), "paler: cached and idle", null);
+  const numOf = (look) => caches.reduce((sum, one) => sum + Object.values(one.pools).reduce((total, pool) => total + (look === "held" ? pool.ready_held : look === "ready" ? pool.ready - pool.ready_held : pool[look]), 0), 0);
+  const ownerless = colours.OWNERLESS.filter((look) => look === "free" || numOf(look)).map((look) => item(colours.ofState(look), colours.WORDS[look], null, colours.MARKS[look]));
   const parts = {
-    state: () => colours.ORDER.map((look) => {
-      const number = caches.reduce((sum, one) => sum + Object.values(one.pools).reduce((total, pool) => total + (look === "held" ? pool.ready_held : look === "ready" ? pool.ready - pool.ready_held : pool[look]), 0), 0);
-      return item(colours.ofState(look), colours.WORDS[look], number, colours.MARKS[look]);
-    }),
+    state: () => colours.ORDER.map((look) => item(colours.ofState(look), colours.WORDS[look], numOf(look), colours.MARKS[look])),
     tenant: () => {
       const named = [...map.pools.values()][0]?.tenants ?? [];
       const usedBy = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
-      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, usedBy(name))), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade];
+      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, usedBy(name))), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade, ...ownerless];
     },
-    tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade],
-    cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade],
+    tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade, ...ownerless],
+    cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade, ...ownerless],
   };
   const made = parts[map.by]();
   if ($("legend").textContent !== made.map((one) => one.textContent).join("") || $("legend").dataset.by !== map.by + colours.mode()) {
@@ -212,8 +225,10 @@ function tables(sheet, caches) {
   table($("waiting"), "Calls that wait", [["Call"], ["For"], ["Priority"], ["Needs", true], ["There are", true], ["Since", true]],
     caches.flatMap((one) => one.waiting.map((call) => [named(one, call.verb), call.reason, call.priority, count(call.num_blocks), count(call.available_blocks), age(call.age_seconds)])),
     "No call waits.");
-  table($("refusals"), "Refusals since the start", [["Verb"], ["Code"], ["Reason"], ["Times", true], ["What to do"]],
-    sheet.refusals.slice(0, 12).map((one) => [one.verb, one.code, one.reason, count(one.count), one.why]),
+  const refused = refusals(sheet);
+  const cut = refused.length > REFUSALS_SHOWN ? `, the ${REFUSALS_SHOWN} most frequent of ${refused.length} kinds` : "";
+  table($("refusals"), `Refusals since the start${cut}`, [["Verb"], ["Code"], ["Reason"], ["Times", true], ["What to do"]],
+    refused.slice(0, REFUSALS_SHOWN).map((one) => [one.cache ? named(one, one.verb) : one.verb, one.code, one.reason, count(one.count), one.why]),
     "Nothing was refused.");
   movers(sheet, caches);
   ghosts(caches);
@@ -224,7 +239,7 @@ function tables(sheet, caches) {
 function sums(sheet, caches) {
   const tenants = new Set(caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => tenant.tenant)));
   const off = caches.flatMap((one) => one.tiers.filter((tier) => ["off", "degraded"].includes(tier.status)).map((tier) => `${tier.tier} is ${tier.status}`));
-  const refused = sheet.refusals.reduce((total, one) => total + one.count, 0);
+  const refused = numRefused(sheet);
   const waiting = caches.reduce((total, one) => total + one.num_waiting, 0);
   text($("tenants-now"), tenants.size === 1 ? "1 tenant has blocks" : `${count(tenants.size)} tenants have blocks`);
   text($("tiers-now"), [...new Set(off)].join(", "));

@@ -6,6 +6,8 @@ export const WORDS = {
   quarantined: "quarantined", scrubbing: "being zeroed", bad: "retired", parked: "out of use",
 };
 export const ORDER = ["held", "reserved", "filling", "ready", "quarantined", "scrubbing", "bad", "parked", "free"];
+/** What a block is that nobody has, and that no owner's colour would say. */
+export const OWNERLESS = ["free", "scrubbing", "bad", "parked"];
 export const TIERS = ["device", "host", "disk", "remote"];
 /** Marks that say the same as the colour, for those who cannot rely on it. */
 export const MARKS = { quarantined: "bar", bad: "cross" };

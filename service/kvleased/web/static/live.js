@@ -1,6 +1,7 @@
 // Own the connection: the stream of server-sent events, its token, and coming back after it was lost.
 
 const RETRY_MS = [500, 1000, 2000, 4000];
+const SILENT_SECONDS = 8;
 const KEPT = "kvlease-token";
 const UNKNOWN = "The daemon does not know who looks. `kvlease ui`, on its machine, prints this page's address with a reader's token in it; "
   + "the token alone is in the file reader.token beside the daemon's socket.";
@@ -82,7 +83,7 @@ export class Stream {
     const decoder = new TextDecoder();
     let kept = "";
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await spoken(reader);
       if (done) return;
       kept += decoder.decode(value, { stream: true });
       const events = kept.split("\n\n");
@@ -93,6 +94,22 @@ export class Stream {
         if (kind && data) this.tell(kind, JSON.parse(data));
       }
     }
+  }
+}
+
+/** Read what comes next; the daemon sends figures each second, so a long silence is the end of the connection. */
+async function spoken(reader) {
+  let timer;
+  const silence = new Promise((_, fail) => {
+    timer = setTimeout(() => fail(new Error(`nothing has come for ${SILENT_SECONDS} seconds`)), SILENT_SECONDS * 1000);
+  });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } catch (error) {
+    reader.cancel().catch(() => {});
+    throw error;
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -124,7 +124,7 @@ class PoolMap {
   colour(cell) {
     const look = colours.LOOKS[this.looks[cell]];
     const by = this.owner.by;
-    if (by === "state" || look === "free") return colours.ofState(look);
+    if (by === "state" || colours.OWNERLESS.includes(look)) return colours.ofState(look);
     const owner = this.owners[cell];
     let base;
     if (by === "tenant") base = owner === NOBODY ? colours.ofState("free") : colours.ofNumber(owner === OTHERS ? -1 : owner - 1);

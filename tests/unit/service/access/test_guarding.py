@@ -43,6 +43,21 @@ def test_unknown_caller_is_told_whose_token_it_takes(
     assert not message.endswith(".")
 
 
+def test_caller_goes_on_for_as_long_as_the_token_of_his_role_is_the_same(guard: Guard) -> None:
+    """Another role's new token ends nothing of his; his own does, with whose it was."""
+    guard.keyring = Keyring({Role.READER: "seen", Role.OPERATOR: "secret"})
+    caller = guard.admit(roles.LOOK_AT_ALL, STRANGER._replace(token="seen"))
+    guard.check_still(caller)
+    guard.check_still(STRANGER)
+
+    guard.keyring = Keyring({Role.READER: "seen", Role.OPERATOR: "other"})
+    guard.check_still(caller)
+
+    guard.keyring = Keyring({Role.READER: "other", Role.OPERATOR: "seen"})
+    with pytest.raises(UnknownWorkerError, match="the token of a reader was replaced"):
+        guard.check_still(caller)
+
+
 @pytest.mark.parametrize("token", ["", "guessed"])
 def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
     """Whose token can only have been a worker's is told how to get one, as over the local socket."""

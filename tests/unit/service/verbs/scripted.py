@@ -118,7 +118,7 @@ def add_worker(registry: Registry, token: str, tenant: str) -> WorkerEntry:
         rank=0,
         pidfd=None,
         replies=Replies(8),
-        attached_unix_seconds=0.0,
+        attached_at=0.0,
     )
     registry.add_worker(worker)
     return worker

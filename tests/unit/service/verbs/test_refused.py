@@ -41,7 +41,7 @@ def test_refusals_have_the_reason_of_their_metric() -> None:
     tally.refused("reserve", NeverFitsError(resource="blocks"))
     codes = {("reserve", "local", "POOL_FULL"): 7, ("reserve", "rest", "NEVER_FITS"): 1}
 
-    found = {(one["code"], one["reason"]): one for one in refusals(codes, [tally])}
+    found = {(one["code"], one["reason"]): one for one in refusals(codes, {"main": tally})}
 
     assert {kind: one["count"] for kind, one in found.items()} == {
         ("POOL_FULL", "tenant_leases"): 4,
@@ -52,6 +52,22 @@ def test_refusals_have_the_reason_of_their_metric() -> None:
     }
     assert "leases_max" in str(found["POOL_FULL", "tenant_leases"]["why"])
     assert "ask for less" in str(found["NEVER_FITS", "blocks"]["why"])
+
+
+def test_refusals_name_their_cache() -> None:
+    """What two caches refused alike is told of each; what came before any cache was asked is of none."""
+    first, second = Tally(), Tally()
+    first.refused("reserve", PoolFullError(rule="copies"))
+    for _ in range(2):
+        second.refused("reserve", PoolFullError(rule="copies"))
+
+    found = refusals({("reserve", "local", "POOL_FULL"): 7}, {"first": first, "second": second})
+
+    assert [(one["cache"], one["reason"], one["count"]) for one in found] == [
+        ("", "", 4),
+        ("second", "copies", 2),
+        ("first", "copies", 1),
+    ]
 
 
 def test_refused_token_is_no_matter_of_workers_alone() -> None:
@@ -68,7 +84,7 @@ def test_refusals_that_are_not_told_apart_are_told() -> None:
     for number in range(REFUSALS_MAX + 3):
         tally.refused("pin", PoolFullError(rule=f"rule-{number}"))
 
-    found = refusals({("pin", "local", "POOL_FULL"): REFUSALS_MAX + 3}, [tally])
+    found = refusals({("pin", "local", "POOL_FULL"): REFUSALS_MAX + 3}, {"main": tally})
 
     assert (found[0]["reason"], found[0]["count"], len(found)) == ("", 3, REFUSALS_MAX + 1)
 

@@ -57,6 +57,19 @@ def test_tenants_add_up_to_the_used_blocks() -> None:
     assert of_others == [0, 0]
 
 
+@pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
+def test_blocks_out_of_use_are_nobodys(tier: Tier) -> None:
+    """Not even those count for a tenant that held its bytes before the pool was made smaller."""
+    cache = a_cache()
+    cached(cache, keys(1, 2, 3, 4))
+    if tier is Tier.HOST:
+        on_host(cache, keys(5, 6, 7, 8))
+
+    cache.handle(c.Resize(tier=tier, num_blocks=2), 0.0)
+
+    assert sum(count for _, *kinds in spread(cache, tier) for count in kinds) <= 2
+
+
 def test_lower_tiers_are_told_by_tenant_too() -> None:
     """Slots of the host pool count for whose bytes they hold; a tier that is not there has no columns."""
     cache = a_cache()
