@@ -1,4 +1,4 @@
-"""Own a greedy loop over leased blocks that survives their loss; any other sampling is Transformers' business."""
+"""Own a greedy loop over leased blocks that survives their loss; all other sampling is left to Transformers."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What `generate` made, and what it cost: the prompt's tokens are its hits, from all tiers, and those computed."""
+    """What `generate` made, and what it cost: each prompt token is a hit in some tier or was computed."""
 
     tokens: tuple[int, ...]
     """The new tokens."""
     device_hit_tokens: int
-    """Prompt tokens whose states were in the device pool before this request had computed them."""
+    """Prompt tokens whose states were found in the device pool."""
     host_hit_tokens: int
-    """The same of those that came back from the host pool."""
+    """Prompt tokens whose states came back from the host pool."""
     store_hit_tokens: int
-    """The same of those that came from the disk store or the remote one."""
+    """Prompt tokens whose states came from the disk or remote store."""
     computed_tokens: int
-    """Prompt tokens that this request computed; each is counted once."""
+    """Prompt tokens that this request computed; each counts once."""
     recomputed_tokens: int
-    """Tokens of the prompt and of what was made whose states were lost and computed again, each time."""
+    """Prompt and new tokens whose states were lost and computed again; they count each time."""
     recomputes: int
-    """How often a lease was lost or could not grow, so that what was computed was computed again."""
+    """How often a lease was lost or could not grow after something had been computed under it."""
 
 
 def generate(
@@ -62,12 +62,12 @@ def generate(
     request_id: str,
     on_step: Callable[[LeasedCache | None, int], None] | None = None,
 ) -> Generation:
-    """Generate greedily over leased blocks, and without them where the daemon cannot help.
+    """Generate greedily over leased blocks, and without them if the daemon cannot help.
 
-    Of the model's generation config only the ends of a text are heeded, which is warned of once.
-    `on_step` gets the cache (None while there is no lease) and the number of new tokens, after each of
-    them; it may evict and reload. A lease that is lost costs a recomputation, and one that is refused
-    the hits; neither reaches the caller.
+    Of the model's generation config only the end-of-text tokens are used; a warning says so once if other settings
+    would change the result. After each new token, `on_step` gets the cache (None while there is no lease) and the
+    number of new tokens; it may evict and reload. A lost lease costs a recomputation, and a refused one costs the hits;
+    neither reaches the caller.
 
     Raises:
         InvalidError: the call is malformed, or the cache was registered for another model.
@@ -95,7 +95,7 @@ def generate(
 
 
 class _GreedyRun:
-    """One request of `generate`, which outlives the caches that it is tried with."""
+    """One request of `generate`; it outlives the caches that it tries."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class _GreedyRun:
         self._counts = TokenCounts(len(tokens))
 
     def with_lease(self, worker: Worker, request_id: str) -> None:
-        """Go on to the end under a fresh lease; raise `KVLeaseError` when it is refused or lost."""
+        """Generate to the end under a fresh lease; raise `KVLeaseError` when the lease is refused or lost."""
         with LeasedCache.reserve(
             worker, self._tokens, request_id=request_id, num_tokens_max=self._num_tokens_max
         ) as cache:
@@ -133,21 +133,21 @@ class _GreedyRun:
     def _go_on(self, cache: LeasedCache) -> None:
         while not self._is_done:
             token = self._next_token(cache)
-            # Only a lease that still holds proves that nobody else wrote what was just read.
+            # Only a lease that still holds proves that nobody else wrote the pages just read.
             cache.require_live()
             cache.commit(self._tokens)
             self._tokens.append(token)
             self._on_step(cache, len(self._tokens) - self._num_prompt)
 
     def without_lease(self) -> None:
-        """Go on to the end with memory of our own."""
+        """Generate to the end in a cache of our own, without the daemon."""
         cache = DynamicCache(config=self._model.config)
         while not self._is_done:
             self._tokens.append(self._next_token(cache))
             self._on_step(None, len(self._tokens) - self._num_prompt)
 
     def result(self) -> Generation:
-        """Return what was made."""
+        """Return the new tokens and the counts."""
         return Generation(
             tokens=tuple(self._tokens[self._num_prompt :]),
             device_hit_tokens=self._counts.device_hits,
@@ -171,13 +171,13 @@ class _GreedyRun:
             num_covered = cache.reach(len(self._tokens))
             if num_covered == len(self._tokens) or num_covered <= cache.get_seq_length():
                 break
-            # Windows have no room for the whole prompt: a part of it moves them on.
+            # Windows have no room for the whole prompt: computing and committing a part of it moves them on.
             self._compute(cache, num_covered)
             cache.commit(self._tokens)
         return self._compute(cache, len(self._tokens))
 
     def _compute(self, cache: Cache, num_tokens: int) -> int:
-        """Run the model over the tokens up to so many; returns the next one."""
+        """Run the model over the tokens not yet in the cache, up to `num_tokens`; return the next token."""
         num_present = cache.get_seq_length()
         ids = torch.tensor([self._tokens[num_present:num_tokens]], device=self._model.device)
         options = {self._cache_argument: cache, "use_cache": True, "logits_to_keep": 1}
@@ -187,7 +187,7 @@ class _GreedyRun:
 
 
 def _integers(token_ids: Sequence[int]) -> list[int]:
-    """Return the ids as plain integers, those of a tensor or an array, too."""
+    """Return the ids as plain integers, also those of a tensor or an array."""
     try:
         return [operator.index(token) for token in token_ids]
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Own a Transformers `Cache` whose keys and values live in the daemon's pool; what computes into it is the caller's."""
+"""Own a Transformers `Cache` whose keys and values live in the daemon's pool; the caller runs the model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class LeasedCache(Cache):
     """Keep the keys and values of one sequence in the blocks of a lease.
 
     Pass it as `cache` (before Transformers 5.24 `past_key_values`) to `model.generate`, or to a loop of your own. New
-    keys and values are written straight into the mapped pages, attention reads them from there, and the prefix that was
-    a hit counts as seen already. The lease is extended as tokens come. A call raises `KVLeaseError` when the lease is
-    lost or cannot grow; what was computed since is then worth nothing. Assisted decoding begins with an empty cache
-    only: one with a hit refuses it.
+    keys and values are written straight into the mapped pages, attention reads them from there, and a prefix that was a
+    hit counts as seen already. The lease is extended as tokens come. A call raises `KVLeaseError` when the lease is
+    lost or cannot grow; everything computed since the last good call is then worthless. Assisted decoding needs an
+    empty cache: a cache with a hit refuses it.
 
-    Keys cover tokens and items, and no attention mask: commit what was computed with every token seen, as padding to
-    the left is not. Leave out the images, and other inputs, of items that lie in the hit.
+    Keys cover tokens and items, but no attention mask. So commit only what was computed with every token seen, which is
+    not so with padding to the left. Do not pass the images, or other inputs, of items that lie in the hit.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class LeasedCache(Cache):
         num_tokens_max: int | None = None,
         items: Sequence[Item] = (),
     ) -> None:
-        """Wrap a lease that was just granted; `num_tokens_max` bounds what it is extended to ahead of need.
+        """Wrap a lease that was just granted; `num_tokens_max` bounds how far it is extended ahead of need.
 
-        `items` are what stands for tokens of the prompt, counted from its start; the lease was reserved with them, too.
+        `items` stand for tokens of the prompt and are placed from its start; reserve the lease with the same items.
         """
         device = _device_of(worker)
         self._worker = worker
@@ -92,16 +92,16 @@ class LeasedCache(Cache):
     ) -> Self:
         """Lease blocks for a prompt, reusing its longest cached prefix short of the last token.
 
-        Given the model that shall compute into it, a cache that was registered for another is refused (`InvalidError`),
-        and a prompt with placeholders that no item says the meaning of. No hit ends amid an item.
-        Raises the refusal when no lease is granted.
+        Give the `model` that will compute into the cache to have two mistakes refused with `InvalidError`: a cache that
+        was registered for another model, and a prompt with a placeholder that no item covers. No hit ends inside an
+        item. If no lease is granted, the refusal is raised.
         """
         _device_of(worker)
         if model is not None:
             require_model(model, worker.plan)
             require_items(model, token_ids, items)
         tokens_per_key = worker.plan.hash_block_tokens
-        # The last token's logits are wanted, so at least that token has to be computed.
+        # The last token's logits are needed, so at least that token has to be computed.
         num_keys = floor_div(len(token_ids) - 1, tokens_per_key)
         hashed = token_ids[: num_keys * tokens_per_key]
         keys = worker.keys.chain(hashed, tokens_per_key, items=items)
@@ -111,7 +111,7 @@ class LeasedCache(Cache):
         num_tokens = max(len(token_ids), room_for)
         lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
         while (num_usable := _tokens_before_split_item(lease, items)) is not None:
-            # What a model computes of an image it computes of all of it.
+            # A model computes an image only as a whole.
             lease.release()
             keys = keys[: floor_div(num_usable, tokens_per_key) * BYTES_PER_KEY]
             lease = worker.reserve(request_id, keys=keys, num_tokens=num_tokens, wait_ms=wait_ms)
@@ -126,20 +126,20 @@ class LeasedCache(Cache):
 
     @property
     def lease(self) -> Lease:
-        """The lease under the cache."""
+        """The lease whose blocks the cache uses."""
         return self._blocks.lease
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens from the start that others may read, so that they are never written again."""
+        """Tokens from the start that others may read; they are never written again."""
         return self._blocks.shared_tokens
 
     def activate_past_recording(self) -> None:
-        """Take part in assisted decoding, which Transformers announces by this call, unless tokens are there already.
+        """Take part in assisted decoding, which Transformers announces by this call, unless the cache has tokens.
 
         Raises:
-            WrongStateError: they are; Transformers would give the model the whole prompt, those tokens once more, and
-                what it said then would be other tokens than without the cache.
+            WrongStateError: the cache has tokens. Transformers would give the model the whole prompt, including those
+                tokens a second time, and the model would generate other tokens than without the cache.
         """
         num_present = self.get_seq_length()
         if num_present:
@@ -152,19 +152,19 @@ class LeasedCache(Cache):
         super().activate_past_recording()  # type: ignore[no-untyped-call]  # Transformers types no hooks
 
     def require_live(self) -> None:
-        """Raise unless the lease still holds, which makes everything read from it up to now worth trusting."""
+        """Raise unless the lease still holds; if it holds, everything read from it up to now can be trusted."""
         self._blocks.require_live()
 
     def extend(self, num_tokens: int) -> None:
-        """Make the lease cover `num_tokens` in all, and a little more."""
+        """Extend the lease to cover `num_tokens` in all, and a little more."""
         self._blocks.cover(num_tokens)
 
     def reach(self, num_tokens: int) -> int:
-        """Make the lease cover `num_tokens` in all, as far as windows have room; return how many it covers."""
+        """Extend the lease to cover `num_tokens` in all, as far as windows have room; return how many it covers."""
         return self._blocks.reach(num_tokens)
 
     def commit(self, token_ids: Sequence[int]) -> int:
-        """Make the blocks that are full findable under the keys of `token_ids`; return how many keys were handed in."""
+        """Make full blocks findable under the keys of `token_ids`; return how many keys were committed."""
         tokens_per_key = self._worker.plan.hash_block_tokens
         first_key = floor_div(self._blocks.shared_tokens, tokens_per_key)
         num_keys = floor_div(min(len(token_ids), self.get_seq_length()), tokens_per_key)
@@ -178,14 +178,14 @@ class LeasedCache(Cache):
         )
         self._unsaid_items = ()
         keys = chain.keys[first_key * BYTES_PER_KEY : num_keys * BYTES_PER_KEY]
-        # From here on the blocks may be read by others, even if the answer is lost on its way.
+        # From here on others may read the blocks, even if the answer is lost on its way.
         self._blocks.shared_tokens = num_keys * tokens_per_key
         self.lease.commit(num_keys * tokens_per_key, keys, first_key)
         self.require_live()
         return num_keys - first_key
 
     def _require_all_layers(self) -> None:
-        """Raise where the model computed some of the layers only: others would be served what it did not write."""
+        """Raise if the model wrote only some of the layers: others would be served what it did not write."""
         num_written = sum(layer.get_seq_length() == self.get_seq_length() for layer in self._pages)
         if num_written < len(self._pages):
             message = (
@@ -196,11 +196,11 @@ class LeasedCache(Cache):
             )
 
     def evict(self) -> int:
-        """Move all blocks to the host pool; until `reload` the cache cannot be used. Return the device blocks freed."""
+        """Move all blocks to the host pool; return the device blocks freed. The cache cannot be used until `reload`."""
         return self._blocks.evict()
 
     def reload(self) -> int:
-        """Bring the blocks back, to other places; return the tokens present, from which on to compute again."""
+        """Bring the blocks back, to other places; return the tokens present, after which computing goes on."""
         num_tokens = self._blocks.reload()
         for layer in self._pages:
             layer.truncate(num_tokens)
@@ -215,13 +215,13 @@ class LeasedCache(Cache):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lease; what the daemon does not hear now, the next heartbeat tells it."""
+        """Release the lease; if the daemon does not hear it now, the next heartbeat tells it."""
         with contextlib.suppress(KVLeaseError):
             self.release()
 
 
 def _tokens_before_split_item(lease: Lease, items: Sequence[Item]) -> int | None:
-    """Return how many tokens come before the item amid which the hit ends; None where it ends amid none."""
+    """Return how many tokens come before the item that the hit ends inside; None if it ends inside no item."""
     hit_tokens = lease.hit_tokens if lease.is_live else 0
     for item in items:
         if item.first_token < hit_tokens < item.first_token + item.num_tokens:
@@ -230,7 +230,7 @@ def _tokens_before_split_item(lease: Lease, items: Sequence[Item]) -> int | None
 
 
 def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
-    """Return where a layer keeps its states; what Transformers could not read is refused."""
+    """Return where a layer keeps its states; refuse a layer that Transformers could not read."""
     if layer.keys is None or layer.values is None:
         message = (
             f"Layer {layer.name!r} does not keep plain keys and values, which Transformers needs."

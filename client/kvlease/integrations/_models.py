@@ -1,6 +1,6 @@
-"""Own what is to be known of models: a digest of one, whether a cache was registered for it, and how it takes a cache.
+"""Own what a cache needs to know of a model: its digest, whether it fits the cache, and how it takes a cache.
 
-What a model computes, and the cache that it computes into, are `transformers`'s business.
+What a model computes is the caller's business, and the cache that it computes into is `LeasedCache`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = "transformers"
 _ELEMENTS_PER_TENSOR: Final = 64
-"""Elements of each weight that the digest covers, evenly spread."""
+"""Elements of each weight that the digest covers, evenly spaced."""
 _NAMES_REMEMBERED: Final = 1_024
 _NO_PART_OF_THE_MODEL: Final = frozenset(
     {"_name_or_path", "transformers_version", "output_attentions", "output_hidden_states", "use_cache"}
 )  # fmt: skip
-"""Fields of a config by which no state becomes another."""
+"""Fields of a config that change no state."""
 _PLACEHOLDERS: Final = ("image_token_id", "video_token_id", "audio_token_id")
-"""Fields of a config that name the tokens which stand for something else."""
+"""Fields of a config that name placeholder tokens, which stand for something else, such as an image."""
 _NOT_APPLIED: Final = {
     "repetition_penalty": (None, 1.0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -49,20 +49,20 @@ _NOT_APPLIED: Final = {
     "forced_eos_token_id": (None,),
     "guidance_scale": (None, 1.0),
 }
-"""Fields of a generation config by which a greedy choice becomes another, and the values that change nothing."""
+"""Fields of a generation config that can change the greedy choice, and the values with which they do not."""
 
 _logger = logging.getLogger(__name__)
 
 _known: WeakKeyDictionary[PreTrainedModel, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
-"""The digest of each model, and the weights that it was made from."""
+"""The digest of each model, and a mark of the weights that it was made from."""
 
 
 def model_digest(model: PreTrainedModel) -> str:
-    """Return what tells a model from others of its shape, to be registered as `PlanInputs.model_digest`.
+    """Return the digest that tells a model from others of its shape, to be registered as `PlanInputs.model_digest`.
 
-    It covers the config, and of each weight its name, shape, type and 64 elements, evenly spread: two models that
-    differ in a few elements only, or in which adapters are switched on, are told apart by a digest of the caller's own.
-    It is made again where weights were replaced, or changed where they are.
+    It covers the config and, of each weight, the name, shape, type and 64 evenly spaced elements. Two models that
+    differ in a few elements only, or in the adapters that are switched on, need a digest made by the caller. The digest
+    is computed again when weights were replaced or written in place.
     """
     weights = model.state_dict(keep_vars=True)
     made_from = tuple(
@@ -81,11 +81,11 @@ def model_digest(model: PreTrainedModel) -> str:
 
 
 def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
-    """Refuse a model that a cache was not registered for; warn once where the cache does not say for which it was.
+    """Refuse a model that the cache was not registered for; warn once if the cache does not name its model.
 
     Raises:
-        InvalidError: the cache keeps other layers, or what another model computed, or keys of the model depend on how
-            long a request is.
+        InvalidError: the cache keeps other layers, or was registered for another model, or the model's keys depend on
+            the length of a request.
     """
     num_layers = len(DynamicCache(config=model.config).layers)
     if num_layers not in (0, len(plan.layers)):
@@ -114,10 +114,10 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
 
 
 def _require_steady_keys(model: PreTrainedModel, longest_request_tokens: int) -> None:
-    """Refuse requests so long that what the model computed for a shorter one is worth nothing to it, or the reverse.
+    """Refuse a cache whose requests may be so long that blocks cannot be shared between shorter and longer ones.
 
-    Some rotary embeddings turn every key by another angle as soon as the request is longer than the model was first
-    trained for; a block of such keys is right for requests on one side of that only.
+    Some rotary embeddings turn every key by another angle once a request is longer than the model was first trained
+    for. A block of such keys is right only for requests on the same side of that length.
     """
     config = model.config.get_text_config()
     for rope in _ropes(getattr(config, "rope_parameters", None)):
@@ -146,7 +146,7 @@ def _require_steady_keys(model: PreTrainedModel, longest_request_tokens: int) ->
 
 
 def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """Go through the rotary embeddings of a config: one for all layers, or one by kind of layer."""
+    """Yield the rotary embeddings of a config, which has one for all layers or one for each kind of layer."""
     if isinstance(parameters, Mapping):
         if "rope_type" in parameters:
             yield parameters
@@ -155,10 +155,10 @@ def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def require_items(model: PreTrainedModel, token_ids: Sequence[int], items: Sequence[Item]) -> None:
-    """Refuse a prompt with placeholders, such as an image's, of which no item says what they stand for.
+    """Refuse a prompt with a placeholder token, such as an image's, that no item covers.
 
     Raises:
-        InvalidError: what was computed for one image would be found for another.
+        InvalidError: a placeholder is not covered, so what was computed for one image would be found for another.
     """
     ids = {getattr(model.config, name, None) for name in _PLACEHOLDERS} - {None}
     if not ids:
@@ -175,7 +175,7 @@ def require_items(model: PreTrainedModel, token_ids: Sequence[int], items: Seque
 
 
 def warn_of_what_is_not_applied(model: PreTrainedModel) -> None:
-    """Warn once where a model's own settings want other tokens than the greedy ones."""
+    """Warn once if a model's generation config asks for other tokens than the greedy ones."""
     config = model.generation_config
     fields = tuple(
         name for name, idle in _NOT_APPLIED.items() if getattr(config, name, None) not in idle
@@ -204,7 +204,7 @@ def _warn_of_no_name(layout_fingerprint: str) -> None:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return the name of the argument by which a model takes its cache: Transformers 5.24 gave many another one."""
+    """Return the name of the argument that takes the cache; Transformers 5.24 renamed it in many models."""
     parameters = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in parameters else "past_key_values"
 
@@ -216,7 +216,7 @@ def _plain_config(model: PreTrainedModel) -> bytes:
 
 
 def _sample(weight: torch.Tensor) -> bytes:
-    """Return the bytes of some elements; none of a weight that has no memory."""
+    """Return the bytes of some elements of a weight; none if the weight has no memory."""
     if weight.is_meta or not weight.numel():
         return b""
     flat = weight.detach().reshape(-1)
@@ -227,5 +227,5 @@ def _sample(weight: torch.Tensor) -> bytes:
 
 
 def _version_of(weight: torch.Tensor) -> int:
-    """Return how often a weight was written; torch counts none of those made for inference."""
+    """Return how often a weight was written; torch keeps no such count for inference tensors."""
     return 0 if weight.is_inference() else weight._version  # noqa: SLF001 - torch has no other name for it

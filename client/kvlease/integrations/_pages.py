@@ -1,4 +1,4 @@
-"""Own a lease's blocks as tensors, and its pages as layers of a Transformers cache; the cache is in `transformers`."""
+"""Own a lease's blocks as tensors, and its pages as layers of a Transformers cache; the cache is `LeasedCache`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvlease import Lease, Worker
 
 WAIT_MS: Final = 1_000
-"""Milliseconds that a call waits for blocks; without waiting, cached blocks would be dropped unsaved."""
+"""Milliseconds that a call waits for blocks; without a wait, cached blocks would be dropped before they are saved."""
 
 
 class LeasedBlocks:
-    """The blocks of one lease as index tensors, one for each group, shared by the layers of a cache."""
+    """The blocks of one lease as index tensors, one for each group; all layers of a cache share them."""
 
     def __init__(
         self, worker: Worker, lease: Lease, blocks_ahead: int, num_tokens_max: int | None
@@ -40,7 +40,7 @@ class LeasedBlocks:
             raise self.lease.refusal or UnknownLeaseError
 
     def reach(self, num_tokens: int) -> int:
-        """Extend the lease where it covers fewer than `num_tokens`; return how many of them it covers then."""
+        """Extend the lease if it covers fewer than `num_tokens`; return how many of them it covers then."""
         self.require_live()
         covered = self.lease.covered_tokens
         if num_tokens <= covered:
@@ -54,7 +54,7 @@ class LeasedBlocks:
         return min(num_tokens, self.lease.covered_tokens)
 
     def cover(self, num_tokens: int) -> None:
-        """Extend the lease where it covers fewer than `num_tokens`; refuse what windows have no room for."""
+        """Extend the lease if it covers fewer than `num_tokens`; refuse tokens that the windows have no room for."""
         covered = self.reach(num_tokens)
         if covered < num_tokens:
             message = (
@@ -66,7 +66,7 @@ class LeasedBlocks:
     def places(
         self, group: int, first_token: int, num_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block id and the offset in the block of each token, to be written."""
+        """Return the block id of each token that is to be written, and its offset in that block."""
         if first_token < self.shared_tokens:
             raise WrongStateError("Committed blocks are never written again.")
         tokens = torch.arange(first_token, first_token + num_tokens)
@@ -74,7 +74,7 @@ class LeasedBlocks:
         return self._tables[group][tokens // tokens_per_block], tokens % tokens_per_block
 
     def table(self, group: int, first_token: int, end_token: int) -> tuple[torch.Tensor, int]:
-        """Return the ids of the blocks that hold some tokens, and the offset of the first token in the first block."""
+        """Return the ids of the blocks that hold a range of tokens, and the offset of the first token in its block."""
         tokens_per_block = self._tokens_per_block[group]
         first, offset = divmod(first_token, tokens_per_block)
         end = blocks_covering(end_token, tokens_per_block)
@@ -108,22 +108,23 @@ class LeasedBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPages:
-    """Where one layer keeps its states, and how many of them attention sees."""
+    """Where one layer keeps its states, and how many of them attention looks at."""
 
     keys: torch.Tensor
     """[blocks, heads, tokens of a block, head size]"""
     values: torch.Tensor
     group: int
     window_tokens: int = 0
-    """Tokens that attention looks at, the newest included; 0: all."""
+    """Tokens that attention looks at, including the newest; 0 means all."""
 
 
 class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transformers types no hooks
-    """One layer's pages, as Transformers sees a layer of a cache."""
+    """One layer's pages in the form of a Transformers cache layer."""
 
     supports_early_init = False
     is_croppable = True
-    """Whether tokens that assisted decoding guessed wrongly can be forgotten; `crop` refuses those that others read."""
+    """Whether tokens that assisted decoding guessed wrongly can be dropped; `crop` refuses to drop tokens that others
+    read."""
 
     def __init__(self, blocks: LeasedBlocks, pages: LayerPages, num_tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # nor constructors
@@ -134,7 +135,7 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the memory is there."""
+        """Do nothing: the memory exists already."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -177,26 +178,26 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         return keys, _gather(pages.values, table, offset, num_seen).to(value_states.device)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many states attention sees, and from which on."""
+        """Return how many states attention looks at, and the first token among them."""
         first_token = 0
         if self.is_sliding:
             first_token = max(0, self._num_tokens - self._pages.window_tokens + 1)
         return self._num_tokens + query_length - first_token, first_token
 
     def get_seq_length(self) -> int:
-        """Return the tokens whose states are there."""
+        """Return the number of tokens whose states are in the cache."""
         return self._num_tokens
 
     def get_max_length(self) -> int:
-        """Return the tokens that the cache can hold."""
+        """Return the number of tokens that the cache can hold."""
         return self._blocks.num_tokens_max
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget what lies after the first `num_tokens`."""
+        """Drop all tokens after the first `num_tokens`."""
         self._num_tokens = min(self._num_tokens, num_tokens)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, given as a number not above zero; committed blocks cannot be forgotten."""
+        """Drop the last tokens, whose number is given as zero or negative; committed blocks cannot be dropped."""
         num_tokens = self._num_tokens - abs(tokens_to_remove)
         if tokens_to_remove > 0 or num_tokens < self._blocks.shared_tokens:
             raise WrongStateError(

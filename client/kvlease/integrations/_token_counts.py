@@ -1,23 +1,23 @@
-"""Own the count of what became of a request's tokens; which those are, and what computes them, is others' business."""
+"""Count what becomes of a request's tokens; the tokens themselves, and the code that computes them, are elsewhere."""
 
 from __future__ import annotations
 
 
 class TokenCounts:
-    """The tokens of one request, over all leases that it is tried with: a prompt's are those hit and those computed."""
+    """The token counts of one request, over all leases that it tries: each prompt token is either a hit or computed."""
 
     def __init__(self, num_prompt: int) -> None:
-        """Take how many tokens the prompt has."""
+        """Begin with the number of prompt tokens."""
         self._num_prompt = num_prompt
         self._num_known = 0
-        """Tokens from the start that were hit or computed, in whatever lease that was."""
+        """Tokens from the start that were hit or computed, under any lease."""
         self.device_hits = 0
         self.host_hits = 0
         self.store_hits = 0
         self.computed = 0
-        """Of the prompt, each once."""
+        """Prompt tokens that were computed; each counts once."""
         self.recomputed = 0
-        """Computed although they were there before, each time."""
+        """Tokens that were computed although they were known before; they count each time."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -25,9 +25,10 @@ class TokenCounts:
         return f"<TokenCounts {hits} hit, {self.computed} computed, {self.recomputed} again>"
 
     def hit(self, num_hit: int, num_from_device: int, num_from_host: int) -> None:
-        """Count the prefix of a fresh lease, less what was known; what is from neither tier is from a store.
+        """Count the prefix of a fresh lease, less the tokens that are known already.
 
-        A lease does not tell which of its tokens is from where; of a later one the new ones count as the lowest tiers'.
+        Tokens that are neither from the device nor from the host are from a store. A lease does not tell which of its
+        tokens comes from which tier, so the new tokens of a later lease count for the lowest tiers first.
         """
         fresh = max(0, num_hit - self._num_known)
         fresh_of_stores = min(fresh, num_hit - num_from_device - num_from_host)
@@ -38,7 +39,7 @@ class TokenCounts:
         self._num_known += fresh
 
     def compute(self, num_present: int, num_tokens: int) -> None:
-        """Count the tokens from one number of them to the other, whose states were computed just now."""
+        """Count the tokens from `num_present` to `num_tokens`, whose states were computed just now."""
         self.recomputed += max(0, min(num_tokens, self._num_known) - num_present)
         self.computed += max(0, min(num_tokens, self._num_prompt) - self._num_known)
         self._num_known = max(self._num_known, num_tokens)
