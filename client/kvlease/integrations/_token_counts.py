@@ -1,4 +1,4 @@
-"""Count what becomes of a request's tokens; the tokens themselves, and the code that computes them, are elsewhere."""
+"""Own the counts of what becomes of a request's tokens; the tokens themselves, and the code that computes them, are elsewhere."""
 
 from __future__ import annotations
 

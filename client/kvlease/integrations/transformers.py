@@ -1,4 +1,4 @@
-"""Export what users of Transformers import: a cache whose keys and values live in the daemon's pool, and a greedy loop.
+"""Own what users of Transformers import: a cache whose keys and values live in the daemon's pool, and a greedy loop.
 
 The model, its weights and any sampling beyond greedy are the caller's business.
 """

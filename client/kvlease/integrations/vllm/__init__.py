@@ -1,7 +1,7 @@
-"""Own kvlease's place in vLLM: three connectors, loaded when they are named; what they share is in the modules beside.
+"""Own kvlease's connectors for vLLM: three, each loaded on first use; the modules beside hold what they share.
 
-A module path that vLLM is given names this package. The first use of a connector probes what its mode needs of the
-vLLM that is installed, and an unsupported one is refused with an ImportError that names what is missing.
+vLLM's configuration names this package as a module path. The first use of a connector checks that the installed vLLM
+has what the connector's mode needs. If not, it raises an ImportError that names what is missing.
 """
 
 from importlib import import_module

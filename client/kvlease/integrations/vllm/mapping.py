@@ -1,7 +1,8 @@
-"""Own that a region's pages are in the process's page table before an engine touches them.
+"""Own the entering of a region's pages into a process's page table before the engine touches them.
 
-The daemon has made the memory, but every process that maps it faults once for every page that it touches, which takes
-about as long as copying the page. An engine's own cache has no such faults, because it is zeroed at the start.
+The daemon has already made the memory. But every process that maps it takes one fault for each page that it touches,
+and a fault takes about as long as copying the page. An engine's own cache has no such faults, because it is zeroed at
+the start.
 """
 
 import ctypes
@@ -15,21 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLICE_BYTES: Final = 4 << 20
-"""Bytes of one call, a millisecond or two, in which other threads can map nothing new."""
+"""Bytes of one call, which takes a millisecond or two; meanwhile other threads can map nothing new."""
 _MADV_POPULATE_WRITE: Final = 23
 _BYTES_PER_STAT_BLOCK: Final = 512
 _LIBC: Final = ctypes.CDLL(None)
-# Unlike that of the module mmap, this one lets other threads run meanwhile.
+# Unlike the mmap module's madvise, this one lets other threads run meanwhile.
 _madvise: Final = _LIBC.madvise
 _madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
 
 
 def mapped_ahead(region: NDArray[np.uint8], memory: tuple[int, int]) -> Iterator[int]:
-    """Enter a region's pages slice by slice, one at each `next`; yields the bytes that are entered so far.
+    """Enter a region's pages, one slice at each `next`; yield the bytes entered so far.
 
-    Nothing is written, and no page comes into being: where any is lacking, as in a pool that was made smaller, the rest
-    is left to whoever touches it, as by a kernel that cannot do it (before 5.14). `memory` is device and inode of it.
+    Nothing is written, and no page is created. Entering stops where a page is lacking, as in a pool that was made
+    smaller, or where the kernel cannot do it (before 5.14); then the rest is mapped as it is touched. `memory` is the
+    region's device and inode.
     """
     try:
         descriptor = open_descriptor(memory)
@@ -46,10 +48,10 @@ def mapped_ahead(region: NDArray[np.uint8], memory: tuple[int, int]) -> Iterator
 
 
 def open_descriptor(memory: tuple[int, int]) -> int:
-    """Return the descriptor by which a map keeps its memory open, the map's own; `memory` is device and inode.
+    """Return the descriptor by which a map keeps its memory open; `memory` is the memory's device and inode.
 
     Raises:
-        OSError: there is none.
+        OSError: this process has no such descriptor.
     """
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Own what the connectors have in common whose engine has its KV cache in the daemon's memory: `owned` and `shared`.
+"""Own what the `owned` and `shared` connectors have in common: in both, the engine's KV cache is the daemon's memory.
 
-The worker's half lays the engine's one allocation into the daemon's pool and says which steps came back; the
-scheduler's half has the account of blocks. No byte is copied, so the hooks of loads and saves have nothing to do.
+The worker's half lays the engine's one allocation into the daemon's pool and reports which steps have come back. The
+scheduler's half keeps account of blocks. No byte is copied, so the hooks for loads and saves do nothing.
 """
 
 import logging
@@ -27,49 +27,49 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class WorkersHalf(Protocol):
-    """What a rank's process has."""
+    """The connector's half in a rank's process."""
 
     is_apart: bool
-    """Whether the cache is seen by nobody else any more."""
+    """Whether the cache has been made private to this engine."""
 
     def check(self, kv_caches: dict[str, Any]) -> None:
-        """See whether the cache lies where it should."""
+        """Check that the cache lies where it should."""
 
     def part(self) -> None:
-        """Have the cache seen by nobody else."""
+        """Make the cache private to this engine."""
 
     def poll(self) -> None:
-        """Take over what became of the session."""
+        """Learn what has become of the session."""
 
     def close(self) -> None:
         """Detach."""
 
 
 class SchedulersHalf(Protocol):
-    """What the scheduler's process has."""
+    """The connector's half in the scheduler's process."""
 
     @property
     def has_work(self) -> bool:
-        """Whether more steps of the engine, empty ones too, lead to more being published."""
+        """Whether more steps of the engine, even empty ones, would let more blocks be published."""
 
     def close(self) -> None:
         """Detach."""
 
 
 class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Answer the hooks that mean the same, whoever decides which block is whose."""
+    """Answer the hooks that work alike in both modes."""
 
     mode: ClassVar[str]
-    """The name of the mode, which caches and magazines are told apart by."""
+    """The name of the mode, which is part of the names of caches and magazines."""
     takes_other_capacity: ClassVar[bool] = False
-    """Whether a cache will do that another engine made for requests of other lengths, where every byte lies alike."""
+    """Whether to accept a cache that another engine made for requests of other lengths, if every byte lies alike."""
     asks_by_request: ClassVar[bool] = False
-    """Whether the scheduler seeks each request's prefix at the daemon, and so is to know what is surely not cached."""
+    """Whether the scheduler looks up each request's prefix at the daemon, and so reads the key counts."""
     _memory: WorkersHalf | None
     _scheduler: SchedulersHalf | None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Read the settings; memory and daemon come with the hooks that need them."""
+        """Read the settings; later hooks map memory and attach to the daemon."""
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = _of_mode(self.mode, ConnectorSettings.read(extra), role)
@@ -80,18 +80,18 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Whether a request waits until its blocks are handed over: a cache never asks for that."""
+        """Whether a request waits until its blocks are handed over: never, as this is a cache."""
         return False
 
     # The worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """See whether the cache lies in the daemon's memory."""
+        """Check that the cache lies in the daemon's memory."""
         if self._memory is not None:
             self._memory.check(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Remember which step this is."""
+        """Remember the step's id, and make the cache private if the step asks for it."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
         self._step_id = connector_metadata.step_id
@@ -99,7 +99,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             self._memory.part()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Tell that the step is carried out, and whether the cache is this engine's alone."""
+        """Report that the step was carried out, and whether the cache is private to this engine."""
         memory = self._memory
         if memory is not None:
             memory.poll()
@@ -107,7 +107,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         return StepsBack(self._step_id, is_apart=is_apart) if self._step_id else None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing: what is cached lies where it is read."""
+        """Do nothing: cached blocks are read where they lie."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing."""
@@ -115,7 +115,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: what is written lies where it is kept."""
+        """Do nothing: new blocks are kept where they are written."""
 
     def wait_for_save(self) -> None:
         """Do nothing."""
@@ -127,15 +127,15 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         request: Any,  # noqa: ARG002 - the hook's own signature
         num_computed_tokens: int,  # noqa: ARG002
     ) -> tuple[int, bool]:
-        """Find nothing beyond the engine's own pool, whose index has it all."""
+        """Find nothing: the engine's own pool indexes every cached block."""
         return 0, False
 
     def has_pending_push_work(self) -> bool:
-        """Tell whether an idle engine should go on with empty steps, so that the last blocks are published."""
+        """Tell whether an idle engine should run more empty steps, so that its last blocks are published."""
         return self._scheduler is not None and self._scheduler.has_work
 
     def shutdown(self) -> None:
-        """Publish what may be, and detach."""
+        """Publish the blocks that are written, and detach."""
         if self._scheduler is not None:
             self._scheduler.close()
         if self._memory is not None:
@@ -183,7 +183,7 @@ def _no_room(error: NeverFitsError) -> str:
 
 
 def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> ConnectorSettings:
-    """Return the settings less those that do nothing in a mode; the scheduler's half says which, once an engine."""
+    """Return the settings that have an effect in a mode; the scheduler's half warns of the others, once per engine."""
     names = settings.without_effect(mode)
     if names and role is KVConnectorRole.SCHEDULER:
         _logger.warning(

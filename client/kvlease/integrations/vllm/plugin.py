@@ -1,6 +1,7 @@
-"""Own the entry point of the group `vllm.general_plugins`: every process of vLLM then knows the connectors by name.
+"""Own the entry point of `vllm.general_plugins`, through which every vLLM process learns the connectors' names.
 
-Without it a connector is found by its module path alone; names are what MultiConnector rebuilds statistics by.
+Without it a connector is found only by its module path, and MultiConnector cannot rebuild its statistics, which it does
+by name.
 """
 
 import logging
@@ -16,7 +17,7 @@ _NAMES: Final = (
 
 
 def register() -> None:
-    """Tell vLLM's factory the connectors' names; safe to call again, and never raises into the engine."""
+    """Register the connectors with vLLM's factory; safe to call again, and never raises into the engine."""
     from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 - only inside of vLLM
         KVConnectorFactory,
     )
@@ -29,7 +30,7 @@ def register() -> None:
 
 
 def is_registered(name: str) -> bool:
-    """Tell whether vLLM knows a connector by name, here and so in all of its processes."""
+    """Tell whether vLLM knows a connector by name in this process, and so in all processes of the engine."""
     from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 - only inside of vLLM
         KVConnectorFactory,
     )

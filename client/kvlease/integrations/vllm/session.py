@@ -1,22 +1,22 @@
-"""Own an engine process's link to the daemon: attachment, magazine, generation; when to call what is the connectors'.
+"""Own an engine process's link to the daemon: attachment, magazine and generation; connectors decide when to call.
 
-A session never raises into the engine and never waits longer than its deadline, but for `open`, which may wait
-`start_seconds`. It belongs to the process and the thread that opened it. What an owner sees of it changes only in its
-own calls: background work is picked up by `poll`, which the owner calls once a step.
+A session never raises into the engine and never waits longer than its deadline, except in `open`, which may wait
+`start_seconds`. It belongs to the process and thread that opened it. What its owner sees changes only during the
+owner's own calls: `poll`, which the owner calls once a step, takes over what the background thread has found.
 
-How a loss looks to an owner, case by case:
+How a loss looks to the owner, case by case:
 
-- The daemon does not answer in time: the call gives its default, `is_on` is False, further calls give their defaults
-  at once, and `needs_inventory` is True where the call may have been carried out. A thread probes; after its success
-  `poll` tells BACK.
-- The control process restarts: calls go on by themselves; the magazine is what it was. Where the daemon could not
-  resume the worker, `poll` tells BACK: its leases and pins have ended, and an inventory is owed.
-- The daemon does not know the worker or the cache any more, or its memory became other memory: `poll` tells LOST. A
-  thread registers and attaches again. Then `poll` tells BACK where the memory is the same (the magazine may be empty,
-  an inventory is owed), or FRESH where it is other memory: `generation` has grown, `device` and `plan` are new.
-- Another layout is registered: `refusal` says what differs; the session stays off until that is changed.
-- The daemon answers, but the cache is no more, and no other one can be attached to, such as one of another layout that
-  has its name now, or one of other memory than what was to be kept: after LOST `poll` tells GONE, once.
+- The daemon does not answer in time: the call gives its default, `is_on` is False, and further calls give their
+  defaults at once. `needs_inventory` is True if the call may have been carried out. A thread probes the daemon, and
+  once it succeeds `poll` returns BACK.
+- The control process restarts: calls go on by themselves, and the magazine is unchanged. If the daemon could not resume
+  the worker, `poll` returns BACK: the worker's leases and pins have ended, and an inventory is needed.
+- The daemon no longer knows the worker or the cache, or has other memory: `poll` returns LOST. A thread registers and
+  attaches again. Then `poll` returns BACK if the memory is the same (the magazine may be empty, so an inventory is
+  needed), or FRESH if it is other memory: `generation` has grown, and `device` and `plan` are new.
+- Another layout is registered: `refusal` names the differences, and the session stays off until they are gone.
+- The daemon answers, but the cache has ended and no other one fits: the cache that has its name now has another layout,
+  for example, or other memory than the memory to be kept. After LOST, `poll` returns GONE once.
 """
 
 import enum
@@ -53,12 +53,12 @@ _logger: Final = logging.getLogger(__name__)
 
 _ERA_BYTES: Final = 16
 _RETURN_SECONDS: Final = 30.0
-"""Seconds within which a daemon that went away is back where somebody starts it again, even on a busy machine."""
+"""Seconds within which a daemon that went away is back if something restarts it, even on a busy machine."""
 _NOTHING: Final = ExchangeOrder()
 
 
 class SessionEvent(enum.Enum):
-    """What has become of a session since its owner polled it before."""
+    """What has become of a session since its owner last polled it."""
 
     NONE = "nothing new"
     LOST = "off: calls give their defaults"
@@ -68,15 +68,15 @@ class SessionEvent(enum.Enum):
 
     @property
     def ends_memory(self) -> bool:
-        """Whether the memory that the owner had is the session's no more."""
+        """Whether the session no longer has the memory that the owner had."""
         return self in {SessionEvent.FRESH, SessionEvent.GONE}
 
 
 class EngineSession:
-    """One process of an engine, attached to its cache for as long as the daemon allows."""
+    """One engine process's attachment to its cache, kept for as long as the daemon allows."""
 
     def __init__(self, settings: ConnectorSettings, terms: Terms) -> None:
-        """Remember what to attach by; `open` makes a session."""
+        """Remember the settings and terms; use `open` to make a session."""
         self.settings = settings
         self.terms = terms
         self.guard = Guard(
@@ -86,13 +86,13 @@ class EngineSession:
             away=outages.of(settings.address),
         )
         self.generation = 0
-        """Grows whenever memory or namespace became another: then views, keys and what is known of blocks are void."""
+        """Grows whenever the memory or the namespace changes; views, keys and what is known of blocks are then void."""
         self._sayings = sayings.of(terms.magazine)
         self._attacher = Attacher(settings, terms, self.guard, self._sayings)
         self._attached: Attachment | None = None
         self._process_id = os.getpid()
         self.is_closed = False
-        """Whether it stays off."""
+        """Whether the session has ended and stays off."""
         self._end: weakref.finalize[[], Self] | None = None
         self._is_in_doubt = False
         self._worker_id = 0
@@ -102,14 +102,14 @@ class EngineSession:
         self._device: NDArray[np.uint8] | None = None
         self._plan: CachePlan | None = None
         self._off_at = -math.inf
-        """When `poll` found that it is on no more."""
+        """When `poll` last found that the session had gone off."""
         self._told_on = False
         self._told_gone = False
         self._told_worker_id = 0
         self._told_generation = 0
 
     def __repr__(self) -> str:
-        """Show life: whether it is on, and in which generation."""
+        """Show life: whether the session is on, and its generation."""
         state = "on" if self.is_on else "off"
         return f"<EngineSession {state}, generation {self.generation}, {self.guard!r}>"
 
@@ -117,8 +117,8 @@ class EngineSession:
     def open(cls, settings: ConnectorSettings, terms: Terms) -> Self:
         """Attach this process, waiting up to `start_seconds`, and longer while the daemon makes the memory.
 
-        Never raises: where the daemon is away or refuses, the session is off and a thread goes on trying. The first
-        `poll` after an attachment tells FRESH, also where it was there from the start.
+        Never raises: if the daemon is away or refuses, the session is off and a thread goes on trying. The first `poll`
+        after an attachment returns FRESH, even if the attachment was made in `open`.
         """
         session = cls(settings, terms)
         if terms.identity.refusal:
@@ -139,71 +139,71 @@ class EngineSession:
 
     @property
     def is_on(self) -> bool:
-        """Whether calls are worth making: attached, by this process, to a daemon that answered lately."""
+        """Whether a call is worth making: this process is attached, and the daemon has answered lately."""
         attached = self._attached
         is_there = attached is not None and self._attacher.has(attached)
         return is_there and not self.guard.is_open and self._process_id == os.getpid()
 
     @property
     def is_returning(self) -> bool:
-        """Whether the daemon answers, or `poll` has not found it away for longer than a restart takes.
+        """Whether the daemon answers, or has been away for no longer than a restart takes.
 
-        An engine that is idle polls nothing, so what counts is when it was found away, not when it was there last.
+        An idle engine does not poll, so time counts from when `poll` found the daemon away, not from its last answer.
         """
         return self.is_on or self._told_on or time.monotonic() < self._off_at + _RETURN_SECONDS
 
     @property
     def refusal(self) -> str:
-        """Why there is no attachment, such as the fields in which a layout differs; empty where there is one."""
+        """Why there is no attachment, such as the fields in which a layout differs; empty if there is one."""
         return self.terms.identity.refusal or self._attacher.refusal
 
     @property
     def worker(self) -> Worker | None:
-        """The worker; its verbs raise, so they are called by way of `call`."""
+        """The worker; its methods raise, so call them through `call`."""
         return None if self._attached is None else self._attached.worker
 
     @property
     def plan(self) -> CachePlan | None:
-        """The plan of the cache that was attached last; stays when the session is off."""
+        """The plan of the cache that was attached last; it stays when the session is off."""
         return self._plan
 
     @property
     def device(self) -> NDArray[np.uint8] | None:
-        """The rank's region, writable; the same array as long as it is the same memory, on or off."""
+        """The rank's region, writable; it is the same array as long as the memory is the same, on or off."""
         return self._device
 
     @property
     def memory(self) -> MemoryIdentity:
-        """Which memory it is: kind, device and inode of every region; the same in all processes of a cache."""
+        """The memory's identity: kind, device and inode of every region; the same in all processes of a cache."""
         return self._memory
 
     @property
     def rekeyer(self) -> Rekeyer | None:
-        """What turns vLLM's block hashes into keys, in the generation that is; None until the first attachment."""
+        """The rekeyer that turns vLLM's block hashes into keys in this generation; None until the first attachment."""
         return self._rekeyer
 
     @property
     def needs_inventory(self) -> bool:
-        """Whether nobody knows for sure what the magazine holds, so that `reconciled` must come before an exchange."""
+        """Whether the magazine's content is uncertain, so that `reconciled` must come before an exchange."""
         attached = self._attached
         if attached is None or attached.magazine is None:
             return False
         return self._is_in_doubt or self._now_worker_id != self._worker_id
 
     def counts(self) -> dict[str, int]:
-        """Return what happened to this session's calls from its beginning on, for metrics."""
+        """Return the counts of this session's calls since it began, for metrics."""
         return {**self.guard.counts.as_dict(), "generation": self.generation}
 
     # What it does
 
     def keep(self, memory: MemoryIdentity) -> None:
-        """Seek no other memory from now on: the engine's cache lies in this one. Where it ends, `poll` tells GONE."""
+        """Accept no other memory from now on: the engine's cache lies in this one. `poll` returns GONE if it ends."""
         self._attacher.kept = memory
 
     def poll(self) -> SessionEvent:
-        """Take over what the background has found, and tell what became of the session; cheap, once a step.
+        """Take over what the background thread found, and return what became of the session; cheap, once a step.
 
-        Nothing but LOST becomes of one that was closed: it is told no news of another cache.
+        After `close` it returns no event but LOST: a closed session hears nothing of other caches.
         """
         if self._process_id == os.getpid() and not self.is_closed:
             attached = self._attached
@@ -229,9 +229,10 @@ class EngineSession:
         return SessionEvent.NONE if was_on and is_same else SessionEvent.BACK
 
     def exchange(self, order: ExchangeOrder, default: D) -> Exchanged | D:
-        """Carry an exchange out; the default where the session is off, an inventory is owed, or no answer came.
+        """Carry out an exchange; give the default if the session is off, an inventory is needed, or no answer came.
 
-        After a default nothing may be taken for granted: where it may have been carried out, `needs_inventory` says so.
+        After a default the exchange may or may not have been carried out; `needs_inventory` tells whether that is in
+        doubt.
         """
         attached = self._attached
         if attached is None or attached.magazine is None or self.needs_inventory:
@@ -239,7 +240,7 @@ class EngineSession:
         return self._surely(lambda: self._exchanged(attached, order), default, "exchange")
 
     def inventory(self) -> Inventory | None:
-        """Return what the daemon says that the magazine holds; None where no answer came. Ends no doubt."""
+        """Return the daemon's inventory of the magazine, or None if no answer came; the doubt stays."""
         attached = self._attached
         if attached is None or attached.magazine is None:
             return None
@@ -247,10 +248,10 @@ class EngineSession:
         return truth
 
     def reconciled(self) -> Inventory | None:
-        """Return what the magazine holds and end the doubt, so that exchanges are made again; None: ask again later.
+        """Return the magazine's inventory and end the doubt, so that exchanges work again; on None, ask again later.
 
-        An exchange whose answer was lost may still be on its way. It is made stale by an empty exchange before the
-        truth is asked for, so that it cannot be carried out behind the owner's back.
+        An exchange whose answer was lost may still be on its way. So an empty exchange makes it stale before the
+        inventory is taken, and it cannot be carried out unnoticed afterwards.
         """
         attached = self._attached
         if attached is None or attached.magazine is None:
@@ -258,29 +259,28 @@ class EngineSession:
         return self._surely(lambda: self._reconciled(attached), None, "inventory")
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell without a call of each key whether it is surely not cached; of none, where the terms want no counts."""
+        """Tell for each key, without a call, whether it is surely not cached; all False if there are no key counts."""
         attached = self._attached
         if attached is None or not self.is_on:
             return [False] * len(keys)
         return attached.worker.absent(keys)
 
     def call(self, function: Callable[[Worker], T], default: D, what: str) -> T | D:
-        """Call a verb of the worker, such as `lambda worker: worker.pin(keys)`; its default where that fails."""
+        """Call a worker's method, such as `lambda worker: worker.pin(keys)`; give the default if the call fails."""
         attached = self._attached
         if attached is None:
             return default
         return self._surely(lambda: function(attached.worker), default, what)
 
     def reset(self, weights: str = "") -> None:
-        """Begin a new era of keys: nothing that was computed before is found any more, by this engine. No call is made.
+        """Begin a new era of keys, in which this engine finds nothing that was computed before; makes no call.
 
-        The era is this engine's own fact, part of every key it makes from now on, and no fact of the cache: another
-        engine of the cache still has the weights that it has, so what it finds under the keys of before is right, and
-        what this one computes with other weights must not be found by it. Blocks of before stay in the pool until they
-        are evicted; those of the magazine are the owner's to drop. Engines that say the same `weights`, such as the
-        revision that all were updated to, find each other's blocks again; without, the era is like no other. A
-        restarted engine has the weights that it loads, and so begins in the first era. Only the process that makes the
-        keys, the scheduler's, has to reset.
+        The era is part of every key that this engine makes from now on; the cache knows nothing of it. Another engine
+        of the cache still has its old weights, so what it finds under the old keys is right, and it must not find what
+        this engine computes with new weights. Old blocks stay in the pool until they are evicted; the owner must drop
+        those of its magazine. Engines that give the same `weights`, such as the revision that all were updated to, find
+        each other's blocks; without `weights`, the era is unique. A restarted engine loads its own weights, and so
+        begins in the first era. Only the scheduler's process, which makes the keys, has to reset.
         """
         self._era = weights.encode() if weights else os.urandom(_ERA_BYTES)
         self.generation += 1
@@ -302,7 +302,7 @@ class EngineSession:
         return 0 if self._attached is None else self._attached.worker.worker_id
 
     def _tell_adapters_apart(self) -> None:
-        """Begin in an era of the adapters: vLLM's hashes name them, and not what they have been trained to."""
+        """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights."""
         if not self.settings.adapters and self._sayings.is_news("adapters"):
             _logger.warning(
                 "Adapters (LoRA) are on, and vLLM tells them apart by name and path alone, so what another engine "
@@ -312,12 +312,12 @@ class EngineSession:
         self.reset(self.settings.adapters and f"adapters {self.settings.adapters}")
 
     def _pick_up(self) -> None:
-        """Make what the thread has found the attachment."""
+        """Use the attachment that the thread has found, if any."""
         found = self._attacher.take()
         if found is None:
             return
         self._attached, self._plan = found, found.plan
-        # A new worker's magazine may be one that other processes have kept alive.
+        # Other processes may have kept the new worker's magazine alive.
         self._is_in_doubt = found.magazine is not None
         self._worker_id = found.worker.worker_id
         if found.memory != self._memory or not found.memory:
@@ -341,7 +341,7 @@ class EngineSession:
         answer = self.guard.call(function, default, what)
         attached = self._attached
         if attached is not None and attached.is_elsewhere:
-            # The worker has attached itself to a cache that was made anew: the answer speaks of other blocks.
+            # The worker has attached itself to a cache that was made anew, so the answer is about other blocks.
             self._lose(attached)
             return default
         return answer
@@ -374,7 +374,7 @@ class EngineSession:
         return truth
 
     def _check_worker(self, attached: Attachment) -> None:
-        """Refuse an answer during which the worker became another one, with another magazine of the same name."""
+        """Refuse the answer if the worker became another one meanwhile, with another magazine of the same name."""
         if attached.worker.worker_id != self._worker_id:
             self._is_in_doubt = True
             raise _AnotherWorkerError
@@ -383,7 +383,7 @@ class EngineSession:
         if self._end is not None:
             self._end.detach()
         attached, self._attached = self._attached, None
-        # First the thread, so that no probe opens a connection behind the worker's end.
+        # End the thread first, so that no probe opens a connection after the worker's end.
         self._attacher.close(self.settings.deadline_seconds)
         if attached is not None:
             attached.worker.close()

@@ -1,4 +1,4 @@
-"""Own what a user may set of a connector, as vLLM's `kv_connector_extra_config` brings it."""
+"""Own a connector's settings, which vLLM passes as `kv_connector_extra_config`."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,59 +22,60 @@ _WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
     "owned": ("pool_bytes", *_TIERS, "magazine_blocks"),
     "shared": ("pool_bytes", *_TIERS),
 }
-"""Settings that do nothing in a mode; of each, 0 says nothing."""
+"""Settings that have no effect in a mode; 0 means not set."""
 
 
 class ConnectorSettings(BaseModel):
-    """Settings of one connector; the same in every process of an engine."""
+    """Settings of one connector, the same in every process of an engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     socket: str = ""
-    """The daemon's address, or the path of its local socket, which may begin at the engine's working directory; empty:
-    KVLEASE_ADDRESS, else the user's own."""
+    """The daemon's address, or the path of its local socket, which may be relative to the engine's working directory;
+    if empty, KVLEASE_ADDRESS, or else the user's default address."""
     cache: str = Field("", max_length=63)
-    """The cache's name; empty: one made of mode, model and identity, so that only equal engines meet."""
+    """The cache's name; if empty, one made of mode, model and identity, so that only equal engines share a cache."""
     tenant: str = Field("default", min_length=1, max_length=128)
-    """Whose blocks are shared; what one tenant computes is never found by another."""
+    """The tenant whose blocks are shared; blocks that one tenant computes are never found by another."""
     weights: str = Field("", max_length=256)
-    """What the weights are, such as a digest, said by who knows; empty: commit or files of the model are looked at."""
+    """A text that identifies the weights, such as a digest; if empty, the model's commit or files identify them."""
     adapters: str = Field("", max_length=256)
-    """What the adapters (LoRA) are, such as their revision, said by who knows; empty: with adapters, what an engine
+    """A text that identifies the adapters (LoRA), such as their revision; if empty, what an engine with adapters
     computes is found again by that engine alone, for as long as it lives."""
     pool_bytes: int = Field(0, ge=0)
-    """Bytes of the daemon's pool that blocks are offloaded to; 0 takes four times the engine's own cache."""
+    """Bytes of the daemon's pool that blocks are offloaded to; 0 means four times the engine's own cache."""
     host_bytes: int = Field(0, ge=0)
-    """Bytes of the host pool below."""
+    """Bytes of the host pool below that pool."""
     disk_bytes: int = Field(0, ge=0)
-    """Bytes of the disk store below."""
+    """Bytes of the disk store."""
     remote_bytes: int = Field(0, ge=0)
-    """Bytes of the remote store below."""
+    """Bytes of the remote store."""
     deadline_ms: float = Field(250, ge=1, le=60_000)
     """Milliseconds after which a hook goes on without the daemon's answer."""
     retry_seconds: float = Field(2, gt=0, le=3_600)
-    """Seconds between tries to reach a daemon that did not answer; hooks do not wait for them."""
+    """Seconds between tries to reach a daemon that did not answer; hooks do not wait for these tries."""
     start_seconds: float = Field(5, gt=0, le=3_600)
-    """Seconds that an engine's start waits for the daemon before it goes on without."""
+    """Seconds that an engine's start waits for the daemon before the engine goes on without it."""
     populate_seconds: float = Field(120, ge=0, le=3_600)
     """Seconds that an engine's start waits while the daemon makes the cache's memory."""
     verify: bool = True
-    """Whether blocks are checksummed when they leave the pool, and verified when they come back."""
+    """Whether blocks are checksummed when they leave the pool and verified when they come back."""
     write_policy: Literal["", "on-evict", "write-through", "after-n-hits"] = ""
-    """When blocks are copied to the tiers below; empty: the daemon's default."""
+    """When blocks are copied to the tiers below; if empty, the daemon's default."""
     eviction_policy: Literal["", "leaf-lru", "arc", "s3-fifo", "lfu", "adaptive"] = ""
-    """What leaves the pool first; empty: the daemon's default."""
+    """Which blocks leave the pool first; if empty, the daemon's default."""
     magazine_blocks: int = Field(0, ge=0)
-    """Private blocks that an engine of a shared pool keeps in stock; 0 takes what two steps need."""
+    """Private blocks that an engine of a shared pool keeps in stock; 0 means what two steps need."""
     stats: bool = True
-    """Whether figures go the way of vLLM's own; they do where vLLM knows the connector by name."""
+    """Whether the connector reports figures with vLLM's own statistics, which needs vLLM to know the connector by
+    name."""
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, others: Collection[str] = ()) -> Self:
-        """Read the settings out of the extra config; `others` are names in it that vLLM itself reads.
+        """Read the settings from the extra config; `others` are the names in it that vLLM itself reads.
 
         Raises:
-            InvalidError: a name is unknown or a value out of range; the message names all of them.
+            InvalidError: a name is unknown or a value is out of range; the message names all of them.
         """
         own = {name: value for name, value in (extra or {}).items() if name not in others}
         try:
@@ -88,25 +89,25 @@ class ConnectorSettings(BaseModel):
         return settings
 
     def without_effect(self, mode: str) -> list[str]:
-        """Return the names of what is set and does nothing in a mode."""
+        """Return the names of the settings that are set but have no effect in a mode."""
         return [name for name in _WITHOUT_EFFECT[mode] if getattr(self, name)]
 
     def of_mode(self, mode: str) -> Self:
-        """Return the settings less those that do nothing in a mode: the daemon is not asked for their memory."""
+        """Return the settings without those that have no effect in a mode, so that they cost no memory."""
         return self.model_copy(update=dict.fromkeys(_WITHOUT_EFFECT[mode], 0))
 
     @property
     def address(self) -> str:
-        """Where the daemon is, written as an address."""
+        """The daemon's address."""
         written = f"{_LOCAL}{self.socket}" if self.socket.startswith("/") else self.socket
         return str(parse_address(written or default_address()))
 
     @property
     def local_address(self) -> str:
-        """The same, where memory can be handed over there.
+        """The daemon's address, which must be a local socket, as only a local socket hands memory over.
 
         Raises:
-            InvalidError: it is another address than a local socket's.
+            InvalidError: the address is not a local socket's.
         """
         if not self.address.startswith(_LOCAL):
             message = (
@@ -117,7 +118,7 @@ class ConnectorSettings(BaseModel):
         return self.address
 
     def _check_address(self) -> None:
-        """Refuse a malformed address now, by the name of what it comes from."""
+        """Refuse a malformed address now, naming the setting or variable that it comes from."""
         try:
             self.address  # noqa: B018
         except InvalidError as error:
@@ -127,25 +128,25 @@ class ConnectorSettings(BaseModel):
     @field_validator("socket")
     @classmethod
     def _is_whole(cls, value: str) -> str:
-        """Have a path begin at the root, also where the working directory becomes another."""
+        """Make a path absolute, so that it stays right if the working directory changes."""
         return str(Path(value).absolute()) if value and "://" not in value else value
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
     def _is_number(cls, value: object) -> object:
-        """Refuse true and false, which would be 1 and 0."""
+        """Refuse true and false, which would count as 1 and 0."""
         if isinstance(value, bool):
             raise ValueError("Input should be a number, not true or false")  # noqa: TRY004 - pydantic's
         return value
 
     @property
     def deadline_seconds(self) -> float:
-        """The deadline of a hook's call."""
+        """The deadline of a hook's call, in seconds."""
         return self.deadline_ms / 1000
 
     @property
     def options(self) -> CacheOptions:
-        """How the cache is to be kept."""
+        """The options that the cache is registered with."""
         return CacheOptions(
             integrity="xxh3" if self.verify else "none",
             write_policy=self.write_policy,

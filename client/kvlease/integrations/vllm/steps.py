@@ -1,4 +1,4 @@
-"""Own how a step's id goes out to the ranks and comes back from them: vLLM's two kinds of metadata, and no more."""
+"""Own the metadata that carries a step's id to the ranks and back to the scheduler."""
 
 from dataclasses import dataclass
 
@@ -10,23 +10,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Which step this is."""
+    """The step that the ranks are to carry out."""
 
     step_id: int
     parts: bool = False
-    """Whether the ranks are to have their caches seen by no other engine any more, before the step is carried out."""
+    """Whether the ranks must make their caches private to this engine before they carry out the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsBack(KVConnectorWorkerMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Up to which step the ranks that were asked have come back."""
+    """The newest step that all ranks asked so far have carried out."""
 
     step_id: int
     is_apart: bool = False
-    """Whether their caches are seen by no other engine any more."""
+    """Whether the caches of these ranks are private to this engine."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepsBack":
-        """Return how far both have come."""
+        """Return what holds for both."""
         assert isinstance(other, StepsBack), "all ranks have the same connector"
         step_id = min(self.step_id, other.step_id)
         return StepsBack(step_id, is_apart=self.is_apart and other.is_apart)
