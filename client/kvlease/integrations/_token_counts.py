@@ -1,4 +1,4 @@
-"""Own the counts of what becomes of a request's tokens; the tokens themselves, and the code that computes them, are elsewhere."""
+"""Own the counts of what becomes of a request's tokens; the tokens themselves, and their states, are kept elsewhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Own the offload mode: vLLM's own offloading, with the daemon's tiers as its medium; its names are the package's."""
+"""Own the offload mode: vLLM's own offloading, with the daemon's tiers as its medium; `vllm` exports the names."""

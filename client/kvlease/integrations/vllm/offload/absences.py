@@ -1,8 +1,8 @@
-"""Own which requests nobody was asked for, because nothing of them is cached, and what the daemon is told of them.
+"""Own the requests that are known without a call to have nothing cached, and what the daemon is told of them.
 
-The key counts answer key by key. A request of which its first key and the one that is sought are absent is new: it is
-stored as a whole, without a question whether the pool has some of what follows. The keys of such requests go with a
-later exchange, so that the daemon counts them, and ghost caches and recorded traces see them, as if asked for.
+The key counts answer for each key. If a request's first key and the key looked up are both absent, the request is new:
+all of it is stored, without asking whether the pool has some later block. A later exchange carries the keys of such
+requests, so that the daemon, ghost caches and recorded traces count them as if they had been asked for.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,30 +16,31 @@ Absent = Callable[[Sequence[OffloadKey]], list[bool]]
 
 
 class Absences:
-    """What was found to be absent without a call."""
+    """The requests that were found absent without a call."""
 
     def __init__(self, absent: Absent) -> None:
-        """Take who tells of keys whether they are surely absent."""
+        """Remember the function that tells for each key whether it is surely absent."""
         self.absent = absent
         self.num_misses = 0
-        """Requests that were answered so."""
+        """Requests that were answered without a call."""
         self.untold: Untold[OffloadKey] = Untold()
-        """Their keys, until the daemon was told of them."""
+        """The keys of these requests that the daemon has not been told of."""
 
     def __repr__(self) -> str:
         """Show life: how many requests were answered, and how many keys the daemon does not know of."""
         return f"<Absences {self.num_misses} requests, {len(self.untold)} keys to be told>"
 
     def note(self, seeker: Seeker, keys: Collection[OffloadKey]) -> None:
-        """Note that the first of all keys of a request was absent; then nothing that begins with it was there."""
+        """Note that a request's first key was absent, so that nothing of the request was cached."""
         for first in keys:
             self._note_new(seeker, first, keys)
             return
 
     def misses(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> bool:
-        """Tell whether a key of a request is surely a miss, and note that as the answer; `keys` are all of them.
+        """Tell whether a request's key is surely a miss, and note that answer; `keys` are all keys of the request.
 
-        Who asks for a second one, as where windows are sought from their end, has all of them looked at.
+        A request that asks for a second key, as one with windows does, searching from the end, has all its keys
+        checked.
         """
         answers = seeker.answers
         if not answers:
@@ -60,5 +61,5 @@ class Absences:
         self.untold.note(seeker.request_id, keys)
 
     def ask(self, request_id: str, keys: Collection[OffloadKey]) -> None:
-        """Note that the daemon is asked for keys after all, so that it is not told of them, too."""
+        """Note that the daemon is asked for these keys after all, so that it is not told of them again."""
         self.untold.drop(request_id, keys)

@@ -1,12 +1,12 @@
-"""Own what each row of the engine's magazine is for: in stock, being written, written, read or leaving; makes no call.
+"""Own the use of each row of the engine's magazine; makes no call.
 
-Rows of the daemon's pool are its blocks. Every row of the magazine is in one of these:
+Rows are the blocks of the daemon's pool. Every row of the magazine is in one of these states:
 
-- in stock: private, nobody writes it;
-- being written: private, a job stores into it;
-- written: private, to be published at the next exchange, and dropped there, too: what is cached needs no holder;
-- held: found for one request or more that may load it;
-- leaving: to be dropped at the next exchange.
+- in stock: private, and nobody writes it;
+- being written: private, and a job stores into it;
+- written: private, to be published and dropped by the next exchange: a cached block needs no holder;
+- held: found for one or more requests that may load it;
+- leaving: to be dropped by the next exchange.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ _POSITION: Final = attrgetter("position")
 
 
 class Written(NamedTuple):
-    """A row that a job fills or has filled: its future key, and its place in its request's chain."""
+    """A row that a job fills or has filled, with its future key and its place in the request's chain."""
 
     row: Row
     name: bytes
@@ -39,7 +39,7 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class _Sent:
-    """What an exchange that is not answered yet may have done."""
+    """What an unanswered exchange may have done."""
 
     written: list[Written] = field(default_factory=list)
     leaving: list[Row] = field(default_factory=list)
@@ -47,14 +47,14 @@ class _Sent:
 
 
 class Books:
-    """The rows of one magazine; rows of another memory never come into the same books."""
+    """The rows of one magazine, all of one memory."""
 
     def __init__(self) -> None:
-        """Begin with nothing; `wipe` opens the books for a pool."""
+        """Begin with no rows; `wipe` opens the books for a pool."""
         self.wipe(0)
 
     def __repr__(self) -> str:
-        """Show life: rows by what they are for."""
+        """Show life: the number of rows in each state."""
         return (
             f"<Books {len(self.stock)} in stock, {self.num_writing} being written, {len(self.written)} written, "
             f"{self.num_held} held, {len(self.leaving)} leaving>"
@@ -72,11 +72,11 @@ class Books:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next exchange has something to tell."""
+        """Whether the next exchange has anything to tell."""
         return bool(self.written or self.leaving or self.wrong)
 
     def wipe(self, num_rows: int) -> None:
-        """Forget everything: the pool is another one, with so many rows."""
+        """Forget everything, as the pool is another one, with `num_rows` rows."""
         self.num_rows = num_rows
         self.stock: list[Row] = []
         self.written: list[Written] = []
@@ -90,19 +90,19 @@ class Books:
     # Rows that are read
 
     def hold(self, rows: Rows) -> None:
-        """Note that a request holds rows that an exchange gave it; no row twice."""
+        """Note that a request holds rows that an exchange gave it; `rows` has no row twice."""
         self._num_held += int(np.count_nonzero(self._num_holders[rows] == 0))
         self._num_holders[rows] += 1
 
     def release(self, rows: Rows) -> None:
-        """Note that a request holds these rows no more; the last holder's leave the magazine, in their order."""
+        """Note that a request no longer holds these rows; those without another holder leave the magazine, in order."""
         self._num_holders[rows] -= 1
         left = rows[self._num_holders[rows] == 0]
         self._num_held -= len(left)
         self.leaving.extend(left.tolist())
 
     def condemn(self, rows: Iterable[Row]) -> None:
-        """Have rows that are held but carry other bytes than their key says found no more."""
+        """Mark held rows that carry another key than they should, so that the next exchange retracts them."""
         self.wrong.extend(
             row for row in rows if 0 <= row < self.num_rows and self._num_holders[row]
         )
@@ -110,7 +110,7 @@ class Books:
     # Rows that are written
 
     def write(self, num_rows: int) -> list[Row]:
-        """Take up to so many rows out of the stock, to store into."""
+        """Take up to `num_rows` rows out of the stock, to store into."""
         keep = max(0, len(self.stock) - num_rows)
         rows = self.stock[keep:]
         del self.stock[keep:]
@@ -118,14 +118,14 @@ class Books:
         return rows
 
     def is_written(self, row: Row) -> bool:
-        """Note that a job stored into a row; returns whether it is still ours to publish."""
+        """Note that a job has stored into a row; return whether we may still publish the row."""
         if row in self._writing:
             self._writing.remove(row)
             return True
         return False
 
     def unwrite(self, row: Row) -> None:
-        """Note that a job is done with a row that is worth nothing."""
+        """Note that a job has ended and left its row without useful content; the row returns to the stock."""
         if self.is_written(row):
             self.stock.append(row)
 
@@ -134,9 +134,10 @@ class Books:
     def order(
         self, *, hold: Sequence[bytes] = (), take: int = 0, missed: Sequence[bytes] = ()
     ) -> ExchangeOrder:
-        """Return what to tell the daemon now; `settle` or `reconcile` must follow, as it answers or does not.
+        """Return what to tell the daemon now; call `settle` if it answers, and `reconcile` if it does not.
 
-        Rows are taken as for new requests: what they had is written to the tiers below first, and they come later.
+        Rows are taken as for new requests: their old content is first written to the tiers below, so they may come
+        later.
         """
         sent = self._sent = _Sent(sorted(self.written, key=_POSITION), self.leaving, self.wrong)
         self.written, self.leaving, self.wrong = [], [], []
@@ -161,9 +162,9 @@ class Books:
         self.stock.extend(answer.taken_new.tolist())
 
     def reconcile(self, inventory: Inventory, held: Iterable[tuple[bytes, Row]]) -> set[Row]:
-        """Make the books agree with what the magazine has; `held` names what requests believe to hold.
+        """Make the books agree with the inventory; `held` lists the names and rows that requests believe they hold.
 
-        Returns the rows among them that are not held under that name any more.
+        Returns the rows of `held` that are no longer held under their name.
         """
         sent, self._sent = self._sent or _Sent(), None
         blank = bytes(BYTES_PER_KEY)

@@ -52,16 +52,16 @@ _logger: Final = logging.getLogger(__name__)
 
 MODE: Final = "offload"
 STOCK_SHARE_MAX: Final = 8
-"""The stock of private rows is at most one of so many of the pool."""
+"""The stock of private rows is at most the pool's rows divided by this."""
 
 
 class KVLeaseOffloadingConnector(OffloadingConnector):
-    """vLLM's offloading connector over the daemon's pool. Nothing of the daemon is ever raised into the engine."""
+    """vLLM's offloading connector over the daemon's pool. No error of the daemon is ever raised into the engine."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
-        """Choose the spec and, on the scheduler's side, attach.
+        """Choose the spec and, in the scheduler's process, attach.
 
         Raises:
             InvalidError: a setting is unknown or out of range.
@@ -102,7 +102,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return manager
 
     def on_new_request(self, request: Request) -> None:
-        """Note a request; where its layers attend to all tokens, vLLM's scheduler is told of it when it has to be."""
+        """Note a request; if all layers attend to all tokens, vLLM's scheduler is told of it only when needed."""
         if self._is_plain and CAN_TELL_LATER:
             self._newcomers.waiting[request.request_id] = request
         else:
@@ -111,13 +111,13 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tell how many tokens can be loaded; of one that has nothing to load, nobody goes over all blocks for that."""
+        """Return how many tokens can be loaded; if a request has nothing to load, its blocks are not gone over."""
         if request.request_id in self._newcomers.waiting:
             if self._has_nothing_to_load(request, num_computed_tokens):
                 return 0, False
             self._take_in_waiting(request)
         elif self._newcomers.is_started(request.request_id):
-            # It was preempted before its second step.
+            # The request was preempted before its second step.
             self._take_in_started()
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
@@ -125,19 +125,19 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return matched
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Plan the step's loads and stores; what a request stores of its first step is planned in the next one.
+        """Plan the step's loads and stores; what a request stores of its first step is planned in the next step.
 
-        So nobody waits for that plan before a first token. The ranks begin with a step's stores in the next one anyway.
+        So no first token waits for that plan. The ranks begin a step's stores in the next step anyway.
         """
         scheduled, new = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_new_reqs
         self._take_in_started()
         self.manager.admit(scheduled.keys(), has_new=bool(new))
-        # Of windows, blocks may have gone by then.
+        # Layers with windows may have given up blocks by the next step, so their stores are not put off.
         first = {one.req_id for one in new} if self._is_plain else set[str]()
         due = self._progress.due(scheduled, first)
         seen = scheduler_output
         if first or len(due) < len(scheduled):
-            # Others see the same output, below MultiConnector for one; `copy.copy` takes several times as long.
+            # Others see the same output, such as those below MultiConnector; `copy.copy` is several times slower.
             seen = object.__new__(type(scheduler_output))
             seen.__dict__.update(scheduler_output.__dict__)
             seen.num_scheduled_tokens = due
@@ -149,7 +149,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return meta
 
     def reset_cache(self) -> bool | None:
-        """Begin a new generation of keys; what requests have computed so far is stored under those."""
+        """Begin a new generation of keys; what requests have computed so far is stored again under the new keys."""
         self._take_in_started()
         self._progress.restart()
         self._forget_behind_windows()
@@ -157,9 +157,9 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return is_done
 
     def _forget_behind_windows(self) -> None:
-        """Have nothing stored anew of what windows had stored: others may have those blocks by now.
+        """Keep blocks that windows have stored from being stored again: other requests may have those blocks by now.
 
-        vLLM notes which blocks leave a window only behind what is stored, and stores from the start after a reset.
+        vLLM notes which blocks leave a window only after the stored ones, but stores from the start after a reset.
         """
         scheduler = self.scheduler
         blocks_per_chunk = scheduler.config.blocks_per_chunk
@@ -174,7 +174,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let go of a request; what it has stored of its first step is planned in the next one, if it ran at all."""
+        """Forget a request; if it ran its first step, what it stores of that is planned in the next step."""
         self._part(request.request_id)
         parted: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return parted
@@ -182,7 +182,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Do the same, where blocks come by group."""
+        """Forget a request, as above, with its blocks given by group."""
         self._part(request.request_id)
         parted: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(
             request, block_ids
@@ -190,7 +190,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return parted
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take in what the ranks report."""
+        """Pass the ranks' report to the manager, and to vLLM."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, RankReport):
             self.manager.report(report.completed_jobs, report.failed_jobs, report.wrong_rows)
@@ -199,7 +199,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     # Requests that vLLM's scheduler is told of later
 
     def _take_in(self, request: Request) -> None:
-        """Tell of a request, with its keys: the first that is looked up asks for all that came with it."""
+        """Tell vLLM's scheduler of a request and make its keys, as one lookup asks for the keys of several requests."""
         super().on_new_request(request)
         self._progress.note(request)
         status = getattr(self.scheduler, "_req_status", {}).get(request.request_id)
@@ -207,7 +207,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             status.update_offload_keys()
 
     def _has_nothing_to_load(self, request: Request, num_computed_tokens: int) -> bool:
-        """Tell whether the engine has all whole chunks of a request, or the pool surely has not the first."""
+        """Tell whether the engine has all whole chunks of a request, or the pool surely lacks the first one."""
         group = self.scheduler.config.kv_group_configs[0]
         per_chunk = group.tokens_per_chunk
         num_tokens = len(request.block_hashes) // group.hashes_per_chunk * per_chunk
@@ -223,7 +223,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return make_offload_key(request.block_hashes[group.hashes_per_chunk - 1], group.group_idx)
 
     def _take_in_waiting(self, request: Request) -> None:
-        """Take in a request that may have something to load, and those behind it: they are asked for together."""
+        """Tell vLLM's scheduler of a request that may load, and of those waiting behind it, to ask for all at once."""
         hashes = self.scheduler.config.kv_group_configs[0].hashes_per_chunk
         others = [
             one
@@ -239,7 +239,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             self._take_in(one)
 
     def _start(self, scheduled: list[Any]) -> list[Any]:
-        """Note who runs the first step, and return the rest; what is stored from their blocks has to end before."""
+        """Note the requests that run their first step, and return the others; stores from their blocks end first."""
         started = self._newcomers.start(scheduled)
         for one in started:
             for blocks in one.block_ids:
@@ -263,21 +263,21 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     # A worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take the engine's tensors, and attach."""
+        """Register the engine's tensors, and attach."""
         super().register_kv_caches(kv_caches)
         rank = self._offloading.parallel.rank
         session = self._session(rank)
         self._worker.open(_mapping(session, rank), session.close)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Begin the step's copies."""
+        """Begin the step's loads."""
         meta = self._connector_metadata
         assert isinstance(meta, OffloadingConnectorMetadata)
         self._loading.update((job_id, job.req_id) for job_id, job in meta.load_jobs.items())
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Tell which requests have their blocks, and which of these have not: those compute them."""
+        """Return which requests have ended their loads, and which of these must compute blocks, as a load failed."""
         results = super().get_transfer_results(finished_req_ids)
         failures = self._worker.failures
         for job_id, blocks in failures.loads.items():
@@ -292,12 +292,12 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks that loads left unwritten; where groups share ids, whole requests are told instead."""
+        """Return the blocks that loads left unwritten; with several groups, whole requests are reported instead."""
         blocks, self._unwritten_blocks = self._unwritten_blocks, set()
         return blocks
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
-        """Report the jobs that are through, and what failed."""
+        """Report the finished jobs, and the failures."""
         report = super().build_connector_worker_meta()
         if self.connector_worker is None or self.connector_worker.worker is None:
             return report
@@ -328,7 +328,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         readers.announce(config.engine_id, manager.blocks_read)
 
     def _session(self, rank: int) -> EngineSession:
-        """Attach this process; where that fails, the session goes on trying by itself."""
+        """Attach this process; if that fails, the session goes on trying by itself."""
         vllm_config, settings, config = self._vllm_config, self._settings, self._offloading
         identity = Identity.of(vllm_config, self._kv_cache_config, weights=settings.weights)
         if refusal := unfit(vllm_config) or too_small(config, settings.pool_bytes):
@@ -350,9 +350,9 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 
 
 def unfit(vllm_config: VllmConfig) -> str:
-    """Return why nothing may be loaded into an engine's blocks, and what to change; empty where it may.
+    """Return why nothing may be loaded into an engine's blocks, and what to change; empty if loads are allowed.
 
-    vLLM switches prefix caching off for models and platforms that it holds to be wrong behind a prefix that is found,
+    vLLM switches prefix caching off for models and platforms that would compute wrong results after a cached prefix,
     but asks a connector for prefixes all the same.
     """
     if not vllm_config.cache_config.enable_prefix_caching:
@@ -361,7 +361,7 @@ def unfit(vllm_config: VllmConfig) -> str:
 
 
 def _recompute_failed_loads(vllm_config: VllmConfig) -> None:
-    """Have requests whose load fails compute their blocks; vLLM's default is to fail them.
+    """Make requests whose load fails compute their blocks; by default vLLM fails such requests.
 
     The scheduler reads the policy after it has made its connector.
     """
@@ -376,7 +376,7 @@ def _recompute_failed_loads(vllm_config: VllmConfig) -> None:
 
 
 def _mapping(session: EngineSession, rank: int) -> Callable[[], MappedPool | None]:
-    """Return what gives a rank's pool as it is mapped now."""
+    """Return a function that gives a rank's pool as it is mapped now."""
     known: list[MappedPool] = []
 
     def mapped() -> MappedPool | None:

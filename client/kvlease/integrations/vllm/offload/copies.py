@@ -1,6 +1,6 @@
-"""Own where the pages of a chunk lie in a row of the pool, and moving them between there and the engine's tensors.
+"""Own where a chunk's pages lie in a row of the pool, and the copies between rows and the engine's tensors.
 
-It knows neither which rows are whose, nor when to move.
+Which rows belong to whom, and when to copy, is decided elsewhere.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvlease.geometry import ceil_div
 
 HEAD_BYTES: Final = 64
-"""Bytes at the start of a row that say whose pages follow: the block's key, then zeros; one cache line."""
+"""Bytes at the start of a row that name its content: the block's key, then zeros; one cache line in all."""
 KEY_BYTES: Final = 32
 
 _LIBC: Final = ctypes.CDLL(None)
@@ -29,7 +29,7 @@ Addresses = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One page of every block of a group: which tensor has it, and where it lies in a block's share of a row."""
+    """One page of every block of a group: its tensor, and its place in a block's share of a row."""
 
     tensor: int
     num_bytes: int
@@ -60,10 +60,10 @@ class RowLayout:
         bytes_per_block: int,
         blocks_per_chunk: int,
     ) -> Self:
-        """Lay out the pages of every group, each given as its tensor and its bytes.
+        """Lay out the pages of every group; each page is given by its tensor and its bytes.
 
         Raises:
-            ValueError: the pages of a group take more than a block has.
+            ValueError: the pages of a group take more bytes than a block has.
         """
         groups = []
         for group_id, group in enumerate(pages):
@@ -87,14 +87,14 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Move:
-    """Pages of one group to move, each with its block of the engine, and where its block starts in the pool's rows."""
+    """Pages of one group to copy: the engine's blocks, and where each block starts in the pool's rows."""
 
     parts: tuple[Part, ...]
     blocks: NDArray[np.int64]
     chunks: NDArray[np.int64]
-    """For each block: the index of its chunk in the job."""
+    """For each block, the index of its chunk in the job."""
     share_offsets: NDArray[np.int64]
-    """For each block: where its share starts in its chunk's row, in bytes."""
+    """For each block, where its share starts in its chunk's row, in bytes."""
 
 
 def moves_of(
@@ -104,12 +104,12 @@ def moves_of(
     first_blocks: Sequence[int],
     num_chunks: int,
 ) -> list[Move]:
-    """Return what a job moves: blocks in the order of their groups, each group's filling chunk after chunk.
+    """Return what a job copies: blocks in the order of their groups; each group's blocks fill chunk after chunk.
 
-    Only the first chunk of a group may lack blocks at its start, and the last one at its end.
+    Only a group's first chunk may lack blocks at its start, and only its last chunk at its end.
 
     Raises:
-        ValueError: blocks and chunks do not match.
+        ValueError: the blocks and the chunks do not match.
     """
     moves, num_blocks, num_used = [], 0, 0
     per_chunk = layout.blocks_per_chunk
@@ -134,10 +134,10 @@ def moves_of(
 
 
 class Rows:
-    """The pool of one rank, as rows of one block each."""
+    """One rank's pool as rows of one block each."""
 
     def __init__(self, region: NDArray[np.uint8], num_rows: int, row_stride_bytes: int) -> None:
-        """Look at a mapped region; it stays mapped as long as this is used."""
+        """View a mapped region; it stays mapped as long as this object is used."""
         self._region = region
         self.num_rows = num_rows
         self.row_stride_bytes = row_stride_bytes
@@ -146,24 +146,24 @@ class Rows:
         self._heads: NDArray[np.uint8] = rows[:, :KEY_BYTES]
 
     def __repr__(self) -> str:
-        """Show life: how many rows, and their bytes."""
+        """Show life: the number of rows, and the bytes of each."""
         return f"<Rows {self.num_rows} of {self.row_stride_bytes} bytes>"
 
     @property
     def region(self) -> NDArray[np.uint8]:
-        """All bytes."""
+        """The whole mapped region."""
         return self._region
 
     def has(self, rows: NDArray[np.int32]) -> bool:
-        """Tell whether all rows are rows of this pool."""
+        """Tell whether all given rows are rows of this pool."""
         return not len(rows) or (int(rows.min()) >= 0 and int(rows.max()) < self.num_rows)
 
     def blank(self, rows: NDArray[np.int32]) -> None:
-        """Take the keys from rows that are about to be written, so that nobody takes the bytes for what they were."""
+        """Erase the keys of rows that are about to be written, so that nobody takes the bytes for the old content."""
         self._heads[rows] = 0
 
     def sign(self, rows: NDArray[np.int32], keys: bytes) -> None:
-        """Write the keys into rows whose bytes are written."""
+        """Write the keys into rows whose content is complete."""
         self._heads[rows] = _keys_of(keys)
 
     def carrying(self, rows: NDArray[np.int32], keys: bytes) -> NDArray[np.bool_]:
@@ -177,33 +177,33 @@ class Rows:
 
 
 class Copies(Protocol):
-    """Moves pages; on a device behind the caller's back, on a host at once."""
+    """Copies of pages: on a device in the background, on a host at once."""
 
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
-        """Begin to copy from the engine's tensors, given first, into the pool's rows."""
+        """Begin to copy from the engine's tensors, the first of each pair, into the pool's rows."""
 
     def load(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
-        """Begin to copy from the pool's rows, given first, into the engine's tensors."""
+        """Begin to copy from the pool's rows, the first of each pair, into the engine's tensors."""
 
     def finished(self) -> list[int]:
-        """Return the jobs whose copies are through and were not told before."""
+        """Return the jobs whose copies have ended; each is returned once."""
 
     def wait(self, job_ids: set[int]) -> None:
-        """Return when the copies of these jobs are through."""
+        """Wait until the copies of these jobs have ended."""
 
     def close(self) -> None:
-        """Wait for everything, and let go of the pool."""
+        """Wait for all copies, and let go of the pool."""
 
 
 class HostCopies:
-    """Copies between two memories of the host, carried out at once.
+    """Copies within host memory, carried out at once.
 
-    A second thread would take the processor from the engine's own computing, which is there, too; and between two
-    copies it would wait for the interpreter's lock.
+    A second thread would take processor time from the engine, which computes on the host too, and would wait for the
+    interpreter's lock between any two copies.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing to tell."""
+        """Begin with no jobs."""
         self._through: list[int] = []
 
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
@@ -215,19 +215,19 @@ class HostCopies:
         self._copy(job_id, pairs)
 
     def finished(self) -> list[int]:
-        """Return the jobs since the last time."""
+        """Return the jobs since the last call."""
         through, self._through = self._through, []
         return through
 
     def wait(self, job_ids: set[int]) -> None:
-        """Return: everything is through."""
+        """Return at once: all copies have ended."""
 
     def close(self) -> None:
-        """Return: nothing is under way."""
+        """Return at once: no copy is unfinished."""
 
     def _copy(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
         for sources, targets, num_bytes in pairs:
-            # The loop over the pages runs inside `map` and `deque`: no bytecode for each of them.
+            # The loop over pages runs inside `map` and `deque`, without bytecode for each page.
             deque(map(_memmove, targets.tolist(), sources.tolist(), repeat(num_bytes)), maxlen=0)
         self._through.append(job_id)
 
@@ -235,12 +235,12 @@ class HostCopies:
 class StreamCopies:
     """Copies between a GPU and the pinned pool, on one side stream for each direction. Not tested on a GPU.
 
-    A copy starts behind what the model's stream has been given so far, so that a store reads finished pages and a load
-    overwrites none that is still read; loads also wait for earlier stores, and the other way round.
+    A copy starts after the work that the model's stream has been given so far, so that a store reads finished pages and
+    a load overwrites no page that is still read. Loads also wait for earlier stores, and stores for earlier loads.
     """
 
     def __init__(self, torch: Any, device: Any, submit: Callable[[Any, Any, Any], None]) -> None:
-        """Make the streams; `submit` copies on the current stream, from addresses to addresses so many bytes each."""
+        """Make the streams; `submit` copies on the current stream, given sources, targets and each copy's bytes."""
         self._torch = torch
         self._submit = submit
         self._device = device
@@ -249,27 +249,27 @@ class StreamCopies:
         self._under_way: dict[int, tuple[Any, tuple[Any, ...]]] = {}
 
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
-        """Copy on the stream of stores."""
+        """Copy on the store stream."""
         self._begin(job_id, pairs, self._storing, self._loading)
 
     def load(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
-        """Copy on the stream of loads."""
+        """Copy on the load stream."""
         self._begin(job_id, pairs, self._loading, self._storing)
 
     def finished(self) -> list[int]:
-        """Return the jobs whose last event has happened."""
+        """Return the jobs whose event has happened."""
         through = [job_id for job_id, (event, _) in self._under_way.items() if event.query()]
         for job_id in through:
             del self._under_way[job_id]
         return through
 
     def wait(self, job_ids: set[int]) -> None:
-        """Wait for the jobs' events; `finished` tells of them afterwards."""
+        """Wait for the jobs' events; `finished` returns the jobs afterwards."""
         for job_id in job_ids & self._under_way.keys():
             self._under_way[job_id][0].synchronize()
 
     def close(self) -> None:
-        """Wait for everything."""
+        """Wait for all copies."""
         self.wait(set(self._under_way))
 
     def _begin(
@@ -287,14 +287,14 @@ class StreamCopies:
         with torch.cuda.stream(stream):
             self._submit(sources, targets, num_bytes)
             event.record(stream)
-        # The lists of addresses live until the copies are through: the driver may read them late.
+        # The lists of addresses must live until the copies end: the driver may read them late.
         self._under_way[job_id] = (event, (sources, targets, num_bytes))
 
 
 def pairs_of(
     rows: Rows, row_ids: NDArray[np.int32], tensors: Sequence[PageTensor], moves: list[Move]
 ) -> list[tuple[Addresses, Addresses, int]]:
-    """Return for every part of the moves the addresses in the engine's tensor, those in the pool, and the bytes."""
+    """Return, for each part of each move, the addresses in the engine's tensor, those in the pool, and the bytes."""
     pairs = []
     for move in moves:
         shares = rows.addresses(row_ids[move.chunks].astype(np.int64)) + move.share_offsets

@@ -1,4 +1,4 @@
-"""Own the exchanges of the offloading manager: one at a time, each settled or reconciled before the next one."""
+"""Own the offloading manager's exchanges: one at a time, each settled or reconciled before the next."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,35 +16,35 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 NAMES_MAX: Final = 16_384
-"""Names that one exchange seeks at most; the daemon limits what a call names."""
+"""Names that one exchange asks for at most; the daemon limits how many a call may name."""
 QUIET_SECONDS: Final = 0.1
-"""Seconds without exchanges after one that failed, where the daemon is there."""
+"""Seconds without exchanges after one that failed, if the daemon still answers."""
 PUT_OFF_MAX: Final = 4
-"""Steps in a row that an exchange may be put off for, which nobody waits for."""
+"""Steps in a row for which an exchange that nobody waits for may be put off."""
 
 Lost = Callable[[Collection[Row] | None], None]
 Held = Callable[[], Iterable[tuple[bytes, Row]]]
 
 
 def pool_id(session: EngineSession) -> bytes:
-    """Return what names the memory that a session has: the same in all processes that have it; empty for none."""
+    """Return the identity of a session's memory, the same in all processes that have it; empty if it has none."""
     return b" ".join(
         b"%d:%d" % (device, inode) for kind, device, inode in session.memory if kind == "tables"
     )
 
 
 class Desk:
-    """The manager's way to the daemon. No call of it raises."""
+    """The manager's link to the daemon. Its calls never raise."""
 
     def __init__(
         self, session: EngineSession, held: Held, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take a session over; `held` lists the names and rows that requests hold."""
+        """Use a session; `held` lists the names and rows that requests hold."""
         self.books = Books()
         self.pool = b""
-        """Which memory the rows of the books are rows of; empty before there was any."""
+        """The identity of the memory that the books' rows belong to; empty until there is memory."""
         self.on_loss: Lost = lambda _: None
-        """Told of rows that are held no more; None: of all rows."""
+        """Called with the rows that are no longer held, or with None for all rows."""
         self.absences = Absences(self.absent)
         self.num_exchanges = 0
         self._session = session
@@ -66,17 +66,17 @@ class Desk:
         return bool(self.pool) and self._session.is_on and self._clock() >= self._quiet_until
 
     def is_due(self, *, can_wait: bool) -> bool:
-        """Tell whether a step's end has something to tell; where that can wait, a later one tells it.
+        """Tell whether an exchange is due at a step's end; if it can wait, a later step makes it.
 
-        It can where a step has new requests, as who waits for a first token need not wait for what others had; and
-        where stores are under way, which are told of soon. Any exchange before takes it along.
+        It can wait if the step has new requests, so that no first token waits for news of other requests, and if stores
+        are unfinished, which will bring more news soon. Any exchange made before then carries the news as well.
         """
         is_due = self.books.is_due
         self._num_put_off = self._num_put_off + 1 if is_due and can_wait else 0
         return is_due and self._num_put_off % (PUT_OFF_MAX + 1) == 0
 
     def poll(self) -> None:
-        """Take over what became of the session; other memory means other books."""
+        """Learn what has become of the session; other memory means new books."""
         event = self._session.poll()
         if event is SessionEvent.FRESH and (pool := pool_id(self._session)) != self.pool:
             plan = self._session.plan
@@ -89,9 +89,10 @@ class Desk:
     def exchange(
         self, *, hold: Sequence[bytes] = (), take: int = 0, is_waited_for: bool = False
     ) -> Rows | None:
-        """Tell the daemon what is due and ask for more; returns a row for each name, or None where that failed.
+        """Tell the daemon what is due and ask for more; return a row for each name, or None if that failed.
 
-        It is one exchange, but for more names than one can carry. What was absent is not told where a request waits.
+        It makes one exchange, or several if there are more names than one can carry. While a request waits, the
+        exchange does not report keys that were missed without a call.
         """
         if not self.is_ready or not self._is_certain():
             return None
@@ -105,7 +106,7 @@ class Desk:
         return rows
 
     def names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
-        """Return the daemon's keys of vLLM's; a desk that was never ready can be asked for none."""
+        """Return the daemon's keys for vLLM's; the desk must have been ready once unless `keys` is empty."""
         if not keys:
             return []
         rekeyer = self._session.rekeyer
@@ -113,16 +114,16 @@ class Desk:
         return self._keys.of_names(rekeyer, keys)
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Tell of each key without a call whether the pool surely lacks it; of none, where there is no pool."""
+        """Tell for each key, without a call, whether the pool surely lacks it; all False if there is no pool."""
         return self._session.absent(self.names(keys)) if self.pool else [False] * len(keys)
 
     def begin_generation(self) -> None:
-        """Make all keys others than before."""
+        """Begin a new era of keys."""
         self.absences.untold.clear()
         self._session.reset()
 
     def shield(self, work: Callable[[], T], default: D, what: str) -> T | D:
-        """Carry out a hook's work; the default where it fails."""
+        """Carry out a hook's work; give the default if it fails."""
         return self._session.guard.shield(work, default, what)
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class Desk:
         return answer.held if hold else NO_ROWS
 
     def _is_certain(self) -> bool:
-        """Make sure of what the magazine has, where the last answer was lost or the attachment is a new one."""
+        """Make sure of the magazine's content if the last answer was lost or the attachment is new."""
         if not self._is_in_doubt and not self._session.needs_inventory:
             return True
         inventory = self._session.reconciled()

@@ -1,4 +1,4 @@
-"""Own which jobs are under way and which rows they touch, from the step that plans them to the last rank's report."""
+"""Own the unfinished jobs and the rows they use, from the step that plans them to the last rank's report."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One transfer, as all ranks carry it out."""
+    """One transfer, which every rank carries out."""
 
     request_id: str
     rows: NDArray[np.int32]
@@ -19,14 +19,14 @@ class Job:
     is_store: bool
     ranks_left: int
     is_stale: bool = False
-    """Whether vLLM has forgotten it, because its cache was reset; then nobody else tells of its end."""
+    """Whether vLLM has forgotten the job, because its cache was reset; then vLLM does not report its end."""
 
 
 class Jobs:
-    """The jobs of one engine by vLLM's ids."""
+    """The unfinished jobs of one engine, by vLLM's ids."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Begin with none; every rank reports every job once."""
+        """Begin with no jobs; every rank reports every job once."""
         self._num_ranks = num_ranks
         self._jobs: dict[int, Job] = {}
 
@@ -47,32 +47,32 @@ class Jobs:
 
     @property
     def is_storing(self) -> bool:
-        """Whether any store is under way."""
+        """Whether any store is unfinished."""
         return any(job.is_store for job in self._jobs.values())
 
     def find(self, job_ids: Iterable[int]) -> list[Job]:
-        """Return those of these jobs that are under way."""
+        """Return those of these jobs that are unfinished."""
         return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
     def blocks_read(self) -> set[int]:
-        """Return the engine's blocks that stores under way read."""
+        """Return the engine's blocks that unfinished stores read."""
         return {
             block for job in self._jobs.values() if job.is_store for block in job.blocks.tolist()
         }
 
     def clear(self) -> None:
-        """Forget all jobs: their rows are of a memory that is gone."""
+        """Forget all jobs: the memory of their rows is gone."""
         self._jobs.clear()
 
     def forget(self) -> list[Job]:
-        """Mark all jobs as forgotten by vLLM, and return those that were not before."""
+        """Mark all jobs as forgotten by vLLM, and return those that were not marked before."""
         jobs = [job for job in self._jobs.values() if not job.is_stale]
         for job in jobs:
             job.is_stale = True
         return jobs
 
     def report(self, completed: Mapping[int, int]) -> list[Job]:
-        """Note how many ranks report each job; returns the forgotten ones that are at their end now."""
+        """Note how many ranks report each job; return the jobs that vLLM has forgotten and that have ended now."""
         ended = []
         for job_id, num_ranks in completed.items():
             job = self._jobs.get(job_id)

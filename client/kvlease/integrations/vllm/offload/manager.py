@@ -1,11 +1,11 @@
-"""Own vLLM's scheduler side of offloading: which blocks the pool has, and where new ones go; no byte moves here.
+"""Own the scheduler's side of vLLM's offloading: which blocks the pool has and where new ones go; moves no bytes.
 
-A request is looked up once: one exchange asks for all keys of it, and of those that came with it, and holds what is
-found; every lookup is then a dict access. What was held is given up as soon as the request runs, and goes with the next
-exchange. Stores take rows from a stock of private ones and are published when all ranks have written them. A step makes
-one control call at most, beside the one of requests that are new to it.
+A request is looked up once. One exchange asks for all its keys, and for those of requests that arrived with it, and
+holds the blocks found; every later lookup is a dict access. As soon as the request runs, its hold is given up, which
+the next exchange tells the daemon. Stores take rows from a stock of private ones, which are published when all ranks
+have written them. A step makes one control call at most, besides one for its new requests.
 
-Where the daemon is away, everything is a miss and nothing is stored.
+While the daemon is away, everything is a miss and nothing is stored.
 """
 
 import time
@@ -36,11 +36,11 @@ from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, See
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
 HELD_SHARE_MAX: Final = 0.5
-"""Where requests hold this share of the pool, no further one holds anything; the rest is free to be written."""
+"""When requests hold this share of the pool, no further request may hold blocks; the rest stays free for stores."""
 
 
 class PoolManager(OffloadingManager):
-    """vLLM's manager over the daemon's pool; everything is a miss until it is opened."""
+    """vLLM's offloading manager over the daemon's pool; everything is a miss until it is opened."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin closed."""
@@ -59,7 +59,7 @@ class PoolManager(OffloadingManager):
         self._has_new = False
 
     def __repr__(self) -> str:
-        """Show life: the requests that are known, and the rows."""
+        """Show life: the known requests, and the desk."""
         return f"<PoolManager {len(self._seekers)} requests, {self._desk!r}>"
 
     def open(self, desk: Desk, *, num_ranks: int, stock_rows: int, has_events: bool) -> None:
@@ -73,12 +73,12 @@ class PoolManager(OffloadingManager):
     # Lookups
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Tell of each key without a call whether the pool surely lacks it."""
+        """Tell for each key, without a call, whether the pool surely lacks it."""
         desk, none = self._desk, [False] * len(keys)
         return none if desk is None else desk.shield(lambda: desk.absent(keys), none, "lookup")
 
     def note_absent(self, request_id: str) -> None:
-        """Note that a request, which nobody was asked for, had an absent first key: nothing of it is cached."""
+        """Note that the first key of a request was absent, so nothing of it is cached; the daemon was not asked."""
         context, desk = self._arrivals.of(request_id), self._desk
         if context is not None and desk is not None:
             desk.absences.note(self._seeker(context), context._offload_key_positions)  # noqa: SLF001 - probed at import
@@ -92,19 +92,19 @@ class PoolManager(OffloadingManager):
         return self._guarded(lambda desk: self._meet(desk, key, req_context), MISS, "lookup")
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
-        """Say that everything comes from the host's memory."""
+        """Return the host: all blocks come from its memory."""
         del key, req_context
         return CacheHitSource.HOST
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        """Say where the blocks are that a request loads; they stay held until the load is through."""
+        """Return where the blocks are that a request loads; they stay held until the load ends."""
         seeker = self._seeker(req_context)
         seeker.num_loads += 1
         rows, names = seeker.find(keys)
         return RowsSpec(b"" if self._desk is None else self._desk.pool, rows, names)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Give up what a request held: its load is through."""
+        """Note that a load has ended; after the last one, give up the blocks that the request held."""
         del keys
         seeker = self._seekers.get(req_context.req_id)
         if seeker is None:
@@ -120,7 +120,7 @@ class PoolManager(OffloadingManager):
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
-        """Give rows to blocks that the pool lacks, as many as there are at once; the rest is not stored."""
+        """Give rows to blocks that the pool lacks, as far as rows are at hand; other blocks are not stored."""
         nothing = PrepareStoreOutput([], RowsSpec(b"", np.zeros(0, np.int32), b""), [])
         return self._guarded(
             lambda desk: self._begin_store(desk, list(keys), req_context), nothing, "store"
@@ -129,7 +129,7 @@ class PoolManager(OffloadingManager):
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        """Have blocks published that all ranks have written."""
+        """Queue blocks that all ranks have written to be published."""
         desk = self._desk
         if desk is None or not keys:
             return
@@ -148,7 +148,7 @@ class PoolManager(OffloadingManager):
     # The life of requests and steps
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Take a request in; nothing is asked before one is looked up."""
+        """Note a request; the daemon is asked only when a request is looked up."""
         self._arrivals.note(req_context)
         return RequestOffloadingContext()
 
@@ -165,7 +165,7 @@ class PoolManager(OffloadingManager):
             del self._seekers[req_context.req_id]
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Make the step's one exchange: what was published and given up, blocks on their way, and new stock."""
+        """Make the step's one exchange: publish and give up rows, ask for blocks on their way, and take new stock."""
         can_wait = self._has_new or bool(context.new_req_ids) or self._jobs.is_storing
         self._guarded(lambda desk: self._close_step(desk, can_wait=can_wait), None, "step")
 
@@ -175,12 +175,12 @@ class PoolManager(OffloadingManager):
         return desk is not None and desk.is_ready and desk.books.is_due
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Tell which blocks were stored; when they are evicted, the daemon decides and tells."""
+        """Return events for the blocks that were stored; the daemon evicts them, and tells of that itself."""
         events, self._events = self._events, []
         return events
 
     def reset_cache(self) -> None:
-        """Begin a new generation of keys; rows that jobs still touch come back when these are through."""
+        """Begin a new generation of keys; rows that jobs still use come back when the jobs end."""
         books = self._books
         if books is None:
             return
@@ -199,7 +199,7 @@ class PoolManager(OffloadingManager):
         self._guarded(lambda desk: desk.begin_generation(), None, "reset")
 
     def shutdown(self) -> None:
-        """Let go of the daemon."""
+        """Detach from the daemon."""
         if self._desk is not None:
             self._desk.close()
 
@@ -210,7 +210,7 @@ class PoolManager(OffloadingManager):
         self._jobs.plan(load_jobs, store_jobs)
 
     def admit(self, request_ids: Collection[str], *, has_new: bool = False) -> None:
-        """Note which requests run in this step, and whether any is new: they have loaded what they load."""
+        """Note which requests run in this step, so that their loads have ended, and whether any is new."""
         self._has_new = has_new
         self._arrivals.forget(request_ids)
         if not self._holders:
@@ -222,7 +222,7 @@ class PoolManager(OffloadingManager):
     def report(
         self, completed: Mapping[int, int], failed: Collection[int], wrong_rows: Collection[Row]
     ) -> None:
-        """Note what the ranks report of their jobs; comes before vLLM's own calls for the same report."""
+        """Note what the ranks report of their jobs; must come before vLLM's own calls for the same report."""
         books = self._books
         if books is None:
             return
@@ -241,13 +241,13 @@ class PoolManager(OffloadingManager):
                 books.release(np.unique(job.rows[job.rows >= 0]))
 
     def held(self) -> Iterable[tuple[bytes, Row]]:
-        """List the keys and rows that requests believe to hold."""
+        """Yield the keys and rows that requests believe they hold."""
         for seeker in self._holders.values():
             for place in np.flatnonzero(seeker.rows >= 0).tolist():
                 yield seeker.names[place], int(seeker.rows[place])
 
     def blocks_read(self) -> set[int]:
-        """Return the engine's blocks that stores under way read."""
+        """Return the engine's blocks that unfinished stores read."""
         return self._jobs.blocks_read()
 
     # How it is done
@@ -265,7 +265,7 @@ class PoolManager(OffloadingManager):
         return self._seekers.get(name) or self._seekers.setdefault(name, Seeker(name))
 
     def _meet(self, desk: Desk, key: OffloadKey, context: ReqContext) -> LookupResult:
-        """Ask for all keys of a request that it did not ask for yet, this one among them."""
+        """Ask for all keys of a request that were not asked for yet, this one among them."""
         seeker = self._seeker(context)
         if seeker.is_refused or not desk.is_ready:
             seeker.answers[key] = MISS
@@ -282,7 +282,7 @@ class PoolManager(OffloadingManager):
         return seeker.answers.setdefault(key, MISS)
 
     def _ask(self, desk: Desk, keys: list[OffloadKey], seeker: Seeker) -> None:
-        """Make one exchange that holds what the pool has of the keys; all are misses where it fails."""
+        """Make one exchange that holds the blocks that the pool has of the keys; if it fails, all are misses."""
         self._arrivals.forget((seeker.request_id,))
         asked = []
         if keys and desk.books.num_held < desk.books.num_rows * HELD_SHARE_MAX:
@@ -303,7 +303,7 @@ class PoolManager(OffloadingManager):
         self, desk: Desk, seeker: Seeker, keys: list[OffloadKey], names: list[bytes], rows: Rows
     ) -> None:
         if (found := rows.tolist()).count(NOWHERE) == len(found):
-            # As most that are new: then numpy has nothing to do, which takes its time even where there is little.
+            # Most new requests find nothing; then numpy has nothing to do, which costs time even for little data.
             seeker.miss(keys)
             return
         seeker.learn(keys, names, rows)
@@ -326,7 +326,7 @@ class PoolManager(OffloadingManager):
         books = desk.books
         seeker = self._seeker(context)
         if desk.is_ready and not seeker.known and not seeker.answers and KNOWS_POSITIONS:
-            # Nobody looked it up: what the engine's own cache has of it, the pool may have, too.
+            # The request was not looked up; but the pool may have blocks that the engine's own cache has.
             self._meet(desk, keys[0], context)
             self._release(seeker)
         lacking = seeker.lacking(keys, self._storing.keys())
@@ -366,9 +366,9 @@ class PoolManager(OffloadingManager):
                 self._holders[seeker.request_id] = seeker
 
     def _questions(self) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
-        """Return what waiting requests ask in this step, each with the names of what it asks for.
+        """Return what waiting requests ask in this step: each one's places and names.
 
-        With them come the places of blocks that are on their way; None where a request asks for the first time.
+        The places are those of blocks on their way, or None if the request asks for the first time.
         """
         assert self._desk is not None
         questions: list[tuple[Seeker, list[int] | None, list[bytes]]] = []
@@ -384,7 +384,7 @@ class PoolManager(OffloadingManager):
         self._unasked.clear()
 
     def _lose(self, rows: Collection[Row] | None) -> None:
-        """Note rows that are held no more; None: all of them, and those that are being written, too."""
+        """Note rows that are no longer held; None means all rows, including those being written."""
         if rows is None:
             for seeker in list(self._holders.values()):
                 seeker.lose(seeker.held_rows.tolist())

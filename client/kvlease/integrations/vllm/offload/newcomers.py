@@ -1,7 +1,7 @@
-"""Own which requests vLLM's offloading scheduler was not told of yet, as nothing can be loaded for them.
+"""Own the requests that vLLM's offloading scheduler has not been told of, because nothing can be loaded for them.
 
-What it keeps of a request is for its loads, and for its stores, which are planned behind its first step. One that has
-nothing to load is told of in its second step, or when it ends; so nobody waits for that before a first token.
+The scheduler keeps a request for its loads and for its stores, which are planned after its first step. A request with
+nothing to load is reported in its second step, or when it ends; so no first token waits for that.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ class Started(NamedTuple):
 
     request: Any
     block_ids: tuple[list[int], ...]
-    """The engine's blocks that it got for that, by group."""
+    """The engine's blocks that it got for that step, by group."""
     is_absent: bool
-    """Whether it was asked for, and surely nothing of it was cached."""
+    """Whether its first key was found absent, so that nothing of it is cached."""
 
 
 class Newcomers:
-    """The requests that wait, and those that ran their first step."""
+    """The requests that wait, and those that have run their first step."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -37,20 +37,20 @@ class Newcomers:
         return request_id in self._started
 
     def note_absent(self, request_id: str) -> None:
-        """Note that surely nothing of a request that waits is cached."""
+        """Note that surely nothing of a waiting request is cached."""
         self._absent.add(request_id)
 
     def first(self, most: int) -> list[Any]:
-        """Return up to so many requests that wait, in the order in which they came."""
+        """Return up to `most` waiting requests, in the order in which they arrived."""
         return list(islice(self.waiting.values(), most))
 
     def leave(self, request_id: str) -> None:
-        """Let go of a request that waits."""
+        """Forget a waiting request."""
         self.waiting.pop(request_id, None)
         self._absent.discard(request_id)
 
     def start(self, scheduled: Iterable[Any]) -> list[Started]:
-        """Note which requests run their first step, as vLLM describes them; returns those that were waiting here."""
+        """Note which requests run their first step, given vLLM's data of each; return those that were waiting here."""
         started = []
         for one in scheduled:
             request = self.waiting.pop(one.req_id, None)
@@ -58,14 +58,14 @@ class Newcomers:
                 continue
             is_absent = one.req_id in self._absent
             self._absent.discard(one.req_id)
-            # The lists are the runner's, who has more blocks come to them.
+            # The lists are copied because they are the runner's, which appends blocks to them.
             ran = Started(request, tuple(map(list, one.block_ids)), is_absent)
             self._started[one.req_id] = ran
             started.append(ran)
         return started
 
     def take_started(self) -> list[Started]:
-        """Return those that have run their first step, which are newcomers no more."""
+        """Return the requests that have run their first step, and forget them."""
         if not self._started:
             return []
         started, self._started = list(self._started.values()), {}

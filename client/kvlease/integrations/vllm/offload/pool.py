@@ -1,4 +1,4 @@
-"""Own the plan of the cache that blocks are offloaded to: rows that are exactly what one rank stores of a chunk."""
+"""Own the plan of the pool that blocks are offloaded to; one rank's row is exactly what it stores of a chunk."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,17 +13,17 @@ from kvlease.spec import FullAttention
 from kvlease.units import BLOCKS_MAX, BYTES_MAX
 
 ENGINE_CACHES: Final = 4
-"""How many times the engine's own cache the pool has, where nobody says."""
+"""The size of the pool, as a multiple of the engine's own cache, if `pool_bytes` is not set."""
 ROW_MULTIPLE_BYTES: Final = 64
 
 
 def tokens_per_chunk(config: OffloadingConfig) -> int:
-    """Return the tokens of a chunk of the first group."""
+    """Return how many tokens a chunk of the first group has."""
     return int(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk)
 
 
 def bytes_per_state(config: OffloadingConfig) -> int:
-    """Return the share of a row that one of its tokens has.
+    """Return how many bytes of a row each of its tokens takes.
 
     ceil((HEAD_BYTES + worker_kv_bytes_per_block * blocks_per_chunk) / tokens_per_chunk)
     """
@@ -32,20 +32,20 @@ def bytes_per_state(config: OffloadingConfig) -> int:
 
 
 def bytes_per_row(config: OffloadingConfig) -> int:
-    """Return the bytes of one rank's row: what its tokens take, up to a multiple of a cache line."""
+    """Return the bytes of one rank's row: the bytes of its tokens, rounded up to a multiple of a cache line."""
     return round_up(bytes_per_state(config) * tokens_per_chunk(config), ROW_MULTIPLE_BYTES)
 
 
 def chunk_mark(config: OffloadingConfig) -> str:
-    """Return what tells caches of larger chunks apart."""
+    """Return the ending of a cache's name that tells caches of larger chunks apart."""
     blocks = config.cache.blocks_per_chunk
     return "" if blocks == 1 else f"-x{blocks}"
 
 
 def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: int) -> PlanInputs:
-    """Return what the cache is registered with; `pool_bytes` are for all ranks, 0 takes ENGINE_CACHES.
+    """Return what the cache is registered with; `pool_bytes` is for all ranks together, and 0 means ENGINE_CACHES.
 
-    One layer stands for all that a rank keeps, as the daemon must know no more of a row than its bytes.
+    One layer stands for everything that a rank keeps, as the daemon needs to know only the bytes of a row.
     """
     tokens = tokens_per_chunk(config)
     ranks = config.parallel.world_size
@@ -53,7 +53,7 @@ def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: in
     num_rows = floor_div(pool_bytes, row) or ceil_div(
         ENGINE_CACHES * num_engine_blocks, config.cache.blocks_per_chunk
     )
-    # More than any plan has is more than any machine has, which the daemon says with what it has.
+    # A plan's limits exceed any machine's memory; the daemon's refusal then tells how much memory there is.
     num_rows = min(num_rows, BLOCKS_MAX, floor_div(BYTES_MAX, row))
     layer = FullAttention(
         name="chunks",
@@ -74,7 +74,7 @@ def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: in
 
 
 def too_small(config: OffloadingConfig, pool_bytes: int) -> str:
-    """Return why no chunk fits into a pool that was asked for, and what to change; empty where one does."""
+    """Return why no chunk fits into the pool that was asked for, and what to change; empty if one fits."""
     need = bytes_per_row(config) * config.parallel.world_size
     if not pool_bytes or pool_bytes >= need:
         return ""
@@ -87,7 +87,7 @@ def too_small(config: OffloadingConfig, pool_bytes: int) -> str:
 def no_room(
     config: OffloadingConfig, inputs: PlanInputs, pool_bytes: int
 ) -> Callable[[NeverFitsError], str]:
-    """Return what says that the daemon has no memory for the pool and the tiers below, and what would fit."""
+    """Return a function that says that the daemon has no memory for the pool and the host pool, and what would fit."""
 
     def said(error: NeverFitsError) -> str:
         row = bytes_per_row(config) * config.parallel.world_size
@@ -112,7 +112,7 @@ def no_room(
 
 
 def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequence[str]]:
-    """Return what compares a cache with this engine: how many rows it has is nobody's business, what one is, is."""
+    """Return a function that compares a cache's rows with this engine's; the number of rows may differ."""
 
     def disagreements(plan: CachePlan) -> list[str]:
         pairs = [

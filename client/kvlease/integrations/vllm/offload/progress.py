@@ -1,8 +1,8 @@
-"""Own which requests of a step have a chunk to store; what is stored of them is vLLM's to say.
+"""Own which of a step's requests have a chunk to store; vLLM decides what is stored of it.
 
-vLLM goes over every request of every step to find those that have come to the end of a chunk, which most have not: one
-that generates comes there once in as many steps as a chunk has tokens. A request that has come no further than when it
-was gone over before has nothing more to store, so that it can be left out.
+In every step vLLM goes over every request to find those that have reached the end of a chunk. Most have not: a request
+that generates gets there once in as many steps as a chunk has tokens. A request that is still in the chunk in which
+vLLM last looked at it has nothing more to store, so it can be left out.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class Progress:
-    """How far each request had come when it was gone over last, in chunks."""
+    """How far each request had come, in chunks, when vLLM last went over it."""
 
     def __init__(self, tokens_per_chunk: Sequence[int]) -> None:
-        """Begin with no request; chunks of several groups may differ."""
+        """Begin with no requests; chunks of several groups may differ in their tokens."""
         self._tokens = gcd(*tokens_per_chunk)
         self._requests: dict[str, Any] = {}
         self._chunks: dict[str, int] = {}
@@ -24,17 +24,17 @@ class Progress:
         return f"<Progress {len(self._requests)} requests, chunks of {self._tokens} tokens>"
 
     def note(self, request: Any) -> None:
-        """Take in a request, whose counts of tokens are looked at from now on."""
+        """Note a request, whose token counts are read from now on."""
         self._requests[request.request_id] = request
         self._chunks.pop(request.request_id, None)
 
     def due(
         self, num_scheduled_tokens: Mapping[str, int], put_off: Collection[str] = ()
     ) -> dict[str, int]:
-        """Return those of a step's requests that come to another chunk, and those that nobody knows.
+        """Return those of a step's requests that reach another chunk, and those that were never noted.
 
-        Those that are put off are due in their next step, whatever that brings. Of tokens that are scheduled ahead,
-        vLLM stores nothing before it knows them.
+        Requests in `put_off` are due in their next step, whatever that brings. Tokens that are scheduled ahead do not
+        count: vLLM does not store them before it knows them.
         """
         requests, chunks, tokens_per_chunk = self._requests, self._chunks, self._tokens
         found: dict[str, int] = {}
@@ -53,11 +53,11 @@ class Progress:
         return found
 
     def restart(self) -> None:
-        """Have all be gone over once more: the cache was reset, and everything is stored anew."""
+        """Let vLLM go over all requests again: the cache was reset, and everything is stored anew."""
         self._chunks.clear()
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Let go of requests that have ended."""
+        """Forget requests that have ended."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
             self._chunks.pop(request_id, None)

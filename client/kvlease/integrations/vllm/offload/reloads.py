@@ -1,4 +1,4 @@
-"""Own which requests wait for blocks that a lower tier brings, and when the daemon is asked whether they are there."""
+"""Own the requests that wait for blocks from a lower tier, and when to ask the daemon for those blocks."""
 
 from collections.abc import Callable, KeysView
 from typing import Final
@@ -6,16 +6,16 @@ from typing import Final
 from kvlease.integrations.vllm.offload.requests import Seeker
 
 RELOAD_SECONDS: Final = 1.0
-"""Seconds that a request waits for blocks of a lower tier; then they are misses."""
+"""Seconds that a request waits for blocks from a lower tier before they count as misses."""
 POLL_SECONDS: Final = 0.002
-"""Seconds between two questions whether they are there."""
+"""Seconds between two questions whether the blocks have arrived."""
 
 
 class Reloads:
-    """The requests of which blocks are on their way."""
+    """The requests that have blocks on their way."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Begin with none; the clock tells seconds."""
+        """Begin with no requests; the clock gives seconds."""
         self._clock = clock
         self._seekers: dict[str, Seeker] = {}
         self._poll_at = 0.0
@@ -30,16 +30,16 @@ class Reloads:
         return self._seekers.keys()
 
     def note(self, seeker: Seeker) -> None:
-        """Note a request of which blocks are on their way from now on."""
+        """Note a request that has blocks on their way from now on."""
         seeker.pending_until = self._clock() + RELOAD_SECONDS
         self._seekers[seeker.request_id] = seeker
 
     def forget(self, request_id: str) -> None:
-        """Let go of a request that waits no more."""
+        """Forget a request that no longer waits."""
         self._seekers.pop(request_id, None)
 
     def due(self) -> list[tuple[Seeker, list[int]]]:
-        """Return who asks now, and the places of what it asks for; who has waited long enough goes on without it."""
+        """Return the requests that ask now, and the places they ask for; those that waited too long go on without."""
         now = self._clock()
         if not self._seekers or now < self._poll_at:
             return []

@@ -1,4 +1,4 @@
-"""Own what a rank says of its jobs beside vLLM's own words: which failed, and which rows carry something else."""
+"""Own what a rank reports of its jobs beyond vLLM's own report: failed jobs, and rows that carry another key."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 
 @dataclass
 class RankReport(OffloadingWorkerMetadata):
-    """One rank's report of a step, or that of several ranks together."""
+    """The report of one rank, or of several ranks together, on a step."""
 
     failed_jobs: set[int] = field(default_factory=set)
     wrong_rows: set[int] = field(default_factory=set)
@@ -21,7 +21,7 @@ class RankReport(OffloadingWorkerMetadata):
         failed_jobs: set[int],
         wrong_rows: set[int],
     ) -> Self | None:
-        """Join a rank's failures to what vLLM reports; None where there is nothing to say."""
+        """Add a rank's failures to vLLM's report; None if there is nothing to report."""
         if report is None and not failed_jobs and not wrong_rows:
             return None
         base = report or OffloadingWorkerMetadata()
@@ -33,7 +33,7 @@ class RankReport(OffloadingWorkerMetadata):
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Return the report of two."""
+        """Return both reports joined."""
         joined = super().aggregate(other)
         assert isinstance(joined, OffloadingWorkerMetadata)
         failed_jobs, wrong_rows = set(self.failed_jobs), set(self.wrong_rows)

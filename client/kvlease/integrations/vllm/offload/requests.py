@@ -1,4 +1,4 @@
-"""Own what the daemon answered about the keys of each request, and how long the request holds what was found."""
+"""Own the daemon's answers about each request's keys, and how long the request holds the blocks found."""
 
 from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass, field
@@ -9,49 +9,49 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Rows
 
 NOWHERE = -1
-"""A block that no tier has, as an exchange answers."""
+"""An exchange's answer for a block that no tier has."""
 BELOW = -2
-"""A block that only a lower tier has, and that is on its way."""
+"""An exchange's answer for a block that only a lower tier has, and that is on its way."""
 
 MISS, HIT, PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
 THERE = (HIT, PENDING)
 
 _ANSWERS = (HIT, PENDING, MISS)
-"""By row: 0 for any that is held, else `BELOW` or `NOWHERE`, which count from the end."""
+"""Indexed by min(row, 0): 0 for a row that is held; `BELOW` and `NOWHERE` count from the end."""
 
 
 @dataclass(slots=True, eq=False)
 class Seeker:
-    """One request that may load: what it asked for, and the rows that it holds."""
+    """One request that may load: its keys, the answers, and the rows that it holds."""
 
     request_id: str
     answers: dict[OffloadKey, LookupResult] = field(default_factory=dict)
-    """The answer to each key; a lookup reads nothing else."""
+    """The answer for each key; a lookup reads only this."""
     known: dict[OffloadKey, LookupResult] = field(default_factory=dict)
-    """The answers of before what was held was given up: what was there need not be stored."""
+    """The answers from before the hold was given up: blocks that the pool had need not be stored."""
     keys: list[OffloadKey] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: NO_ROWS)
     pending_until: float | None = None
-    """When blocks that are on their way become misses."""
+    """The time at which blocks still on their way become misses."""
     num_loads: int = 0
     is_refused: bool = False
-    """Whether a load of this request failed: then it computes everything."""
+    """Whether a load of this request failed; then it computes everything."""
     is_finished: bool = False
     _index: dict[OffloadKey, int] | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether it holds any row."""
+        """Whether the request holds any row."""
         return bool(len(self.rows)) and bool((self.rows >= 0).any())
 
     @property
     def held_rows(self) -> Rows:
-        """The rows that it holds, in token order."""
+        """The rows that the request holds, in token order."""
         return self.rows[self.rows >= 0]
 
     def learn(self, keys: Sequence[OffloadKey], names: Sequence[bytes], rows: Rows) -> None:
-        """Note the answers to keys that were not asked before."""
+        """Note the answers for keys that were not asked for before."""
         self.keys.extend(keys)
         self.names.extend(names)
         self.rows = np.concatenate([self.rows, rows])
@@ -60,11 +60,11 @@ class Seeker:
         self.answers.update(zip(keys, answers, strict=True))
 
     def miss(self, keys: Iterable[OffloadKey]) -> None:
-        """Note keys that no tier has; there is nothing to load or to wait for."""
+        """Note keys that no tier has, so that there is nothing to load or to wait for."""
         self.answers.update(dict.fromkeys(keys, MISS))
 
     def lacking(self, keys: list[OffloadKey], storing: KeysView[OffloadKey]) -> list[OffloadKey]:
-        """Return those of some keys that the pool has not, and that nobody stores; mostly that are all of them."""
+        """Return those keys that the pool lacks and nobody is storing; usually all of them."""
         there = {key for key, answer in (self.answers or self.known).items() if answer in THERE}
         if there.isdisjoint(keys) and storing.isdisjoint(keys):
             return keys
@@ -82,19 +82,19 @@ class Seeker:
                 self.answers[self.keys[place]] = HIT if row >= 0 else MISS
 
     def miss_pending(self) -> None:
-        """Go on without the blocks that are still on their way."""
+        """Make misses of the blocks that are still on their way."""
         places = self.pending()
         self.arrive(places, np.full(len(places), NOWHERE, np.int32))
         self.pending_until = None
 
     def lose(self, rows: Iterable[int]) -> None:
-        """Note that these rows are held no more: what they were is a miss."""
+        """Note that these rows are no longer held; their keys become misses."""
         for place in np.flatnonzero(np.isin(self.rows, list(rows))).tolist():
             self.rows[place] = NOWHERE
             self.answers[self.keys[place]] = MISS
 
     def find(self, keys: Iterable[OffloadKey]) -> tuple[Rows, bytes]:
-        """Return row and name of keys that are to be loaded; a key that is not held has row -1."""
+        """Return the rows and names of keys that are to be loaded; a key that is not held has row -1."""
         if self._index is None:
             self._index = {key: place for place, key in enumerate(self.keys)}
         blank = bytes(32)
@@ -104,7 +104,7 @@ class Seeker:
         return rows, names
 
     def clear(self) -> Rows:
-        """Forget what was asked, and return the rows that were held; the next lookup asks anew."""
+        """Forget what was asked for, and return the rows that were held; the next lookup asks again."""
         rows = self.held_rows
         if self.answers:
             self.known = self.answers

@@ -1,4 +1,4 @@
-"""Own what vLLM's offloading connector asks for by name: a manager and workers whose medium is the daemon's pool."""
+"""Own the spec that vLLM's offloading connector loads by name: its manager and workers use the daemon's pool."""
 
 import logging
 from typing import Final
@@ -30,22 +30,22 @@ VLLM_SETTINGS: Final = frozenset(
         "spec_name",
     }
 )
-"""Names in the extra config that vLLM's offloading reads itself."""
+"""Names in the extra config that vLLM's offloading itself reads."""
 
 
 class KVLeaseOffloadingSpec(OffloadingSpec):
-    """Offload to the daemon's pool; `KVLeaseOffloadingConnector` opens what is made here.
+    """Offload to the daemon's pool; `KVLeaseOffloadingConnector` opens the manager and workers made here.
 
-    Under vLLM's own connector everything is a miss, which the first request says: it could not be told that a load
-    has failed.
+    Under vLLM's own connector everything is a miss, which the first request logs: that connector could not be told of a
+    failed load.
     """
 
     def get_manager(self) -> OffloadingManager:
-        """Make the scheduler's side, closed as yet."""
+        """Make the scheduler's side, not opened yet."""
         return _ManagerToOpen()
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """Make a rank's side, closed as yet."""
+        """Make a rank's side, not opened yet."""
         return worker_of(
             kv_caches,
             bytes_per_block=self.config.worker_kv_bytes_per_block,
@@ -55,12 +55,12 @@ class KVLeaseOffloadingSpec(OffloadingSpec):
 
 
 class _ManagerToOpen(PoolManager):
-    """A manager that says so once where requests come and nobody has opened it, as vLLM's own connector does not."""
+    """A manager that logs once if requests come before it is opened; vLLM's own connector never opens it."""
 
     _has_said = False
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Take a request, as ever."""
+        """Note a request; log once if the manager is not open."""
         if self._desk is None and not self._has_said:
             self._has_said = True
             join_engine_log()

@@ -1,8 +1,8 @@
-"""Own vLLM's worker side of offloading: jobs become copies between the engine's tensors and the mapped pool.
+"""Own the worker's side of vLLM's offloading: jobs become copies between the engine's tensors and the mapped pool.
 
-A row begins with the key of what it carries. A store takes the key away, copies, and writes the new one; a load looks
-for the key before and after its copy. So a row that came into other hands, whatever went wrong, is never taken for what
-it was. What fails is reported as finished, which vLLM needs, and beside that as failed.
+A row begins with the key of its content. A store erases the key, copies, and writes the new key; a load checks the key
+before and after its copy. So a row that another owner has got, whatever went wrong, is never taken for its old content.
+A failed job is reported as finished, which vLLM needs, and also as failed.
 """
 
 import logging
@@ -41,7 +41,7 @@ class MappedPool:
     """The pool as this rank has it mapped."""
 
     pool: bytes
-    """Which memory it is, as jobs name it."""
+    """The identity of the memory, as jobs name it."""
     rows: Rows
 
 
@@ -51,9 +51,9 @@ class Failures:
 
     jobs: set[int] = field(default_factory=set)
     wrong_rows: set[int] = field(default_factory=set)
-    """Rows that carry another key than they were said to."""
+    """Rows that carry another key than the job says."""
     loads: dict[int, set[int]] = field(default_factory=dict)
-    """The engine's blocks that each failed load leaves unwritten."""
+    """The engine's blocks that each failed load leaves unwritten, by job."""
 
     def take_report(self) -> tuple[set[int], set[int]]:
         """Return failed jobs and wrong rows, and forget them."""
@@ -76,12 +76,12 @@ class _Transfer:
 
 
 class PoolWorker(OffloadingWorker):
-    """One rank's copies. Nothing of it raises; until it is opened, every job fails."""
+    """One rank's copies. It never raises; until it is opened, every job fails."""
 
     def __init__(
         self, layout: RowLayout, tensors: Sequence[PageTensor], copies: Copies, *, verifies: bool
     ) -> None:
-        """Join the engine's tensors to the way they are copied."""
+        """Remember the engine's tensors and how to copy them."""
         self._layout = layout
         self._tensors = tuple(tensors)
         self._copies = copies
@@ -94,38 +94,38 @@ class PoolWorker(OffloadingWorker):
         self._close: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
-        """Show life: jobs under way."""
+        """Show life: tensors, and unfinished jobs."""
         return f"<PoolWorker {len(self._tensors)} tensors, {len(self._transfers)} jobs>"
 
     def open(self, mapped: Callable[[], MappedPool | None], close: Callable[[], None]) -> None:
-        """Begin to use the pool; `mapped` gives it as it is now, and None where there is none."""
+        """Begin to use the pool; `mapped` returns the pool as it is now, or None if there is none."""
         self._mapped, self._close = mapped, close
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        """Begin to store; always accepted."""
+        """Begin to store; always accepts."""
         self._submit(job_id, src_spec, dst_spec, is_store=True)
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Begin to load; always accepted."""
+        """Begin to load; always accepts."""
         self._submit(job_id, dst_spec, src_spec, is_store=False)
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Return the jobs that are through, the failed ones among them."""
+        """Return the jobs that have ended, including failed ones."""
         self._settle()
         results, self._results = self._results, []
         return results
 
     def wait(self, job_ids: set[int]) -> None:
-        """Return when these jobs are through."""
+        """Wait until these jobs have ended."""
         self._copies.wait(job_ids)
         self._settle()
 
     def shutdown(self) -> None:
-        """Wait for what is under way, and let go of the pool."""
+        """Wait for unfinished copies, and detach."""
         self._copies.close()
         self._transfers.clear()
         self._close()
@@ -142,13 +142,14 @@ class PoolWorker(OffloadingWorker):
     def _begin(
         self, job_id: int, blocks: GPULoadStoreSpec, spec: Any, *, is_store: bool
     ) -> _Transfer | None:
-        """Start a job's copies; None where its rows are not in the memory that is mapped."""
+        """Start a job's copies; return None if its rows are not in the mapped memory, or carry other keys."""
         mapped = self._mapped()
         if mapped is None or mapped.pool != spec.pool or not mapped.rows.has(spec.rows):
             return None
         wrong = self._wrong(mapped.rows, spec, is_store=is_store)
         if wrong.any():
-            # Nothing is copied: what is no number would spoil all that is computed beside it, written over or not.
+            # Nothing is copied: a value that is not a number spoils all that is computed beside it, even if overwritten
+            # later.
             self.failures.wrong_rows.update(spec.rows[wrong].tolist())
             return None
         moves = moves_of(
@@ -178,7 +179,7 @@ class PoolWorker(OffloadingWorker):
         return ~rows.carrying(spec.rows, spec.names)
 
     def _settle(self) -> None:
-        """Take note of copies that are through."""
+        """Note the copies that have ended."""
         for job_id in self._copies.finished():
             if (transfer := self._transfers.pop(job_id, None)) is None:
                 continue
@@ -190,7 +191,7 @@ class PoolWorker(OffloadingWorker):
             self._results.append(TransferResult(job_id, True, transfer.num_bytes, seconds))
 
     def _check(self, job_id: int, transfer: _Transfer) -> None:
-        """See whether the rows still carry what they carried when the copy began."""
+        """Check that the rows still carry the keys that they had when the copy began."""
         if not self._verifies:
             return
         wrong = ~transfer.rows.carrying(transfer.row_ids, transfer.names)
@@ -240,7 +241,7 @@ def worker_of(
 
 
 def _stream_copies(device: Any) -> StreamCopies:
-    """Return copies by the driver's batched call, as vLLM offers it for its own offloading. Not tested on a GPU."""
+    """Return copies that use the driver's batched call, as vLLM's own offloading does. Not tested on a GPU."""
     import torch  # noqa: PLC0415 - only where there is a GPU
     from vllm import _custom_ops as ops  # noqa: PLC0415
 
