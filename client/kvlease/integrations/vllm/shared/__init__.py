@@ -1,1 +1,1 @@
-"""Own the shared mode: several engines of one model on one pool, which the daemon rules by the block."""
+"""Own the shared mode: several engines of one model serve from one pool, and the daemon decides who has which block."""

@@ -1,7 +1,8 @@
-"""Own the connector of an engine that shares one pool with others: vLLM's hooks, and nothing but what they need.
+"""Own the connector of an engine that shares a pool with others: vLLM's hooks, and only what they need.
 
-The worker's half lays the engine's one allocation into the daemon's pool; the scheduler's half has the daemon say which
-blocks are the engine's and what is found in them. No byte is copied, and no hook waits longer than its deadline.
+The worker's half lays the engine's one allocation into the daemon's pool. The scheduler's half asks the daemon which
+blocks are the engine's and which cached blocks it can use. No byte is copied, and no hook waits longer than its
+deadline.
 """
 
 import logging
@@ -29,13 +30,13 @@ _UNFIT_KINDS: Final = ("Mamba", "CrossAttention", "CircularBuffer", "HiSparse", 
 
 @dataclass(frozen=True, slots=True)
 class RankMapped(KVConnectorHandshakeMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """Which memory a rank's cache lies in."""
+    """The memory that a rank's cache lies in."""
 
     mapped: Mapped
 
 
 class KVLeaseSharedConnector(MemoryConnector):
-    """Let several engines of one model serve from one pool, whose blocks the daemon gives out."""
+    """Let several engines of one model serve from one pool, whose blocks the daemon grants."""
 
     mode = "shared"
     takes_other_capacity = True
@@ -44,7 +45,7 @@ class KVLeaseSharedConnector(MemoryConnector):
     _scheduler: SharedScheduler | None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Read the settings; memory and daemon come with the hooks that need them."""
+        """Read the settings; later hooks map memory and attach to the daemon."""
         super().__init__(vllm_config, role, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             supply = supply_of(vllm_config, kv_cache_config, self._settings.magazine_blocks)
@@ -56,7 +57,7 @@ class KVLeaseSharedConnector(MemoryConnector):
     # The worker
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        """Return the context in which vLLM's allocation becomes the daemon's pool; None where it cannot."""
+        """Return the context in which vLLM's allocation becomes the daemon's pool; None if it cannot."""
         if refusal := unfit(self._vllm_config, self._kv_cache_config):
             _logger.error(
                 "The engine runs on memory of its own and shares nothing: %s.",
@@ -69,7 +70,7 @@ class KVLeaseSharedConnector(MemoryConnector):
         return session.guard.shield(self._memory.context, None, "the map of the pool")
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Tell the scheduler where this rank's cache lies."""
+        """Tell the scheduler which memory this rank's cache lies in."""
         if self._memory is None or self._memory.mapped is None:
             return None
         return RankMapped(self._memory.mapped)
@@ -77,7 +78,7 @@ class KVLeaseSharedConnector(MemoryConnector):
     # The scheduler
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """Remember the cache manager; its pool is ruled from the handshake on."""
+        """Remember the cache manager; its pool is shared from the handshake on."""
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
             self._scheduler.bind(kv_cache_manager)
@@ -85,13 +86,13 @@ class KVLeaseSharedConnector(MemoryConnector):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Rule the pool from here on, where the ranks' caches lie in the daemon's."""
+        """Share the pool from now on, if any rank's cache lies in the daemon's memory."""
         if self._scheduler is not None:
             found = [one.mapped for one in metadata.values() if isinstance(one, RankMapped)]
             self._scheduler.begin(found)
 
     def on_new_request(self, request: Any) -> None:
-        """Note a request whose prefix will be sought."""
+        """Note a request whose prefix will be looked up."""
         if self._scheduler is not None:
             self._scheduler.arrived(request)
 
@@ -113,7 +114,7 @@ class KVLeaseSharedConnector(MemoryConnector):
         return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Note which step came back: what it wrote may be published."""
+        """Note which step has come back; the blocks that it wrote may be published."""
         back = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(back, StepsBack):
             self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
@@ -144,7 +145,7 @@ class KVLeaseSharedConnector(MemoryConnector):
 
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return why an engine cannot share a pool, and what to change; empty where it can."""
+    """Return why an engine cannot share a pool, and what to change; empty if it can."""
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is off; switch it on with --enable-prefix-caching"
     if vllm_config.use_v2_model_runner:

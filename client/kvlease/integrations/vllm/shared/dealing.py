@@ -1,6 +1,6 @@
-"""Own an engine's exchanges with the daemon: orders become calls, and answers go into the books; what to order is told.
+"""Own an engine's exchanges with the daemon: orders become calls, and answers go into the books.
 
-Nothing is raised. Where the daemon does not answer nothing comes, and the engine goes on with what it has.
+Others decide what to order. Nothing is raised: if the daemon does not answer, the engine goes on with what it has.
 """
 
 import logging
@@ -27,28 +27,28 @@ _PRIVATE: Final = bytes(BYTES_PER_KEY)
 
 @dataclass(slots=True)
 class DealCounts:
-    """What came of an engine's exchanges, from its beginning on."""
+    """The counts of an engine's exchanges, since it began."""
 
     steps: int = 0
     """Steps that were scheduled."""
     exchanges: int = 0
     """Exchanges that were sent, answered or not."""
     inventories: int = 0
-    """How often the books were compared with the daemon's."""
+    """How often the books were compared with the daemon's inventory."""
     lost_answers: int = 0
     """Exchanges without an answer."""
     published: int = 0
     """Blocks that became findable."""
     duplicates: int = 0
-    """Blocks that stayed private, for another one had the key."""
+    """Blocks that stayed private, because another block had the key."""
     held: int = 0
     """Blocks that were found at the daemon."""
     taken: int = 0
-    """Private blocks that came."""
+    """Private blocks that were granted."""
     dropped: int = 0
-    """Blocks that left."""
+    """Blocks that were dropped."""
     lost_blocks: int = 0
-    """Blocks that requests used and that were the engine's no more."""
+    """Blocks that requests used although they were no longer the engine's."""
 
     def as_dict(self) -> dict[str, int]:
         """Return the counts by name."""
@@ -56,7 +56,7 @@ class DealCounts:
 
 
 class Dealer:
-    """Exchange blocks with the daemon for one engine; from one thread."""
+    """Exchange blocks with the daemon for one engine, from one thread."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Dealer:
         forget: Callable[[Iterable[int]], None],
         memory: Identity,
     ) -> None:
-        """Deal over a session; `forget` makes blocks unfindable in the engine, whose cache lies in `memory`."""
+        """Use a session; `forget` makes blocks unfindable in the engine, whose cache lies in `memory`."""
         self._memory = memory
         self.guard = session.guard
         self._session = session
@@ -74,34 +74,34 @@ class Dealer:
         self._keys = RememberedKeys()
         self._untold: Untold[bytes] = Untold()
         self.is_orphan = False
-        """Whether the engine's memory is not the cache's any more: nothing is published or found from then on."""
+        """Whether the engine has left the shared cache for good, so that nothing more is published or found."""
         self.is_alone = False
-        """Whether that memory is seen by nobody else: then all its blocks are the engine's."""
+        """Whether the engine's memory has become private to it, so that all its blocks are the engine's."""
         self.finds = True
-        """Whether blocks are published and found; else they are only had."""
+        """Whether blocks are published and found; if not, they are only granted."""
         self.counts = DealCounts()
         self.num_available = 0
         self.num_magazines = 1
 
     def __repr__(self) -> str:
-        """Show life: whether exchanges are made, and how many were."""
+        """Show life: whether exchanges are made, and how many there were."""
         state = "orphaned" if self.is_orphan else "ready" if self.is_ready else "waiting"
         return f"<Dealer {state}, {self.counts.exchanges} exchanges>"
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is worth while to compose an order."""
+        """Whether an exchange is worth composing."""
         return not self.is_orphan and self._session.is_on and self._session.rekeyer is not None
 
     def poll(self) -> None:
-        """Take over what became of the session since the last step."""
+        """Learn what has become of the session since the last step."""
         event = self._session.poll()
         is_other = event is SessionEvent.FRESH and self._session.memory != self._memory
         if not self.is_orphan and (is_other or event is SessionEvent.GONE):
             self._orphan()
 
     def go_alone(self) -> None:
-        """Have the whole memory, for every rank has made it its own."""
+        """Take the whole memory for this engine, as every rank has made it private."""
         if not self.is_orphan:
             self._leave()
         self.is_alone = True
@@ -113,7 +113,7 @@ class Dealer:
         )
 
     def _orphan(self) -> None:
-        """Share no more: the memory under the engine is not the cache's any more, so nobody says whose blocks are."""
+        """Stop sharing: the engine's memory is no longer the cache's, so nobody decides whose its blocks are."""
         self._leave()
         _logger.error(
             "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it at "
@@ -125,13 +125,13 @@ class Dealer:
         self.is_orphan = True
         self._forget(self._books.give_up())
         self.num_available = 0
-        # An empty magazine would count when others are dealt their share.
+        # Detach, because an empty magazine would still count when blocks are dealt out in shares.
         self._session.close()
 
     def misses(self, names: Sequence[bytes], deciding: Sequence[bytes]) -> bool:
-        """Tell without a call whether surely nothing of a prefix is cached, and note that it was missed.
+        """Tell without a call whether surely nothing of a prefix is cached, and if so, note that it was missed.
 
-        `deciding` are those of its names without which none can be used. Where it is False the daemon is to be asked.
+        `deciding` are the names without which no other name can be used. If it returns False, the daemon must be asked.
         """
         request = names[-1]
         if self.is_absent(deciding):
@@ -141,18 +141,18 @@ class Dealer:
         return False
 
     def is_absent(self, deciding: Sequence[bytes]) -> bool:
-        """Tell whether surely no block of some names is cached."""
+        """Tell whether surely none of some names is cached."""
         rekeyer = self._session.rekeyer
         if rekeyer is None:
             return False
         return all(self._session.absent(self._keys.of_names(rekeyer, deciding)))
 
     def begin_generation(self) -> None:
-        """Forget what names stood for: from now on they mean something else."""
+        """Forget names that were not told yet: from now on they mean something else."""
         self._untold.clear()
 
     def deal(self, wish: Wish) -> Settled | None:
-        """Carry one exchange out; None where the daemon did not, and then the engine has what it had."""
+        """Carry out one exchange; None if the daemon did not answer, and then the engine keeps what it had."""
         if not self.is_ready or not self._is_sure():
             self.num_available = 0
             return None
@@ -173,7 +173,7 @@ class Dealer:
         return self._settle(order, answer)
 
     def _is_sure(self) -> bool:
-        """Tell whether the books are the daemon's, clearing up what an answer that was lost left in doubt."""
+        """Tell whether the books agree with the daemon, after clearing up any doubt that a lost answer left."""
         if not (self._session.needs_inventory or self._books.is_doubtful):
             return True
         self.counts.inventories += 1
@@ -190,7 +190,7 @@ class Dealer:
         wish, rekeyer = order.wish, self._session.rekeyer
         assert rekeyer is not None, "orders are written while attached"
         turned = self._keys.of_names
-        # A request that waits for what it seeks does not wait for what others missed.
+        # A request that waits for this exchange does not wait for the report of what others missed.
         missed = () if wish.names else self._untold.take()
         return ExchangeOrder(
             publish_blocks=packable([write.block_id for write in order.publish], np.int32),
@@ -245,7 +245,7 @@ def _tell(result: Reconciled) -> None:
             extra={"action": "blocks_lost", "num_blocks": len(result.lost)},
         )
     is_news = bool(result.adopted or result.strays or result.held)
-    # Every start compares, and mostly there is nothing.
+    # Every start compares, and mostly finds no difference.
     _logger.log(
         logging.INFO if is_news else logging.DEBUG,
         "The magazine was compared with the daemon's: %d blocks came with a lost answer, %d are dropped, %d turned out "

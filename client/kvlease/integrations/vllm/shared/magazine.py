@@ -1,6 +1,6 @@
-"""Own what one engine believes of its magazine: the state of every block, and what the next exchange carries.
+"""Own what one engine believes of its magazine: the standing of every block, and what the next exchange carries.
 
-Pure bookkeeping: it calls nobody, knows neither vLLM nor the daemon, and whoever drives it tells it what happened.
+This is pure bookkeeping: it makes no call and knows neither vLLM nor the daemon; its caller tells it what happens.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,9 +17,9 @@ from kvlease.integrations.vllm.shared.orders import (
 )
 
 DROPS_MAX: Final = 4096
-"""Blocks of a kind that leave with one exchange; the daemon limits what a call names."""
+"""Blocks of each kind that leave with one exchange at most; the daemon limits how many a call may name."""
 
-# Reading a member of an enumeration costs more than what is done with it.
+# Plain integers, because reading an enumeration's member costs more than what is done with it.
 _OUT, _FREE, _PRIVATE, _HELD, _DOUBTED, _LOST = map(int, Standing)
 _FINDABLE: Final = int(Published.FINDABLE)
 _DUPLICATE: Final = int(Published.DUPLICATE)
@@ -29,7 +29,7 @@ class Books:
     """Keep the standing of every block of the pool, as one engine sees it."""
 
     def __init__(self, num_blocks: int, fence: Fence, publish_max: int = 4096) -> None:
-        """Begin with an empty magazine of a pool of so many blocks; the fence tells what is written."""
+        """Begin with an empty magazine of a pool of `num_blocks`; the fence tells which blocks are written."""
         self.fence = fence
         self._standing = bytearray(num_blocks)
         self._users = bytearray(num_blocks)
@@ -47,7 +47,7 @@ class Books:
         self._is_alone = False
 
     def __repr__(self) -> str:
-        """Show life: how many blocks stand how."""
+        """Show life: the number of blocks in each standing."""
         return (
             f"<Books {self.num_stock} free, {self._num_used} used, {self.num_idle} idle, "
             f"{len(self._limbo)} waiting{', in doubt' if self.is_doubtful else ''}>"
@@ -56,7 +56,7 @@ class Books:
     # What is.
 
     def standing(self, block: int) -> Standing:
-        """Tell what a block is to the engine."""
+        """Return how a block stands."""
         return Standing(self._standing[block])
 
     @property
@@ -87,13 +87,13 @@ class Books:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything that the daemon should know."""
+        """Whether there is anything to tell the daemon."""
         return self.fence.has_written or bool(self._strays or self._retract) or self.is_doubtful
 
     # What the engine does.
 
     def grant(self, count: int) -> list[int]:
-        """Hand blocks of the stock out; there must be as many."""
+        """Hand out blocks of the stock, which must have that many."""
         assert count <= len(self._stock), "the stock is checked before"
         if not count:
             return []
@@ -114,7 +114,7 @@ class Books:
         self._num_used += 1
 
     def release(self, block: int) -> bool:
-        """Note that a block lost its last user; tell whether its name is to be forgotten."""
+        """Note that a block lost its last user; return whether its name is to be forgotten."""
         assert self._users[block], "an idle block has no user"
         self._users[block] = 0
         self._num_used -= 1
@@ -134,7 +134,7 @@ class Books:
         return False
 
     def write(self, block: int, name: bytes, position: int) -> None:
-        """Note what the step that is being scheduled writes into a private block."""
+        """Note what the step being scheduled writes into a private block."""
         if self._standing[block] != _PRIVATE:
             return
         if self._is_alone:
@@ -143,7 +143,7 @@ class Books:
             self.fence.note(block, name, position)
 
     def spoil(self, block: int) -> None:
-        """Note that a block's name no longer tells its bytes: it is not published, or is retracted."""
+        """Note that a block's name no longer matches its bytes: the block is not published, or is retracted."""
         self.fence.cancel(block)
         standing = self._standing[block]
         if self._is_alone and standing == _HELD:
@@ -154,11 +154,11 @@ class Books:
             self._shelve(block)
 
     def dispatched(self, step_id: int) -> None:
-        """Note that a step went out: what its requests use is read and written until it comes back."""
+        """Note that a step went out: the blocks of its requests are read and written until it comes back."""
         self._dispatched_id = step_id
 
     def give_up(self) -> list[int]:
-        """Give up every publication; return the blocks that went into the stock for it."""
+        """Give up all pending publications; return the blocks that go into the stock instead."""
         self.fence.cancel_all()
         shelved = [block for block in self._limbo if self._standing[block] == _PRIVATE]
         for block in shelved:
@@ -166,9 +166,10 @@ class Books:
         return shelved
 
     def isolate(self) -> list[int]:
-        """Have every block; return those whose names are to be forgotten.
+        """Take every block for this engine; return those whose names are to be forgotten.
 
-        What is held stays findable here, for nobody could write it since. A new name is good as soon as it is given.
+        Held blocks stay findable here, as nobody else can write them any more. A new name counts as soon as it is
+        given.
         """
         self._is_alone = True
         forgotten = self.give_up()
@@ -186,7 +187,7 @@ class Books:
         return forgotten
 
     def evict(self, count: int, *, kept: Collection[int]) -> list[int]:
-        """Take so many blocks that nobody uses, as far as there are, the longest unused first; return which."""
+        """Move up to `count` held blocks that nobody uses into the stock, longest unused first; return them."""
         evicted = [block for block in self._idle if block not in kept][:count]
         for block in evicted:
             self._withdraw(block)
@@ -195,18 +196,18 @@ class Books:
     # What is exchanged.
 
     def order(self, wish: Wish) -> Order:
-        """Compose the next exchange: what leaves with it leaves the books now.
+        """Compose the next exchange; blocks that leave with it leave the books now.
 
-        Held blocks without a user leave beyond `idle_max`, the longest unused first, and the stock beyond `stock_max`.
-        Where none may stay, blocks that nobody uses any more are published and dropped in one. What a step under way
-        may read or write stays in any case: another engine could overwrite it, or find it overwritten.
+        Held blocks without a user leave beyond `idle_max`, longest unused first, and stock leaves beyond `stock_max`.
+        If no such block may stay held, unused blocks are published and dropped in the same exchange. Blocks that a step
+        under way may read or write always stay: another engine could overwrite them, or find them overwritten.
         """
         returned_id = self.fence.returned_id
         self._hot = {block: step for block, step in self._hot.items() if step > returned_id}
         kept = {*wish.kept, *self._hot}
         written = self.fence.written(self._publish_max)
         publish = tuple(one for one in written if self._standing[one.block_id] == _PRIVATE)
-        # Most exchanges give nothing back: then neither of the two is gone through.
+        # Most exchanges give nothing back, and then neither collection is walked.
         leaving, surplus = [], []
         if len(self._idle) > wish.idle_max:
             leaving = [block for block in self._idle if block not in kept]
@@ -228,7 +229,7 @@ class Books:
         if not wish.idle_max:
             unused = (write.block_id for write in publish if write.block_id in self._limbo)
             done = [block for block in unused if block not in kept]
-        # The daemon evicts what is dropped last first, so the longest unused comes last.
+        # The daemon evicts first what is dropped last, so the longest unused block comes last.
         drop = (*strays, *surplus, *done, *reversed(leaving))
         return Order(
             publish=publish, retract=retract, drop=drop, wish=wish, forgotten=tuple(leaving)
@@ -243,7 +244,7 @@ class Books:
         held: Sequence[int],
         taken: Iterable[int],
     ) -> Settled:
-        """Take an answer into the books."""
+        """Take over the daemon's answer to an order."""
         forgotten: list[int] = []
         dropped = set(order.drop)
         for write, code in zip(order.publish, published, strict=True):
@@ -266,7 +267,7 @@ class Books:
         )
 
     def doubt(self, order: Order) -> None:
-        """Note that nobody knows whether an order was carried out: the next one waits for an inventory."""
+        """Note that an order may or may not have been carried out: an inventory must come before the next one."""
         self.is_doubtful = True
         for write in order.publish:
             self.fence.settle(write.block_id)
@@ -275,10 +276,10 @@ class Books:
         self._retract.update(dict.fromkeys(order.retract))
 
     def reconcile(self, inventory: Mapping[int, bool]) -> Reconciled:
-        """Bring the books in line with the daemon's: each block of the magazine, and whether it is findable.
+        """Bring the books in line with the daemon's inventory: each block of the magazine, and whether it is findable.
 
-        A block that requests use and that is not in the inventory cannot be taken from them: it is never handed out or
-        published again.
+        A block that requests use but the inventory lacks cannot be taken from them; it is never handed out or published
+        again.
         """
         notes = Notes()
         for block, standing in enumerate(self._standing):
@@ -303,7 +304,7 @@ class Books:
         self._stock.append(block)
 
     def _heard_publish(self, write: Write, code: int, *, is_dropped: bool) -> bool:
-        """Take the answer to one publication; tell whether the block's name is to be forgotten."""
+        """Take over the answer to one publication; return whether the block's name is to be forgotten."""
         block = write.block_id
         self.fence.settle(block)
         if code not in (_FINDABLE, _DUPLICATE):

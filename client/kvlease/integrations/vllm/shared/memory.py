@@ -1,4 +1,4 @@
-"""Own a rank's part in a shared pool: the engine's one allocation becomes the pool that other engines map, too."""
+"""Own a rank's map of a shared pool: the engine's one allocation becomes the pool that other engines map, too."""
 
 import logging
 from contextlib import AbstractContextManager
@@ -19,14 +19,14 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What memory a rank's cache lies in."""
+    """The memory that a rank's cache lies in."""
 
     rank: int
     memory: Identity
 
 
 class RankMemory:
-    """One rank's map of the pool. Nothing of it is written but by steps, into blocks of the engine's magazine."""
+    """One rank's map of the pool. Only the engine's steps write to it, into blocks of the engine's magazine."""
 
     def __init__(self, session: EngineSession, rank: int) -> None:
         """Use an open session."""
@@ -34,9 +34,9 @@ class RankMemory:
         self._rank = rank
         self._arena: Any = None
         self.mapped: Mapped | None = None
-        """Where the cache lies; None where it is the engine's own memory."""
+        """Where the cache lies; None if it is the engine's own memory."""
         self.is_apart = False
-        """Whether the cache was the daemon's memory once, and is seen by nobody else any more."""
+        """Whether the cache, once in the daemon's memory, has been made private to this engine."""
         self._has_failed = False
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class RankMemory:
         return f"<RankMemory of rank {self._rank}, {'pool' if self.mapped else 'own memory'}>"
 
     def context(self) -> AbstractContextManager[Any] | None:
-        """Return the context in which the engine allocates its cache; None to let it be."""
+        """Return the context in which the engine allocates its cache; None to leave the allocation alone."""
         session = self._session
         session.poll()
         if session.device is None:
@@ -56,10 +56,10 @@ class RankMemory:
         return ArenaContext(self._arena)
 
     def check(self, kv_caches: dict[str, Any]) -> None:
-        """See whether every layer lies in the pool.
+        """Check that every layer lies in the pool.
 
         Raises:
-            RuntimeError: only some do: the engine cannot start so, for it would write where others read.
+            RuntimeError: only some layers do; the engine must not start, as it would write where other engines read.
         """
         if self.mapped is None:
             return
@@ -76,10 +76,10 @@ class RankMemory:
         self._refuse(f"vLLM did not allocate one buffer of {self._arena.numel()} bytes")
 
     def poll(self) -> None:
-        """Keep the session going; where the cache's memory has ended, keep it for this engine alone.
+        """Keep the session going; if the cache's memory has ended, make it private to this engine.
 
-        Nobody gives blocks of it out any more. Those that this engine has hold what they held: other engines write into
-        theirs only, and no longer into this memory once they have noticed, too.
+        Nobody grants its blocks any more. This engine's blocks keep their content: other engines write only into their
+        own blocks, and stop writing into this memory once they have noticed, too.
         """
         event = self._session.poll()
         if not event.ends_memory:
@@ -90,7 +90,7 @@ class RankMemory:
         self._session.close()
 
     def part(self) -> None:
-        """Have the cache seen by nobody else; who stays attached keeps others from writing what is read here."""
+        """Make the cache private to this engine; staying attached keeps others from writing the blocks it reads."""
         if not self.is_apart and not self._has_failed:
             mapped = self.mapped
             self.is_apart = mapped is None or parted(self._arena, mapped.memory)

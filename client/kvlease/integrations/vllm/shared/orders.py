@@ -1,4 +1,4 @@
-"""Own the words of an engine's bookkeeping: how a block stands, what an exchange carries and what came of it."""
+"""Own the records of an engine's bookkeeping: how a block stands, what an exchange carries and what came of it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from kvlease.integrations.vllm.fence import Write
 
 
 class Standing(IntEnum):
-    """What a block is to the engine."""
+    """How a block stands, as the engine sees it."""
 
     OUT = 0
     """Not in the magazine."""
     FREE = 1
-    """Private, in the stock: may be handed out."""
+    """Private and in stock: it may be handed out."""
     PRIVATE = 2
     """Private, and used by a request or waiting to be published."""
     HELD = 3
@@ -21,29 +21,29 @@ class Standing(IntEnum):
     DOUBTED = 4
     """Private or findable: the answer to its publication was lost."""
     LOST = 5
-    """Used by a request, but the daemon says that it is not in the magazine."""
+    """Used by a request, although the daemon says that it is not in the magazine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What an exchange shall bring."""
+    """What an exchange is to fetch, and what it may give back."""
 
     names: Sequence[bytes] = ()
     """Names of the blocks to hold, in order."""
     stops_at_miss: bool = False
     """Whether holding stops at the first name that is not on the device."""
     num_running: int = 0
-    """Private blocks for requests that run."""
+    """Private blocks to fetch for running requests."""
     num_new: int = 0
-    """Private blocks to admit a request."""
+    """Private blocks to fetch to admit a request."""
     all_or_nothing: bool = False
-    """Whether fewer blocks than these are none at all."""
+    """Whether to get either all of these private blocks or none."""
     idle_max: int = 0
-    """Blocks without a user that stay held."""
+    """Held blocks without a user that may stay."""
     stock_max: int = 0
-    """Private blocks without a user that stay."""
+    """Private blocks without a user that may stay."""
     kept: Collection[int] = ()
-    """Blocks without a user that stay, whatever the two say."""
+    """Blocks without a user that stay in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class Order:
     drop: tuple[int, ...]
     wish: Wish
     forgotten: tuple[int, ...]
-    """Blocks whose names are to be forgotten at once: they leave with this order."""
+    """Blocks whose names are to be forgotten at once, because they leave with this order."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would come of it."""
+        """Whether the exchange would carry nothing."""
         wish = self.wish
         wants = wish.names or wish.num_running or wish.num_new
         return not (self.publish or self.retract or self.drop or wants)
@@ -70,7 +70,7 @@ class Settled:
     """What an answer changed."""
 
     held: tuple[tuple[bytes, int], ...] = ()
-    """Names with the blocks that hold them now."""
+    """Names, each with the block that now holds its content."""
     forgotten: tuple[int, ...] = ()
     """Blocks whose names are to be forgotten."""
     num_published: int = 0
@@ -80,23 +80,23 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """How far the daemon's word differed from the books."""
+    """How the daemon's inventory differed from the books."""
 
     forgotten: tuple[int, ...]
     """Blocks whose names are to be forgotten."""
     lost: tuple[int, ...]
-    """Blocks that requests use and that are not the magazine's."""
+    """Blocks that requests use but the magazine lacks."""
     adopted: tuple[int, ...]
-    """Private blocks that came with an answer that was lost."""
+    """Private blocks that a lost answer had granted."""
     strays: tuple[int, ...]
-    """Held blocks of which the engine does not know, to be dropped."""
+    """Held blocks that the engine does not know, to be dropped."""
     held: tuple[int, ...]
-    """Blocks whose publication turned out to have been carried out."""
+    """Blocks that turned out to be published."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """What a reconciliation finds, while it goes."""
+    """The findings of a reconciliation while it runs."""
 
     forgotten: list[int] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Notes:
     held: list[int] = field(default_factory=list)
 
     def told(self) -> Reconciled:
-        """Return them."""
+        """Return the findings."""
         return Reconciled(
             forgotten=tuple(self.forgotten),
             lost=tuple(self.lost),

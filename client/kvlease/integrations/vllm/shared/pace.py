@@ -1,22 +1,23 @@
-"""Own how often an engine may call the daemon and how many blocks it asks for: policy alone, it calls nobody."""
+"""Own how often an engine may call the daemon, and how many blocks it asks for; pure policy that makes no call."""
 
 from dataclasses import dataclass
 from typing import Final
 
 CALLS_BANKED_MAX: Final = 4
-"""Calls that steps without one leave for later ones."""
+"""Calls that are saved up, at most, from steps that made none."""
 _SHARE_OF_AVAILABLE: Final = 4
-"""An engine fetches this part at most of what each of them could have."""
+"""An engine fetches at most its even share of the available blocks divided by this."""
 _SHARE_AHEAD: Final = 2
-"""The same, where requests wait that want them."""
+"""The same divisor, if waiting requests want the blocks."""
 _SHARE_OF_SPARE: Final = 16
-"""This part, of what the longest request leaves of the pool, stays held without a user at most, and in the stock of an
-engine that does nothing: what engines at rest keep must not keep a request of another one from ever fitting."""
+"""Divisor of the blocks that the longest request leaves of the pool. At most this part of them stays held without a
+user, and at most this part stays in an idle engine's stock: blocks that idle engines keep must never prevent another
+engine's request from fitting."""
 _IDLE_BLOCKS_MAX: Final = 256
 
 
 class Pace:
-    """Let one call go with each step, and a few at once where steps before had none."""
+    """Allow one call a step, and a few at once after steps without calls."""
 
     def __init__(self, calls_banked_max: int = CALLS_BANKED_MAX) -> None:
         """Begin with a full bank."""
@@ -42,13 +43,13 @@ class Pace:
 
     @property
     def may_press(self) -> bool:
-        """Whether a call may be made without which a running request would be preempted; later ones wait for it."""
+        """Whether a call may be made that keeps a running request from being preempted; later calls make up for it."""
         return self._left > -self._max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """How much an engine keeps in stock."""
+    """How many blocks an engine keeps."""
 
     num_blocks: int
     """Blocks of the pool."""
@@ -59,17 +60,17 @@ class Supply:
 
     @property
     def idle_max(self) -> int:
-        """Held blocks without a user that stay, so that the next turn of a talk needs no call."""
+        """Held blocks without a user that may stay, so that the next turn of a conversation needs no call."""
         return min(_IDLE_BLOCKS_MAX, self._rest_share)
 
     @property
     def stock_max(self) -> int:
-        """Private blocks above which an engine gives back."""
+        """Private blocks above which an engine gives blocks back."""
         return 2 * self.stock_wanted
 
     @property
     def rest_max(self) -> int:
-        """Private blocks that an engine keeps that has nothing to do."""
+        """Private blocks that an idle engine keeps."""
         return min(self.stock_wanted, self._rest_share)
 
     @property
@@ -78,11 +79,11 @@ class Supply:
         return max(0, num_usable - self.longest_blocks) // _SHARE_OF_SPARE
 
     def ahead(self, wanted: int, num_stock: int, num_available: int, num_magazines: int) -> int:
-        """Return how many of the blocks that waiting requests may want to fetch at once, so that each needs no call."""
+        """Return how many blocks to fetch at once for waiting requests, so that not each of them needs a call."""
         fair = num_available // (_SHARE_AHEAD * max(1, num_magazines))
         return max(0, min(wanted - num_stock, self.stock_max - num_stock, fair))
 
     def refill(self, wanted: int, num_stock: int, num_available: int, num_magazines: int) -> int:
-        """Return how many blocks to fetch for a stock of so many, beside those that are needed now."""
+        """Return how many blocks to fetch towards a stock of `wanted`, besides those that are needed now."""
         fair = num_available // (_SHARE_OF_AVAILABLE * max(1, num_magazines))
         return max(0, min(wanted - num_stock, fair))

@@ -1,6 +1,6 @@
-"""Own vLLM's block pool in shared mode: the same calls, over blocks that the books say are this engine's.
+"""Own vLLM's block pool in shared mode: the same calls, over the blocks that the books say are this engine's.
 
-Reference counts stay vLLM's. What is free is what is in stock; no block is ever evicted here, for that is the daemon's.
+Reference counts stay vLLM's. The free blocks are those in stock. No block is ever evicted here: only the daemon evicts.
 """
 
 import logging
@@ -22,26 +22,26 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """A pool of which this engine has only what is in its magazine; a pool becomes one by `share`."""
+    """A pool of which this engine has only the blocks of its magazine; `share` turns vLLM's pool into one."""
 
     books: Books
     allowance: int
-    """Blocks that count as free in the check that is under way, beside those in stock."""
+    """Blocks that count as free in the current check, besides those in stock."""
     num_elsewhere: int
-    """Blocks that the daemon could have given when it was asked last."""
+    """Blocks that the daemon could have granted when it was last asked."""
     on_reset: Callable[[], None]
     freed: dict[int, int] | None
-    """The step in which each block lost its last user; None where nobody asks."""
+    """The step in which each freed block lost its last user; None if no connector beside ours needs it."""
     step: int
-    """The step that is being scheduled."""
+    """The step being scheduled."""
     announced: set[int]
-    """Blocks of which this engine's events told."""
+    """Blocks that this engine's events have announced."""
 
     @classmethod
     def share(
         cls, pool: BlockPool, books: Books, on_reset: Callable[[], None]
     ) -> "SharedBlockPool":
-        """Make a pool of which no block is used yet the engine's window on the shared one."""
+        """Turn vLLM's pool, of which no block is used yet, into the engine's view of the shared pool."""
         num_free = pool.free_block_queue.num_free_blocks
         assert num_free == pool.num_gpu_blocks - 1, (
             "all but the null block are free before the first request"
@@ -61,18 +61,18 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     # What vLLM asks.
 
     def get_num_free_blocks(self) -> int:
-        """Count what can be handed out, and in an allocation's check what that allocation brings along."""
+        """Count the blocks that can be handed out, plus the allowance of the check under way."""
         return self.books.num_stock + self.allowance
 
     def get_usage(self) -> float:
-        """Tell which part of the pool this engine could not get."""
+        """Return the share of the pool that this engine could not get."""
         total = self.num_gpu_blocks - 1
         return 1 - min(total, self.books.num_unused + self.num_elsewhere) / total if total else 0
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Hand blocks of the stock out."""
+        """Hand out blocks of the stock."""
         if num_blocks > self.books.num_stock:
-            # vLLM compares with get_num_free_blocks before, so this is never reached.
+            # vLLM checks get_num_free_blocks first, so this is never reached.
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks = [self.blocks[block_id] for block_id in self.books.grant(num_blocks)]
         for block in blocks:
@@ -83,7 +83,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         return blocks
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Use blocks that were hit."""
+        """Note that a request uses blocks that were hit."""
         for block in blocks:
             if block.ref_cnt == 0 and not block.is_null:
                 self.books.reuse(block.block_id)
@@ -92,7 +92,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
                 self.metrics_collector.on_block_accessed(block)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Give blocks back, the first to be evicted first: private ones are in stock again, findable ones stay held."""
+        """Give blocks back in the order to evict them; private ones return to the stock, findable ones stay held."""
         for block in ordered_blocks:
             if block.pool is not None and block.pool is not self:
                 block.pool.free_blocks([block])
@@ -115,7 +115,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Name full blocks, and note them to be published once their step came back."""
+        """Name full blocks, and note them for publication once their step has come back."""
         nameless = [
             (position, blocks[position])
             for position in range(num_cached_blocks, num_full_blocks)
@@ -139,7 +139,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     def emit_cached_block_events(
         self, request: Any, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
     ) -> None:
-        """Tell that a request found blocks here, so that their leaving is told, too, whoever published them."""
+        """Note the blocks that a request found here as announced, so that their leaving is announced, too."""
         super().emit_cached_block_events(request, num_cached_blocks, block_size, kv_cache_group_id)
         if not self.enable_kv_cache_events:
             return
@@ -151,7 +151,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
                 self.announced.add(block.block_id)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Forget blocks whose bytes are not what their names say."""
+        """Forget blocks whose bytes do not match their names."""
         super().evict_blocks(block_ids)
         self.announced -= block_ids
         for block_id in block_ids:
@@ -160,14 +160,14 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     def unpin_blocks(
         self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
     ) -> None:
-        """Give pinned blocks back at once: what is in the stock may be another engine's next."""
+        """Give pinned blocks back at once: a block in stock may be another engine's next."""
         for block in blocks:
             if block.ref_cnt == 1:
                 on_reuse(block)
             self.free_blocks((block,))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all names, and find nothing any more that was published before; only while no request has blocks."""
+        """Forget all names, and find nothing that was published before; refused while requests have blocks."""
         if self.books.num_used:
             _logger.warning(
                 "The prefix cache is not reset, for %d blocks are in use.", self.books.num_used
@@ -189,7 +189,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     # What the books bring about.
 
     def hold(self, held: Iterable[tuple[bytes, int]], tokens: Mapping[bytes, int]) -> None:
-        """Let blocks be found that the magazine holds now; `tokens` tells how long a prefix each name stands for."""
+        """Make blocks that the magazine now holds findable; `tokens` gives the length of each name's prefix."""
         for name, block_id in held:
             block = self.blocks[block_id]
             if block.block_hash is not None:
@@ -201,7 +201,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
             self.cached_block_hash_to_block.insert(key, block)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Let blocks be found no more; the engine's events tell of those of which they told that they are there."""
+        """Make blocks unfindable; the engine's events announce it for those blocks that they had announced before."""
         blocks, announced = self.blocks, self.announced
         told: set[int] = set()
         for block_id in block_ids:
@@ -211,7 +211,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
             if block_id in announced:
                 told.add(block_id)
             else:
-                # Nobody was told that it is here: it came with others, or was sought ahead, and was never used.
+                # The block was never announced: it came with others or was fetched ahead, and was never used.
                 self.cached_block_hash_to_block.pop(block.block_hash, block_id)
                 block.reset_hash()
         if told:

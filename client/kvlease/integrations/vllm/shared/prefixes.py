@@ -1,4 +1,4 @@
-"""Own which blocks of a request's prefix are here and which are to be sought, under vLLM's own names; calls nobody."""
+"""Own which blocks of a request's prefix are held here and which are missing, under vLLM's names; makes no call."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -15,16 +15,16 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from kvlease.integrations.vllm.shared.pool import SharedBlockPool
 
 _CHAINS_KEPT_MAX: Final = 32
-"""Prefixes whose names are remembered: those of requests that wait are sought again in every step."""
+"""Prefixes whose names are remembered, because waiting requests look theirs up again in every step."""
 
 Names = list[BlockHashWithGroupId]
 
 
 class Prefixes:
-    """The prefixes of one engine's requests, against the index of its pool."""
+    """The prefixes of one engine's requests, compared with the index of its pool."""
 
     def __init__(self, coordinator: Any, pool: SharedBlockPool) -> None:
-        """Remember whose groups and whose index."""
+        """Remember the coordinator's groups and the pool's index."""
         self._managers = [
             (group_id, manager)
             for group_id, manager in enumerate(coordinator.single_type_managers)
@@ -41,10 +41,10 @@ class Prefixes:
         return f"<Prefixes {len(self._chains)} remembered>"
 
     def missing(self, block_hashes: Any, max_tokens: int) -> tuple[dict[bytes, int], set[int]]:
-        """Return what is not held here of a prefix, in order, and which blocks are.
+        """Return the names of a prefix that are not held here, in order, and the blocks that are.
 
-        Each name comes with the number of tokens that it stands for. Where only what lies before the first gap can be
-        used, all behind it counts as missing.
+        Each name comes with the number of tokens up to its end. If only blocks before the first gap can be used, all
+        names after it count as missing.
         """
         missing: dict[bytes, int] = {}
         kept: set[int] = set()
@@ -68,11 +68,11 @@ class Prefixes:
         return missing, kept
 
     def deciding(self, missing: Sequence[bytes]) -> Sequence[bytes]:
-        """Return those of some missing names that tell whether any can be used: where none is cached, none can."""
+        """Return the missing names that decide: if none of these is cached, none of the missing names can be used."""
         return missing[:1] if self._is_closed_downward else missing
 
     def _names(self, block_hashes: Any, group_id: int, block_tokens: int) -> Names:
-        """Return the names of all blocks of a chain of hashes, whose last one stands for them all."""
+        """Return the names of all blocks of a chain of hashes, remembered by the chain's last hash and length."""
         hashes = resolve_block_hashes(block_hashes, self._pool.hash_block_size, block_tokens)
         if not len(hashes):
             return []

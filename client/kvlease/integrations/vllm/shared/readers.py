@@ -1,7 +1,7 @@
-"""Own who in an engine's process may still read blocks that requests have freed, such as a copy to the offload pool.
+"""Own which freed blocks a connector in an engine's process may still read, such as for a copy to the offload pool.
 
-In an engine's own pool a freed block is overwritten by that engine alone, so that its connectors see it coming; in a
-shared one another engine may do so. So nothing leaves an engine's hands that a connector beside ours may still read.
+In an engine's own pool only that engine overwrites a freed block, so its connectors see it coming. In a shared pool
+another engine may overwrite it. So no block is given back while a connector beside ours may still read it.
 """
 
 from collections.abc import Callable, Collection
@@ -11,12 +11,12 @@ _readers: Final[dict[str, list[Callable[[], Collection[int]]]]] = {}
 
 
 def announce(engine_id: str, blocks_read: Callable[[], Collection[int]]) -> None:
-    """Have an engine's shared pool ask which blocks a connector of the same engine still reads."""
+    """Register a function that tells the engine's shared pool which blocks a connector beside it still reads."""
     _readers.setdefault(engine_id, []).append(blocks_read)
 
 
 def has_readers(engine_id: str) -> bool:
-    """Tell whether any connector of the engine reads blocks behind its back."""
+    """Tell whether any connector of the engine reads blocks in the background."""
     return engine_id in _readers
 
 

@@ -18,14 +18,14 @@ from kvlease.integrations.vllm.shared.steering import Steering
 _logger: Final = logging.getLogger(__name__)
 
 _STEPS_IN_STOCK: Final = 2
-"""Steps whose blocks an engine keeps in stock, where nobody says how many."""
+"""Steps whose blocks an engine keeps in stock, if `magazine_blocks` is not set."""
 _EMPTY_STEP_SECONDS: Final = 0.001
 _SHARE_IN_STOCK: Final = 8
-"""This part of the pool at most is in one engine's stock."""
+"""The stock that an engine wants is at most the pool's blocks divided by this."""
 
 
 class SharedScheduler:
-    """Rule one engine's part of the pool; until `begin` everything is vLLM's own."""
+    """Govern one engine's part of the pool; until `begin`, everything is vLLM's own."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class SharedScheduler:
         self._session: EngineSession | None = None
         self._active: set[str] = set()
         self._last_full_id = 0
-        """The newest step that went out with something to do."""
+        """The newest step that went out and was not empty."""
         self.fence = Fence()
         self.dealer: Dealer | None = None
         self.steering: Steering | None = None
         self.parts = False
-        """Whether the ranks are to make their memory this engine's own, which the daemon has left without blocks."""
+        """Whether the ranks must make their memory private to this engine, because the daemon gives it no blocks."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -59,14 +59,14 @@ class SharedScheduler:
         self._manager = kv_cache_manager
 
     def begin(self, mapped: Sequence[Mapped]) -> None:
-        """Rule the pool, if any rank's cache lies in the daemon's; no request has been scheduled yet."""
+        """Share the pool, if any rank's cache lies in the daemon's memory; call it before any request is scheduled."""
         if not mapped:
             return
         session = self._session = self._open_session()
         manager = self._manager
         books = Books(manager.block_pool.num_gpu_blocks, self.fence)
         pool = SharedBlockPool.share(manager.block_pool, books, self._was_reset)
-        # The scheduler maps what rank 0 maps; ranks of one cache live and die together.
+        # The scheduler maps what rank 0 maps; all ranks of a cache have or lose their memory together.
         memory = min(mapped, key=lambda one: one.rank).memory
         session.keep(memory)
         self.dealer = Dealer(session, books, pool.forget, memory)
@@ -83,13 +83,13 @@ class SharedScheduler:
             )
             self.dealer.finds = False
         self.dealer.poll()
-        # Before there are requests: what is there is known, and the first one finds some blocks.
+        # There are no requests yet: learn what is available, so that the first request finds some blocks.
         self.steering.stock_up()
 
     # Steps
 
     def dispatch(self, *, is_empty: bool) -> int:
-        """Number the step that goes out; one in which nothing could be done makes the next one wait a moment."""
+        """Number the step that goes out; pause first if it is empty while requests wait or the daemon is away."""
         if self.steering is not None and self._session is not None:
             is_starved = self.steering.is_starved and not self._session.is_returning
             self._session.guard.shield(self.steering.end_step, None, "end of a step")
@@ -105,21 +105,21 @@ class SharedScheduler:
         return step_id
 
     def came_back(self, step_id: int, *, is_apart: bool = False) -> None:
-        """Note that a step came back from all ranks, and whether all have memory that nobody else sees any more."""
+        """Note that a step came back from all ranks, and whether the memory of all is private to this engine."""
         self.fence.came_back(step_id)
         if self.steering is None or self.dealer is None or self._session is None:
             return
         self._session.guard.shield(self.dealer.poll, None, "poll")
         if is_apart and not self.dealer.is_alone:
             self._session.guard.shield(self.dealer.go_alone, None, "going alone")
-        # Where steps are scheduled ahead, the next one, which is empty, is always out by now.
+        # If steps are scheduled ahead, the next step, an empty one, has always gone out by now.
         if not self._active and self.fence.returned_id >= self._last_full_id:
             self._session.guard.shield(self.steering.rest, None, "rest")
 
     # Requests
 
     def arrived(self, request: Any) -> None:
-        """Note a request that will be looked at."""
+        """Note a request that will be looked up."""
         self._active.add(request.request_id)
         if self.steering is not None:
             self.steering.waiting[request.request_id] = request
@@ -130,7 +130,7 @@ class SharedScheduler:
             self.steering.waiting.pop(request_id, None)
 
     def finished(self, request_id: str) -> None:
-        """Note that a request is over; its blocks are freed next."""
+        """Note that a request has ended; its blocks are freed next."""
         self._active.discard(request_id)
         self.admitted(request_id)
 
@@ -138,24 +138,24 @@ class SharedScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether an idle engine should make an empty step, so that the daemon is told, now or when it is back."""
+        """Whether an idle engine should run an empty step to tell the daemon its news, now or once it is back."""
         if self.steering is None or self._session is None or self._active:
             return False
         return self.steering.has_news and self._session.is_returning
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done so far."""
+        """The counts of what was done so far."""
         return {} if self.dealer is None else self.dealer.counts.as_dict()
 
     def close(self) -> None:
-        """Detach: what is published stays cached, all else is free."""
+        """Detach: published blocks stay cached, and all others become free."""
         if self._session is not None:
             _logger.info("The engine leaves the shared pool: %s", self.counts, extra=self.counts)
             self._session.close()
 
     def _part(self, session: EngineSession) -> None:
-        """Have the ranks keep their memory for this engine, which cannot wait for blocks for ever."""
+        """Make the ranks' memory private to this engine, which cannot wait for blocks for ever."""
         self.parts = True
         session.close()
         _logger.error(
@@ -175,7 +175,7 @@ class SharedScheduler:
 
 
 def supply_of(vllm_config: Any, kv_cache_config: Any, magazine_blocks: int) -> Supply:
-    """Return how much an engine keeps in stock: what was set, else what a few steps take at most."""
+    """Return how much an engine keeps in stock: the number that was set, or else what a few steps take at most."""
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     blocks_per_step = sum(ceil_div(tokens, spec.block_size) for spec in specs)

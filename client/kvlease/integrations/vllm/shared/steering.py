@@ -1,10 +1,11 @@
-"""Own when the scheduler's questions become exchanges; what is exchanged and how is told beside.
+"""Own when the scheduler's questions lead to exchanges; modules beside say what is exchanged, and how.
 
-Prefixes are held before they are sought, and blocks come before they are counted. Two methods of vLLM's coordinator are
-wrapped for it; whatever goes wrong here, they answer as ever.
+Blocks of a prefix are held before vLLM looks the prefix up, and blocks are fetched before vLLM counts them. Two methods
+of vLLM's coordinator are wrapped for this; if anything goes wrong here, they answer as they would without us.
 
-What keeps engines of one pool from waiting for each other for ever: blocks to admit a request come all or not at all;
-an engine that has no request going asks as one that has, and where it gets nothing it gives all back and asks later.
+Two rules keep engines of one pool from waiting for each other for ever. Blocks to admit a request are fetched all or
+none. And an engine that runs no request asks as if it ran one; if it still gets nothing, it gives all its blocks back
+and asks later.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,17 +24,17 @@ from kvlease.integrations.vllm.shared.pool import SharedBlockPool
 from kvlease.integrations.vllm.shared.prefixes import Prefixes
 
 NAMES_MAX: Final = 16_384
-"""Names that one exchange seeks at most."""
+"""Names that one exchange asks for at most."""
 _AHEAD_NAMES_MAX: Final = 2_048
 _AHEAD_REQUESTS_MAX: Final = 16
 _STEPS_UNTIL_PUBLISHED: Final = 4
-"""Steps after which what was written is published, if no exchange was made for another reason."""
+"""Steps after which written blocks are published, if no exchange was made for another reason."""
 _STEPS_UNTIL_ASKED_AGAIN: Final = 32
-"""Steps after which the prefix of a request that waits for blocks is sought again."""
+"""Steps after which the prefix of a request that waits for blocks is looked up again."""
 _STEPS_UNTIL_PLANNED: Final = 3
-"""Steps after which a connector beside ours has planned all copies of a block that was freed."""
+"""Steps after which a connector beside ours has planned all copies of a freed block."""
 _PAUSE_STEPS_MIN: Final = 2
-"""Steps between two tries to admit a request: with one between them, it is given back what was held for it."""
+"""Steps between two tries to admit a request, at least: in the step between, blocks held for it are given back."""
 _PAUSE_STEPS_MAX: Final = 32
 
 
@@ -48,7 +49,7 @@ class Steering:
         supply: Supply,
         engine_id: str,
     ) -> None:
-        """Remember who is asked; `install` begins. Connectors beside ours are known by `engine_id`."""
+        """Remember what to ask; `install` begins. Connectors beside ours are found by `engine_id`."""
         self._engine_id = engine_id
         self._coordinator = coordinator
         self._pool = pool
@@ -65,7 +66,7 @@ class Steering:
         self.waiting: dict[str, Any] = {}
         """Requests that are not admitted yet, by id."""
         self.is_starved = False
-        """Whether blocks were lacking in the step being scheduled, of which the daemon could not be asked."""
+        """Whether the step being scheduled lacks blocks and the daemon could not be asked for them."""
         self._step = 1
         self._asked: set[bytes] = set()
         self._blocked = (b"", 0)
@@ -80,7 +81,7 @@ class Steering:
         self._drops_all = False
 
     def __repr__(self) -> str:
-        """Show life: the step, and how the books stand."""
+        """Show life: the step, and the books."""
         return f"<Steering at step {self._step}, {self.books!r}>"
 
     def install(self) -> None:
@@ -93,24 +94,24 @@ class Steering:
     # What the scheduler asks.
 
     def find(self, block_hashes: Any, max_cache_hit_length: int) -> Any:
-        """Seek the longest cached prefix, after the daemon was asked for what is not held here."""
+        """Find the longest cached prefix, after asking the daemon for blocks that are not held here."""
         self._guard.shield(lambda: self._hold(block_hashes, max_cache_hit_length), None, "lookup")
         return self._find(block_hashes, max_cache_hit_length)
 
     def count(
         self, request_id: str, num_tokens: int, new_computed_blocks: Any, *more: Any, **words: Any
     ) -> int:
-        """Count the blocks that a request needs, and see to it that they are in stock."""
+        """Count the blocks that a request needs, and try to have them in stock."""
         total = self._count(request_id, num_tokens, new_computed_blocks, *more, **words)
         managers = self._coordinator.single_type_managers
         is_running = any(request_id in manager.num_cached_block for manager in managers)
         if is_running and not total and not any(new_computed_blocks):
-            # A token that fits into a block that is there, as in most steps.
+            # The token fits into a block that the request has, as in most steps.
             self._pool.allowance = self._pool.num_elsewhere
             return 0
         fresh = total
         if any(new_computed_blocks):
-            # As if somebody used the blocks that were hit already: then only new ones are counted.
+            # Stand-ins that count as used replace the blocks that were hit, so that only new blocks are counted.
             stand_ins = tuple([self._stand_in] * len(blocks) for blocks in new_computed_blocks)
             fresh = self._count(request_id, num_tokens, stand_ins, *more, **words)
         is_estimate = is_running and bool(words.get("apply_admission_cap"))
@@ -122,7 +123,7 @@ class Steering:
             self._guard.shield(
                 lambda: self._provide(fresh, hits, is_running=is_running), None, "allocation"
             )
-        # A lost answer, or a publication that was a duplicate, may have taken hits away while blocks were fetched.
+        # While blocks were fetched, a lost answer or a duplicate publication may have taken hits away.
         is_hit_gone = any(
             block.block_hash is None and not block.is_null
             for blocks in new_computed_blocks
@@ -137,20 +138,20 @@ class Steering:
     # What the connector tells.
 
     def stock_up(self) -> None:
-        """Learn what there is, and fetch as much as an engine keeps that has nothing to do."""
+        """Learn how many blocks are available, and fetch as many as an idle engine keeps."""
         self._guard.shield(
             lambda: self._deal(self._wish(num_new=self._supply.rest_max)), None, "stock"
         )
         self._has_exchanged = False
 
     def end_step(self) -> None:
-        """Note that a step was scheduled; publish where that is due."""
+        """Note that a step was scheduled; publish if that is due."""
         self._dealer.counts.steps += 1
         due = self._step - self._exchanged_at_step >= _STEPS_UNTIL_PUBLISHED
         is_over = self.books.num_idle > 2 * self._supply.idle_max
         is_wanted = self._drops_all or ((self._fence.has_written or is_over) and due)
         if is_wanted and not self._has_exchanged and self._dealer.is_ready and self._pace.may_call:
-            # Nobody waits for this call, so that it brings what the next request would wait for.
+            # Nobody waits for this call, so it also fetches blocks that the next request would wait for.
             self._deal(self._wish(num_new=self._refill(self._supply.stock_wanted)))
         self._step = self._pool.step = self._step + 1
         self._pace.step()
@@ -162,14 +163,14 @@ class Steering:
         self._pool.allowance = 0
 
     def rest(self) -> None:
-        """Note that no request is left: tell what is to be told, and keep what the next one may need, no more."""
+        """Note that no request is left: tell the daemon what is due, and keep only what the next request may need."""
         if self._dealer.is_ready and self.has_news:
             rest_max = self._supply.rest_max
             self._deal(self._wish(num_new=self._refill(rest_max), stock_max=rest_max))
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to tell or to give back that no request waits for, once the daemon answers."""
+        """Whether there is anything to publish or to give back that no request waits for."""
         return not self._dealer.is_orphan and (
             self.books.has_news or self._has_too_much or self._drops_all
         )
@@ -180,13 +181,13 @@ class Steering:
         return books.num_idle > supply.idle_max or books.num_stock > supply.rest_max
 
     def drop_all(self) -> None:
-        """Let go of all held blocks that nobody uses, with the next exchange."""
+        """Drop all held blocks that nobody uses, with the next exchange."""
         self._drops_all = True
 
     # Prefixes.
 
     def _hold(self, block_hashes: Any, max_tokens: int) -> None:
-        """Hold what the daemon has of a prefix, and of those of requests that wait behind it."""
+        """Hold the blocks that the daemon has of a prefix, and of the prefixes of requests that wait behind it."""
         missing, kept = self._prefixes.missing(block_hashes, max_tokens)
         self._last_sought = next(reversed(missing), b"")
         if not missing or not self._is_worth_asking(self._last_sought) or not self._dealer.is_ready:
@@ -196,11 +197,11 @@ class Steering:
             self._asked.add(self._last_sought)
             return
         if self._is_paused or not self._pace.may_call:
-            # Asked later; admitting the request now would compute what may be there.
+            # The daemon is asked later; to admit the request now would compute blocks that may be cached.
             self._is_held_back = True
             return
         self._asked.add(self._last_sought)
-        # Where a request could not be admitted, what others will want must not take the room that it needs.
+        # If a request could not be admitted, blocks for others must not take the room that it needs.
         is_short = bool(self._pause_steps)
         ahead = {} if is_short else self._missing_ahead(missing, block_hashes)
         sought = {**missing, **ahead}
@@ -223,7 +224,7 @@ class Steering:
         return last_name != blocked_name or self._step - step >= _STEPS_UNTIL_ASKED_AGAIN
 
     def _missing_ahead(self, own: Mapping[bytes, int], own_hashes: Any) -> dict[bytes, int]:
-        """Return what requests seek that are looked at next, so that they need no call of their own."""
+        """Return the missing names of the requests that come next, so that they need no call of their own."""
         ahead: dict[bytes, int] = {}
         for request in list(self.waiting.values())[:_AHEAD_REQUESTS_MAX]:
             if request.block_hashes is own_hashes:
@@ -233,7 +234,7 @@ class Steering:
             if not missing or not self._is_worth_asking(last_name):
                 continue
             if self._dealer.is_absent(self._prefixes.deciding(list(missing))):
-                # Its turn comes without a call.
+                # This request will need no call.
                 continue
             if len(ahead) + len(missing) > _AHEAD_NAMES_MAX:
                 break
@@ -244,7 +245,7 @@ class Steering:
     # Blocks.
 
     def _provide(self, fresh: int, hits: set[int], *, is_running: bool) -> None:
-        """See to it that so many blocks are in stock, as far as they are to be had."""
+        """Try to have `fresh` blocks in stock."""
         short = fresh - self.books.num_stock
         if short <= 0:
             return
@@ -261,7 +262,7 @@ class Steering:
             self._provide_new(fresh, short, hits)
 
     def _provide_running(self, short: int) -> None:
-        """Fetch blocks without which a request that runs is preempted; again where one was, for it left some."""
+        """Fetch blocks for a running request, which is preempted without them; ask again if a preemption freed some."""
         if self._has_exchanged and self.books.num_unused == self._unused_then:
             return
         if not self._pace.may_press:
@@ -271,7 +272,7 @@ class Steering:
         self._deal(self._wish(num_running=short + refill, idle_max=0 if is_scarce else None))
 
     def _refill(self, stock_wanted: int) -> int:
-        """Return how many blocks to fetch by the way for a stock of so many; none where a request waits for some."""
+        """Return how many blocks to fetch in passing for a stock of `stock_wanted`; 0 while a request lacks some."""
         if self._pause_steps or self._drops_all:
             return 0
         dealer = self._dealer
@@ -284,14 +285,15 @@ class Steering:
         is_alone = not self.books.num_used
         if self._is_paused:
             return
-        # Right after its prefix was sought a request goes on: else the next step would seek it again, and so for ever.
+        # A request goes on right after its prefix was looked up; otherwise the next step would look it up again, for
+        # ever.
         if not (self._pace.may_press if self._has_exchanged else self._pace.may_call):
             self._is_held_back = True
             return
         short += self._ahead_blocks(fresh)
         wish: dict[str, Any] = {"num_running": short} if is_alone else {"num_new": short}
         if is_alone and self._pause_steps:
-            # What else is in stock comes back with what is missing, or is free for others meanwhile.
+            # The rest of the stock comes back with the missing blocks, or is free for others meanwhile.
             wish = {"num_running": fresh, "stock_max": 0, "idle_max": 0}
         self._deal(self._wish(**wish, all_or_nothing=True, kept=hits))
         if fresh <= self.books.num_stock:
@@ -302,12 +304,12 @@ class Steering:
         self._resumes_at_step = self._step + self._pause_steps
         self._blocked = (self._last_sought, self._step)
         if is_alone:
-            # Holding what another engine waits for while waiting for what it holds would be for ever.
+            # To hold what another engine waits for, while waiting for what that engine holds, would never end.
             self._drops_all = True
             self._blocked = (b"", 0)
 
     def _ahead_blocks(self, fresh: int) -> int:
-        """Return how many blocks to fetch for requests that wait, beside those that one of them needs now."""
+        """Return how many blocks to fetch for waiting requests, besides the `fresh` ones that one of them needs now."""
         requests = list(self.waiting.values())[:_AHEAD_REQUESTS_MAX]
         wanted = sum(
             ceil_div(request.num_tokens, manager.block_size)
@@ -323,7 +325,7 @@ class Steering:
 
     @property
     def _is_paused(self) -> bool:
-        """Whether it is too early to try again to admit a request, for nothing has changed here."""
+        """Whether it is too early to try again to admit a request, because nothing has changed here."""
         return self._step < self._resumes_at_step and self.books.num_unused <= self._unused_then
 
     def _wish(
@@ -339,7 +341,7 @@ class Steering:
         )
 
     def _read(self) -> set[int]:
-        """Return blocks that connectors beside ours read, or may plan to: those of requests that just ended, too."""
+        """Return blocks that connectors beside ours read or may yet plan to, as those of requests that just ended."""
         freed = self._pool.freed
         if freed is None:
             return set()
