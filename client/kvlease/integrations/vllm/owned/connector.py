@@ -1,6 +1,6 @@
-"""Own the connector of an engine whose KV cache is the daemon's memory: vLLM's hooks, and nothing but what they need.
+"""Own the connector of an engine whose KV cache is the daemon's memory: vLLM's hooks, and only what they need.
 
-The worker's half lays the engine's one allocation into the daemon's pool; the scheduler's half restores the prefix
+The worker's half lays the engine's one allocation into the daemon's pool. The scheduler's half restores the prefix
 index and keeps the fence. No byte is copied, and no hook waits longer than its deadline.
 """
 
@@ -27,13 +27,13 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RankClaim(KVConnectorHandshakeMetadata):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """That a rank's cache lies in the daemon's pool, and what it found there."""
+    """A rank's message that its cache lies in the daemon's pool, and what it found there."""
 
     claim: Claim
 
 
 class KVLeaseOwnedConnector(MemoryConnector):
-    """Keep an engine's whole KV cache in the daemon's memory, where the engine's next life finds it."""
+    """Keep an engine's whole KV cache in the daemon's memory, where the engine finds it again after a restart."""
 
     scheduler_class = OwnedScheduler
 
@@ -42,7 +42,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
     _scheduler: OwnedScheduler | None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Read the settings; memory and daemon come with the hooks that need them."""
+        """Read the settings; later hooks map memory and attach to the daemon."""
         super().__init__(vllm_config, role, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
             needs = needs_of(vllm_config, kv_cache_config)
@@ -51,7 +51,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
     # The worker
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
-        """Return the context in which vLLM's allocation becomes the daemon's memory; None where it cannot."""
+        """Return the context in which vLLM's allocation becomes the daemon's memory; None if it cannot."""
         refusal = unfit(self._vllm_config, self._kv_cache_config)
         if refusal:
             _logger.error(
@@ -81,7 +81,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Restore the index where every rank's cache lies in the daemon's memory."""
+        """Restore the index if every rank's cache lies in the daemon's memory."""
         assert self._scheduler is not None, "vLLM tells the scheduler's half"
         claims = [one.claim for one in metadata.values() if isinstance(one, RankClaim)]
         is_whole = len(claims) == self._num_ranks
@@ -92,7 +92,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
                 self._num_ranks,
                 extra={"action": "owned_refused"},
             )
-        # MultiConnector hands on what one of its connectors says, so that ours may not be heard.
+        # MultiConnector passes on the metadata of one of its connectors only, which may not be ours.
         may_be_claimed = self._vllm_config.kv_transfer_config.kv_connector == "MultiConnector"
         if claims or may_be_claimed:
             self._scheduler.begin(claims, is_whole=is_whole)
@@ -108,7 +108,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Publish what is written now."""
+        """Note which step has come back, and publish the blocks that it wrote."""
         back = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(back, StepsBack):
             self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
@@ -139,7 +139,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
 
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return why an engine's cache cannot be kept beyond its life, and what to change; empty where it can."""
+    """Return why an engine's cache cannot outlive the engine, and what to change; empty if it can."""
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is off; switch it on with --enable-prefix-caching"
     kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}

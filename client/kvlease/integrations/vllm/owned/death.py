@@ -1,4 +1,4 @@
-"""Own the proof that a daemon's control process has ended: nobody listens at its socket. A stopped one still does."""
+"""Own the proof that a daemon's control process has ended: nobody listens at its socket, as a stopped one would."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ _DEADLINE_SECONDS: Final = 0.1
 
 
 def is_dead(address: str) -> bool:
-    """Tell whether it is proven that nobody serves at an address; False where it is not known."""
+    """Tell whether it is proven that nobody serves at an address; False if it is not known."""
     if not address.startswith(_PREFIX):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

@@ -1,8 +1,8 @@
-"""Own what an engine with owned memory knows of its blocks, and which exchanges follow from it; the pool is vLLM's.
+"""Own what an engine with owned memory knows of its blocks, and the exchanges that follow from it; the pool is vLLM's.
 
-Blocks that are free and private at the daemon are `spare`: only those are handed out to be overwritten. A stock of them
-is kept ahead of need, by retracting the blocks that the pool would hand out next, so that handing out never waits. As
-long as the daemon does not answer, the pool has just the private blocks to give: nothing findable is overwritten.
+Blocks that are free, and private at the daemon, are `spare`; only these are handed out to be overwritten. A stock of
+them is kept ahead of need, by retracting the blocks that the pool would hand out next, so that handing out never waits.
+While the daemon does not answer, the pool has only private blocks to give: no findable one is overwritten.
 """
 
 import logging
@@ -28,13 +28,13 @@ from kvlease.magazine import Exchanged, ExchangeOrder
 _logger: Final = logging.getLogger(__name__)
 
 ENTRIES_MAX: Final = 4096
-"""Publishes, and retracts, of one exchange at most."""
+"""Publishes of one exchange at most, and likewise retracts."""
 _WAITS: Final = 64
-"""Exchanges until a block that somebody else holds, or has, is asked for again."""
+"""Exchanges after which a block that somebody else holds or has is asked for again."""
 
 
 class Keeper:
-    """Keep account of an engine's blocks at the daemon."""
+    """Keep account of how an engine's blocks stand at the daemon."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class Keeper:
         calls: Calls,
         rekey: Callable[[list[bytes]], list[bytes]],
     ) -> None:
-        """Begin with nothing in the magazine; `restore` comes next."""
+        """Begin with an empty magazine; call `restore` next."""
         self.fence = Fence()
         self.ledger = Ledger(num_blocks)
         self.persistence = Persistence.ON
         self.publishes = True
-        """Whether anything is published; what is findable is retracted in any case before it is overwritten."""
+        """Whether anything is published; findable blocks are retracted in any case before they are overwritten."""
         self.num_exchanges = 0
         self.num_published = 0
         self.num_retracted = 0
         self.num_restored = 0
         self.num_adopted = 0
         self.spare: set[int] = set()
-        """Free private blocks without a write to be published."""
+        """Free private blocks that have nothing to publish."""
         self.waiting: set[int] = set()
         """Free private blocks that are about to be published."""
         self._needs = needs
@@ -73,38 +73,38 @@ class Keeper:
         self._next_free: Callable[[], Iterable[int]] = lambda: ()
 
     def __repr__(self) -> str:
-        """Show life: persistence, stock and account."""
+        """Show life: persistence, spare blocks and ledger."""
         return f"<Keeper {self.persistence.value}, {len(self.spare)} spare, {self.ledger!r}>"
 
     # The pool
 
     def watch(self, is_free: Callable[[int], bool], next_free: Callable[[], Iterable[int]]) -> None:
-        """Learn how to ask the pool which blocks are free, and in which order they would be handed out."""
+        """Take the functions that tell which blocks are free, and in which order the pool would hand them out."""
         self._is_free, self._next_free = is_free, next_free
 
     @property
     def is_on(self) -> bool:
-        """Whether the pool is to be kept account of at all."""
+        """Whether to keep account of the pool at all."""
         return self.persistence is not Persistence.OFF
 
     @property
     def num_private_free(self) -> int:
-        """Free blocks that nobody finds."""
+        """Free private blocks, which nobody finds."""
         return len(self.spare) + len(self.waiting)
 
     @property
     def has_restored(self) -> bool:
-        """Whether blocks of an earlier life wait to be asked for."""
+        """Whether blocks from an earlier life of the engine have not been looked up yet."""
         return bool(self._restored)
 
     @property
     def restored_ids(self) -> list[int]:
-        """Those blocks."""
+        """The blocks from an earlier life that have not been looked up yet."""
         return list(self._restored_key)
 
     @property
     def has_work(self) -> bool:
-        """Whether more steps of the engine, empty ones too, lead to more being published or retracted."""
+        """Whether more steps of the engine, even empty ones, would let more blocks be published or retracted."""
         if self.persistence is Persistence.OFF:
             return False
         if self._is_doubtful:
@@ -112,19 +112,19 @@ class Keeper:
         return self._calls.is_answering and (bool(self.fence) or bool(self.ledger.stale))
 
     def num_free(self, num_in_queue: int) -> int:
-        """Return how many free blocks may be promised: all, where enough of them are private or become so.
+        """Return how many free blocks may be promised: all, if enough of them are private or can be made so.
 
-        Else those that are private. No request uses more than `longest_blocks`, found or new, without asking again.
+        If not, only the private ones. No request uses more than `longest_blocks`, found or new, without asking again.
         """
         num_ours = num_in_queue - self._num_absent
         needs = self._needs
         need = min(max(needs.blocks_per_request, needs.longest_blocks), num_ours)
-        # Asked for every request of every step, so the usual answer comes first.
+        # This is asked for every request of every step, so the usual answer comes first.
         is_enough = len(self.spare) + len(self.waiting) >= need or self.require(need)
         return num_ours if is_enough else self.num_private_free
 
     def require(self, num_blocks: int) -> bool:
-        """Make sure that so many blocks can be handed out; returns whether it is so."""
+        """Try to have `num_blocks` blocks to hand out; return whether there are that many."""
         num_before = -1
         while not self._has(num_blocks) and self.num_private_free > num_before:
             num_before = self.num_private_free
@@ -132,7 +132,7 @@ class Keeper:
         return self._has(num_blocks)
 
     def pick(self, num_blocks: int) -> list[int]:
-        """Choose the blocks to hand out: spare ones first, each kind in the pool's own order."""
+        """Choose the blocks to hand out, spare ones first; spare and waiting blocks keep the pool's order."""
         if self.persistence is Persistence.GONE:
             ledger, absent = self.ledger, Standing.ABSENT
             return list(islice((b for b in self._next_free() if ledger[b] != absent), num_blocks))
@@ -146,7 +146,7 @@ class Keeper:
         return picked
 
     def gave(self, block_ids: Iterable[int]) -> None:
-        """Note that blocks were handed out, to be overwritten."""
+        """Note that blocks were handed out to be overwritten."""
         for block_id in block_ids:
             self.spare.discard(block_id)
             self.waiting.discard(block_id)
@@ -156,13 +156,13 @@ class Keeper:
             self._num_given += 1
 
     def note(self, block_id: int, name: bytes, position: int) -> None:
-        """Note that the step being scheduled fills a block with what vLLM calls `name`."""
+        """Note that the step being scheduled fills a block with the content that vLLM calls `name`."""
         self._names[block_id] = name
         self.fence.note(block_id, name, position)
         self.refile(block_id)
 
     def touched(self, block_id: int) -> None:
-        """Note that a cached block is used again; one that was retracted to be spare is published again."""
+        """Note that a cached block is used again; if it was retracted to be spare, it is published again."""
         self.spare.discard(block_id)
         self.waiting.discard(block_id)
         if self.ledger.is_private(block_id) and block_id not in self.fence:
@@ -171,7 +171,7 @@ class Keeper:
                 self.fence.note_written(block_id, name)
 
     def refile(self, block_id: int) -> None:
-        """Put a block with the spare or the waiting ones, or with neither, as it stands now."""
+        """File a block as spare, as waiting, or as neither, as it stands now."""
         if not self._is_free(block_id) or not self.ledger.is_private(block_id):
             self.spare.discard(block_id)
             self.waiting.discard(block_id)
@@ -183,13 +183,13 @@ class Keeper:
             self.spare.add(block_id)
 
     def evicted(self, block_id: int) -> None:
-        """Note that vLLM does not find a block any more."""
+        """Note that vLLM no longer finds a block."""
         self._forget(block_id)
         self.ledger.outdate(block_id)
         self.refile(block_id)
 
     def reset(self) -> None:
-        """Note that vLLM finds nothing any more, and retract it all."""
+        """Note that vLLM no longer finds anything, and retract all findable blocks."""
         self.fence.cancel_all()
         for block_id in self.ledger.ids(Standing.FINDABLE):
             self.ledger.outdate(block_id)
@@ -204,7 +204,7 @@ class Keeper:
     # The restored index
 
     def restore(self, block_ids: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Take over the magazine as an inventory tells it: findable blocks become the index, private ones spare."""
+        """Take over the magazine from an inventory: findable blocks become the restored index, private ones spare."""
         for block_id, key in zip(block_ids, keys, strict=True):
             if key == bytes(len(key)):
                 self.ledger.take((block_id,))
@@ -216,7 +216,7 @@ class Keeper:
         self._refile_all()
 
     def find_restored(self, name: bytes) -> int | None:
-        """Return the block of an earlier life that holds what vLLM calls `name`; from now on vLLM knows it, too."""
+        """Return the restored block with the content that vLLM calls `name`, or None; vLLM knows it from now on."""
         block_id = self._restored.get(self._rekey([name])[0])
         if block_id is None:
             return None
@@ -239,9 +239,9 @@ class Keeper:
             self.exchange(num_spare)
 
     def exchange(self, num_spare: int) -> bool:
-        """Publish what is written and retract what is stale or will be needed; returns whether the daemon answered.
+        """Publish written blocks, and retract stale ones and those needed soon; return whether the daemon answered.
 
-        `num_spare` is the stock of spare blocks to have afterwards.
+        `num_spare` is the number of spare blocks to have afterwards.
         """
         if self.persistence is Persistence.OFF or not self._calls.is_answering:
             return self._is_unanswered()
@@ -270,18 +270,18 @@ class Keeper:
         return True
 
     def _is_settled(self, num_spare: int) -> bool:
-        """Whether an exchange would carry nothing, as in most steps that decode."""
+        """Tell whether an exchange would carry nothing, as in most decoding steps."""
         is_on = self.persistence is Persistence.ON and self._calls.is_answering
         is_usual = is_on and not self._is_doubtful
         has_news = self.fence.has_written or bool(self.ledger.stale) or self._num_absent
         return is_usual and not has_news and len(self.spare) >= num_spare
 
     def doubt(self) -> None:
-        """Note that the daemon may know something else than is written here, so that an inventory comes first."""
+        """Note that the ledger may differ from the daemon, so that an inventory comes before the next exchange."""
         self._is_doubtful = True
 
     def switch_off(self) -> None:
-        """Go on without the daemon until the engine's own restart: its memory is not the engine's any more."""
+        """Go on without the daemon until the engine restarts: the engine's memory is no longer the daemon's."""
         self.persistence = Persistence.OFF
         self.fence.cancel_all()
         self._restored.clear()
@@ -382,7 +382,7 @@ class Keeper:
             self.refile(block_id)
 
     def _refile_all(self) -> None:
-        # The null block is never in a magazine, and never in the pool's queue.
+        # The null block is never in a magazine, and never in the pool's free queue.
         self._num_absent = self.ledger.count(Standing.ABSENT) - 1
         self.spare.clear()
         self.waiting.clear()

@@ -1,4 +1,4 @@
-"""Own the worker's half of owned memory: claiming the daemon's pool for this engine, and laying the cache into it."""
+"""Own the worker's half of owned memory: claim the daemon's pool for this engine, and lay the cache into it."""
 
 import logging
 import time
@@ -24,31 +24,31 @@ class Claim:
     """What a rank found when it claimed the pool."""
 
     plan: CachePlan
-    """That of the cache."""
+    """The plan of the cache."""
     memory: Identity
-    """Which memory the pool is."""
+    """The identity of the pool's memory."""
     coldest_first: tuple[int, ...] = ()
-    """Findable blocks in the order in which they are best given up."""
+    """Findable blocks in the order to evict them, coldest first."""
 
 
 class OwnedMemory:
     """One rank's part of the pool."""
 
     def __init__(self, session: EngineSession, rank: int, num_warmup_blocks: int) -> None:
-        """Use an open session; the first `num_warmup_blocks` are overwritten when the engine warms up."""
+        """Use an open session; the pool's first `num_warmup_blocks` are overwritten when the engine warms up."""
         self._session = session
         self._rank = rank
         self._num_warmup_blocks = num_warmup_blocks
         self._context: ArenaContext | None = None
         self._arena: Any = None
         self.claim: Claim | None = None
-        """What was claimed; None where the cache does not lie in the pool."""
+        """What was claimed; None if the cache does not lie in the pool."""
         self.is_apart = False
-        """Whether the cache is seen by nobody else any more."""
+        """Whether the cache has been made private to this engine."""
         self._has_failed = False
 
     def context(self) -> AbstractContextManager[Any] | None:
-        """Claim the pool, and return the context in which the engine allocates its cache; None to let it be."""
+        """Claim the pool, and return the context in which the engine allocates its cache; None to leave that alone."""
         session = self._session
         claim = claimed(session, self._rank, self._num_warmup_blocks)
         if claim is None or session.device is None:
@@ -66,7 +66,7 @@ class OwnedMemory:
         return self._context
 
     def check(self, kv_caches: dict[str, Any]) -> None:
-        """See whether every layer lies in the pool; else the claim is given up."""
+        """Check that every layer lies in the pool; if not, give up the claim."""
         if self.claim is None:
             return
         tensors = [
@@ -88,23 +88,23 @@ class OwnedMemory:
         self._session.close()
 
     def part(self) -> None:
-        """Have the cache seen by nobody else; the claim stays, so nobody writes what is read here."""
+        """Make the cache private to this engine; the claim stays, so that nobody writes the blocks it reads."""
         if not self.is_apart and not self._has_failed:
             claim = self.claim
             self.is_apart = claim is None or parted(self._arena, claim.memory)
             self._has_failed = not self.is_apart
 
     def poll(self) -> None:
-        """See whether the daemon has lost the memory; then it is of no use to stay attached."""
+        """Check whether the daemon has lost the memory, and if so, detach."""
         if self.claim is not None and self._session.poll().ends_memory:
             self._session.close()
 
 
 def claimed(session: EngineSession, rank: int, num_warmup_blocks: int) -> Claim | None:
-    """Take every block of the pool into this engine's magazine; None where that is refused until `start_seconds` end.
+    """Take every block of the pool into this engine's magazine; None if that fails until `start_seconds` are over.
 
-    The first rank does so, and the others wait for it. An engine that was killed a moment ago may not be proven dead
-    yet, so a refusal is asked again.
+    The first rank does so, and the other ranks wait for it. A refused claim is tried again, because an engine that was
+    just killed may not be proven dead yet.
     """
     session.poll()
     if not session.is_on:
@@ -125,7 +125,7 @@ def claimed(session: EngineSession, rank: int, num_warmup_blocks: int) -> Claim 
 def num_warmup_blocks(vllm_config: Any, kv_cache_config: Any) -> int:
     """Return how many of the pool's first blocks the engine may overwrite before it serves.
 
-    vLLM's second runner warms up with real requests, each of a few tokens.
+    vLLM's second model runner warms up with real requests, each of a few tokens.
     """
     if not vllm_config.use_v2_model_runner:
         return 0

@@ -1,4 +1,4 @@
-"""Own the block pool of an engine with owned memory: vLLM's, observed, and handing out only what nobody finds."""
+"""Own the block pool of an engine with owned memory: vLLM's, observed, handing out only blocks that nobody finds."""
 
 import logging
 import time
@@ -19,20 +19,20 @@ _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
 _WAIT_SECONDS: Final = 5.0
-"""Seconds that blocks are waited for which nobody asked for first; a daemon that is started anew is back by then."""
+"""Seconds to wait for blocks that were taken without asking how many are free; a restarted daemon is back by then."""
 
 
 class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """vLLM's pool; a pool gets this class when the engine starts, and keeps all of its state."""
+    """vLLM's pool under observation; a pool gets this class when the engine starts, and keeps all of its state."""
 
     keeper: Keeper
     is_short: bool
-    """Whether fewer blocks could be handed out than are free, when they were counted last."""
+    """Whether, at the last count, fewer blocks could be handed out than were free."""
     _counts_all: bool
 
     @classmethod
     def observe(cls, pool: BlockPool, keeper: Keeper) -> "OwnedPool":
-        """Turn a pool, of which no block is in use yet, into an observed one."""
+        """Turn a pool of which no block is in use yet into an observed one."""
         pool.__class__ = cls
         assert isinstance(pool, cls), "the pool has its new class"
         pool._begin(keeper)  # noqa: SLF001 - a constructor, but for a pool that is there already
@@ -45,7 +45,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         keeper.watch(self._is_free, self._free_ids)
 
     def order_restored(self, block_ids: Sequence[int]) -> None:
-        """Put restored blocks behind all others, so that they are handed out last, in the order given."""
+        """Put restored blocks at the end of the free queue, so that they are handed out last, in the given order."""
         blocks = [self.blocks[block_id] for block_id in block_ids]
         for block in blocks:
             self.free_block_queue.remove(block)
@@ -56,7 +56,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     def get_cached_block(
         self, block_hash: BlockHash, kv_cache_group_ids: list[int]
     ) -> list[KVCacheBlock] | None:
-        """Find a block as vLLM does, else among those of an earlier life."""
+        """Find a block as vLLM does, or else among the restored blocks."""
         found: list[KVCacheBlock] | None = super().get_cached_block(block_hash, kv_cache_group_ids)
         if (
             found is None
@@ -67,7 +67,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         return found
 
     def _adopt(self, block_hash: BlockHash, group_ids: list[int]) -> bool:
-        """Bring the restored blocks of a hash into vLLM's index; returns whether any came."""
+        """Bring the restored blocks of a hash into vLLM's index; return whether any came."""
         has_adopted = False
         for group_id in group_ids:
             name = make_block_hash_with_group_id(block_hash, group_id)
@@ -91,7 +91,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Cache as vLLM does, and note what the step will have written."""
+        """Cache as vLLM does, and note which blocks the step will have written."""
         super().cache_full_blocks(
             request,
             blocks,
@@ -111,7 +111,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
                 keeper.note(block.block_id, block.block_hash, index)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Touch as vLLM does; a block that was given up comes back."""
+        """Touch as vLLM does, and note that the blocks are used again."""
         super().touch(blocks)
         if self.keeper.is_on:
             for block in blocks:
@@ -133,7 +133,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         self._refile(blocks)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Evict as vLLM does, and let the daemon forget the blocks, too."""
+        """Evict as vLLM does, and have the daemon forget the blocks, too."""
         super().evict_blocks(block_ids)
         if self.keeper.is_on:
             for block_id in block_ids:
@@ -141,13 +141,13 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
                     self.keeper.evicted(block_id)
 
     def move_block_hashes(self, src_block: KVCacheBlock, dst_block: KVCacheBlock) -> None:
-        """Move as vLLM does; neither block is what the daemon may keep."""
+        """Move as vLLM does; the daemon may keep neither block."""
         super().move_block_hashes(src_block, dst_block)
         if self.keeper.is_on:
             self.keeper.evicted(src_block.block_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Reset as vLLM does, and have everything retracted."""
+        """Reset as vLLM does, and retract all findable blocks."""
         self._counts_all = True
         try:
             was_reset: bool = super().reset_prefix_cache()
@@ -160,7 +160,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     # Handing out
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks can be handed out; fewer than are free while the daemon does not answer."""
+        """Return how many blocks can be handed out: fewer than are free, maybe, while the daemon does not answer."""
         num_free: int = super().get_num_free_blocks()
         if self._counts_all or not self.keeper.is_on:
             return num_free
@@ -169,7 +169,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         return num_given
 
     def get_usage(self) -> float:
-        """Return vLLM's own figure."""
+        """Return vLLM's own figure, which counts all free blocks."""
         self._counts_all = True
         try:
             usage: float = super().get_usage()
@@ -178,7 +178,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         return usage
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Hand out blocks in vLLM's order, but those that somebody may find only after they were retracted."""
+        """Hand out blocks in vLLM's order, but findable blocks only after they were retracted."""
         keeper = self.keeper
         if not keeper.is_on:
             return list(super().get_new_blocks(num_blocks))
@@ -194,12 +194,13 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         return blocks
 
     def _wait_for(self, num_blocks: int) -> None:
-        """Wait until the daemon has answered the retract, or is dead; not for ever.
+        """Wait, within limits, until the daemon has answered the retract or is dead.
 
-        Nobody comes here who asked first how many are free, as vLLM does: that count holds for any one request.
+        vLLM always asks first how many blocks are free, and that count holds for any one request; so this is for
+        callers that did not ask.
 
         Raises:
-            ValueError: it did neither; vLLM's own pool says this to who takes more blocks than are free.
+            ValueError: neither happened in time; vLLM's own pool raises this when more blocks are taken than are free.
         """
         _logger.error(
             "%d blocks were taken without asking whether they are free, and the daemon does not answer; waiting for "
@@ -219,7 +220,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
             time.sleep(_PAUSE_SECONDS)
 
     def _bring_forward(self, block_ids: list[int]) -> None:
-        """Put blocks at the head of the free queue, in the order given."""
+        """Put blocks at the head of the free queue, in the given order."""
         queue = self.free_block_queue
         num_there = 0
         for block_id, free_id in zip(block_ids, self._free_ids(), strict=False):

@@ -1,4 +1,4 @@
-"""Own the scheduler's half of owned memory: the index restored at the start, and the fence from then on."""
+"""Own the scheduler's half of owned memory: restore the index at the start, and keep the fence from then on."""
 
 import logging
 import time
@@ -21,16 +21,16 @@ _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
 _PROOF_SECONDS: Final = 0.25
-"""Seconds between tries to find out whether the control process is dead."""
+"""Seconds between checks whether the control process is dead."""
 _RESERVE_SHARE: Final = 8
-"""At most this part of the pool, one eighth, is kept spare so that a longest request fits while the daemon is away."""
+"""At most the pool's blocks divided by this are kept spare, so that a longest request fits while the daemon is away."""
 
 
 class SessionCalls:
-    """A session as the keeper calls it."""
+    """A session in the form in which the keeper calls it."""
 
     def __init__(self, session: EngineSession) -> None:
-        """Go by an open session."""
+        """Use an open session."""
         self._session = session
         self._was_dead = False
         self._ask_at = 0.0
@@ -42,12 +42,12 @@ class SessionCalls:
 
     @property
     def is_returning(self) -> bool:
-        """Whether it answers, or did so moments ago."""
+        """Whether the daemon answers, or did so moments ago."""
         return self._session.is_returning
 
     @property
     def is_dead(self) -> bool:
-        """Whether nobody listens at the daemon's address; of no use to who will not tell it what was overwritten."""
+        """Whether nobody listens at the daemon's address; False once the session is closed and reports nothing more."""
         if self._session.is_closed:
             return False
         now = time.monotonic()
@@ -57,42 +57,43 @@ class SessionCalls:
         return self._was_dead
 
     def exchange(self, order: ExchangeOrder) -> Exchanged | None:
-        """Carry an exchange out, or give None."""
+        """Carry out an exchange; None if no answer came."""
         return self._session.exchange(order, None)
 
     def inventory(self) -> Inventory | None:
-        """Return what the magazine holds, or None; ends the session's own doubt, too."""
+        """Return the magazine's inventory, or None; also ends the session's own doubt."""
         return self._session.reconciled()
 
 
 class OwnedScheduler:
-    """The index of one engine."""
+    """The scheduler's half for one engine."""
 
     keeper_class: type[Keeper] = Keeper
 
     def __init__(
         self, needs: Needs, open_session: Callable[[CachePlan | None], EngineSession]
     ) -> None:
-        """Begin without a session; it is opened when all ranks have the pool, by the plan that they have."""
+        """Begin without a session; `begin` opens it, for the plan that the ranks have claimed."""
         self._needs = needs
         self._open_session = open_session
         self._session: EngineSession | None = None
         self._memory: Identity | None = None
         self._pool: Any = None
         self.keeper: Keeper | None = None
-        """None while nothing is persisted."""
+        """The keeper of the pool; None while the pool is not observed."""
         self.parts = False
-        """Whether the ranks are to make their memory this engine's own, which the daemon has left without blocks."""
+        """Whether the ranks must make their memory private to this engine, because the daemon gives it no blocks."""
 
     def bind(self, pool: Any) -> None:
         """Remember the pool."""
         self._pool = pool
 
     def begin(self, claims: Sequence[Claim], *, is_whole: bool) -> None:
-        """Restore the index of a pool that every rank has claimed, and observe it from now on.
+        """Restore the index of a pool that every rank has claimed, and observe the pool from now on.
 
-        Where not all ranks have, nothing is restored or published, but what is findable is still retracted before those
-        that have overwrite it. Where the daemon has lost what they claimed since, the engine goes on without it.
+        If only some ranks have claimed it, nothing is restored or published, but findable blocks are still retracted
+        before these ranks overwrite them. If the daemon has meanwhile lost the claimed memory, the engine goes on
+        without the daemon.
         """
         session = self._session = self._open_session(claims[0].plan if claims else None)
         self._memory = claims[0].memory if claims else None
@@ -133,7 +134,7 @@ class OwnedScheduler:
         self.keeper = keeper
 
     def dispatch(self, *, is_empty: bool) -> int:
-        """Return the id of the step that goes out now; one in which nothing could be done may be for want of blocks."""
+        """Return the id of the step that goes out now; make the memory private if the step lacks blocks for good."""
         keeper, session = self.keeper, self._session
         if keeper is None or session is None:
             return 0
@@ -143,7 +144,7 @@ class OwnedScheduler:
         return keeper.fence.dispatch()
 
     def came_back(self, step_id: int, *, is_apart: bool = False) -> None:
-        """Note that a step came back on all ranks, and whether nobody else sees their memory; do what is due."""
+        """Note that a step came back on all ranks, and whether their memory is private; do what is due."""
         session, keeper = self._session, self.keeper
         if session is None or keeper is None or not keeper.is_on:
             return
@@ -161,16 +162,16 @@ class OwnedScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether empty steps would do any good."""
+        """Whether empty steps would let blocks be published or retracted."""
         return self.keeper is not None and self.keeper.has_work
 
     def reset(self) -> None:
-        """Begin a new era, in which nothing of before is found; vLLM's own index was reset already."""
+        """Begin a new era of keys, in which no old block is found; vLLM's own index was reset before."""
         if self._session is not None:
             self._session.reset()
 
     def close(self) -> None:
-        """Publish what is written still, and detach."""
+        """Publish the blocks that are written, and detach."""
         session, keeper = self._session, self.keeper
         if session is None:
             return
@@ -179,7 +180,7 @@ class OwnedScheduler:
         session.close()
 
     def _hear(self, session: EngineSession) -> SessionEvent:
-        """Poll a session; it is FRESH only with memory that the ranks did not claim."""
+        """Poll a session; return FRESH only for memory that the ranks did not claim."""
         event = session.poll()
         if event is SessionEvent.FRESH and self._memory in {None, session.memory}:
             self._memory = session.memory
@@ -195,10 +196,11 @@ class OwnedScheduler:
         )
 
     def _part(self, session: EngineSession) -> None:
-        """Have the ranks keep their memory for this engine, which cannot wait for blocks for ever.
+        """Make the ranks' memory private to this engine, which cannot wait for blocks for ever.
 
-        Nothing is published or retracted from here on: what the daemon finds keeps its bytes, for this engine writes to
-        pages of its own, and nobody else writes to those that it reads while its ranks have them claimed.
+        From now on nothing is published or retracted. Blocks that the daemon finds keep their bytes, because this
+        engine writes to private pages. The pages that it reads are not written by others while its ranks have them
+        claimed.
         """
         if self.parts:
             return
@@ -219,7 +221,7 @@ class OwnedScheduler:
         return rekeyer.of_names(names)
 
     def _first_inventory(self, session: EngineSession) -> tuple[SessionEvent, Inventory | None]:
-        """Return what became of a session by the time that it tells what the magazine holds, or does not in time."""
+        """Return a session's event, and the magazine's inventory, or None if none comes within `start_seconds`."""
         ends_at = time.monotonic() + session.settings.start_seconds
         while not (event := self._hear(session)).ends_memory:
             inventory = session.reconciled()
@@ -239,7 +241,7 @@ def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:
     ahead_tokens = 2 * getattr(speculative, "num_speculative_tokens", 0)
     step_tokens = min(scheduling.max_num_batched_tokens, longest_tokens)
     if vllm_config.kv_transfer_config.kv_connector == "MultiConnector":
-        # What another connector has found gets its blocks at once, beyond the tokens of a step.
+        # A prefix that another connector found gets all its blocks at once, beyond the tokens of a step.
         step_tokens = longest_tokens
     sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
     blocks_per_request = sum(ceil_div(step_tokens + ahead_tokens, tokens) + 2 for tokens in sizes)
@@ -252,7 +254,7 @@ def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:
 
 
 def _ordered(claims: Sequence[Claim], keeper: Keeper) -> list[int]:
-    """Return the restored blocks as they are best given up: in the daemon's order where a claim tells it."""
+    """Return the restored blocks in the order to evict them, which is the daemon's if a claim has it."""
     there = {
         block_id: None for claim in claims for block_id in claim.coldest_first
     } | dict.fromkeys(keeper.restored_ids)

@@ -1,4 +1,4 @@
-"""Own what a keeper of owned memory is told: how it calls the daemon, how much is needed, and what persistence is."""
+"""Own what a keeper of owned memory is given: how to call the daemon, how many blocks are needed, and persistence."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,17 +16,17 @@ class Calls(Protocol):
 
     @property
     def is_returning(self) -> bool:
-        """Whether it answers, or did so moments ago."""
+        """Whether the daemon answers, or did so moments ago."""
 
     @property
     def is_dead(self) -> bool:
-        """Whether the daemon's control process is proven dead, so that it serves nobody."""
+        """Whether the daemon's control process is proven dead, so that nobody finds blocks."""
 
     def exchange(self, order: ExchangeOrder) -> Exchanged | None:
         """Carry out an exchange."""
 
     def inventory(self) -> Inventory | None:
-        """Ask for the truth."""
+        """Ask what the magazine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,10 @@ class Needs:
     blocks_per_request: int
     """New blocks that one request gets in one step at most."""
     reserve_blocks: int
-    """Spare blocks that are kept at least, where the pool is large enough."""
+    """Spare blocks that are kept at least, if the pool is large enough."""
     longest_blocks: int = 0
-    """Blocks of the longest request: what it finds may be spare, too, and is no longer when it is used again."""
+    """Blocks of the longest request. Its hits may be spare blocks, too, and are no longer spare once they are used
+    again."""
 
 
 class Persistence(Enum):
@@ -46,6 +47,6 @@ class Persistence(Enum):
 
     ON = "on"
     GONE = "gone"
-    """The control process is dead: nobody finds anything, so everything may be overwritten until it is back."""
+    """The control process is dead: nobody finds anything, so every block may be overwritten until it is back."""
     OFF = "off"
-    """The memory is not the daemon's any more; until the engine's own restart."""
+    """The memory is no longer the daemon's; this lasts until the engine restarts."""

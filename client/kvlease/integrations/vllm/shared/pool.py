@@ -139,7 +139,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     def emit_cached_block_events(
         self, request: Any, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
     ) -> None:
-        """Note the blocks that a request found here as announced, so that their leaving is announced, too."""
+        """Announce blocks that a request found here, and note them, so that their leaving is announced, too."""
         super().emit_cached_block_events(request, num_cached_blocks, block_size, kv_cache_group_id)
         if not self.enable_kv_cache_events:
             return
