@@ -1,4 +1,4 @@
-"""Own how an engine's one KV allocation becomes memory that is there already; whose it is, is the caller's matter."""
+"""Own how an engine's one KV allocation is answered with existing memory; callers decide whose memory it is."""
 
 import ctypes
 import logging
@@ -23,21 +23,21 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class ArenaContext(TorchFunctionMode):
-    """Answer the one allocation of a KV cache with existing memory, bytes kept; all other calls go on as they are.
+    """Answer the one allocation of a KV cache with existing memory, whose bytes are kept; pass on all other calls.
 
-    vLLM allocates the cache of a rank as one zeroed buffer of bytes and lays every layer over it, so a buffer of just
-    as many bytes is the cache. It is handed out once.
+    vLLM allocates a rank's cache as one zeroed buffer of bytes and lays every layer over it, so an allocation of
+    exactly as many bytes is the cache. The memory is handed out once.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
-        """Lend a one-dimensional tensor of int8, whose bytes must be exactly those that the engine will ask for."""
+        """Lend a one-dimensional tensor of int8, which must have exactly as many bytes as the engine will ask for."""
         super().__init__()
         self._memory = memory
         self.is_taken = False
         """Whether the engine's cache lies in the memory."""
 
     def __repr__(self) -> str:
-        """Show life: how many bytes, and whether they are in use."""
+        """Show life: the number of bytes, and whether they are in use."""
         state = "taken" if self.is_taken else "not taken"
         return f"<ArenaContext {self._memory.numel()} bytes, {state}>"
 
@@ -48,7 +48,7 @@ class ArenaContext(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Answer `zeros` of as many bytes with the memory."""
+        """Answer a call of `zeros` for exactly as many bytes with the memory."""
         kwargs = kwargs or {}
         if func is torch.zeros and not self.is_taken and self._is_wanted(args, kwargs):
             self.is_taken = True
@@ -70,12 +70,15 @@ def arena_tensor(region: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def lies_within(tensor: torch.Tensor, arena: torch.Tensor) -> bool:
-    """Tell whether a tensor's storage is that of the arena."""
+    """Tell whether a tensor's storage is the arena's."""
     return tensor.untyped_storage().data_ptr() == arena.untyped_storage().data_ptr()
 
 
 def parted(arena: torch.Tensor, memory: Identity) -> bool:
-    """Make a rank's part of the daemon's pool this engine's own, in place; returns whether it is, and says why not."""
+    """Make a rank's part of the daemon's pool private to this engine, in place; return whether that worked.
+
+    A failure is logged.
+    """
     (device,) = ((device, inode) for kind, device, inode in memory if kind == "device")
     try:
         part_from_others(arena, device)
@@ -91,14 +94,14 @@ def parted(arena: torch.Tensor, memory: Identity) -> bool:
 
 
 def part_from_others(arena: torch.Tensor, memory: tuple[int, int]) -> None:
-    """Make mapped memory this process's own, in place: it keeps its bytes, and nobody sees what is written.
+    """Make mapped memory private to this process, in place: it keeps its bytes, and nobody else sees later writes.
 
-    Pages are copied when they are written first. What others write is seen in pages that were not, so they must not
-    write what is read here. `memory` is the device and inode of what is mapped from its start, which the map itself
-    keeps open.
+    A page is copied when it is first written. In pages not written yet, writes of others still show, so others must not
+    write what is read here. `memory` is the device and inode of the memory, which is mapped from its start and kept
+    open by the map itself.
 
     Raises:
-        OSError: the memory is not open any more, or the system refuses.
+        OSError: the memory is no longer open, or the system refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

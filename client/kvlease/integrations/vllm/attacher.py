@@ -1,8 +1,8 @@
-"""Own how a session gets its attachment, at first and after a loss: the thread that registers, attaches and probes.
+"""Own how a session gets its attachment, at first and after a loss: a thread that registers, attaches and probes.
 
-The thread does what may take long, so that no hook does; between two tries it maps memory ahead. It hands a new
-attachment over by leaving it in `found`; the session's owner picks it up when it polls, so nothing changes under an
-owner's hands.
+The thread does everything that may take long, so that no hook has to; between two tries it maps memory ahead. It hands
+over a new attachment by leaving it in `found`. The session's owner picks it up when it polls, so nothing changes while
+the owner works.
 """
 
 import logging
@@ -41,20 +41,20 @@ _ENDED: Final = "the daemon has lost the memory of this engine's cache"
 
 
 class Attacher:
-    """The background thread of one session: seeks an attachment while there is none, and probes the one there is."""
+    """The background thread of one session: it seeks an attachment while there is none, and probes the current one."""
 
     def __init__(
         self, settings: ConnectorSettings, terms: Terms, guard: Guard, sayings: Sayings
     ) -> None:
         """Remember how to attach; `start` begins."""
         self.found: Attachment | None = None
-        """An attachment that nobody has taken yet."""
+        """A new attachment that the owner has not taken yet."""
         self.refusal = ""
-        """Why there is none; empty where there is one."""
+        """Why there is no attachment; empty if there is one."""
         self.is_starting = False
         """Whether the daemon is making the cache's memory."""
         self.is_gone = False
-        """Whether the cache that was attached last has ended with its memory; another one may have its name."""
+        """Whether the last attached cache has ended with its memory; another cache may now have its name."""
         self.stop = threading.Event()
         self.changed = threading.Event()
         """Set after every try."""
@@ -64,7 +64,7 @@ class Attacher:
         self._sayings = sayings
         self._name = settings.cache or terms.cache
         self.kept: MemoryIdentity = ()
-        """The memory that the engine's cache lies in, where it can be no other: then nothing is sought in its place."""
+        """The memory that the engine's cache lies in, if it can be no other: then no other memory is accepted."""
         self._wake = threading.Event()
         self._current: Attachment | None = None
         self._is_seeking = True
@@ -93,16 +93,16 @@ class Attacher:
             self.changed.clear()
 
     def take(self) -> Attachment | None:
-        """Return the attachment that was found since the last call."""
+        """Return the attachment that was found since the last call, or None."""
         found, self.found = self.found, None
         return found
 
     def has(self, attachment: Attachment) -> bool:
-        """Whether an attachment is still the one that is of use; no longer where a probe has found it lost."""
+        """Tell whether an attachment is still current; it is not once a probe has found it lost."""
         return attachment is self._current
 
     def seek(self, lost: Attachment) -> None:
-        """End an attachment that is of no use any more, and seek another."""
+        """End an attachment that is of no more use, and seek another."""
         if lost is self._current:
             self._current = None
             self._lost.append(lost)
@@ -110,13 +110,13 @@ class Attacher:
             self._wake.set()
 
     def abandon(self) -> None:
-        """End the thread, which then ends the attachment, because the session was dropped without a close."""
+        """End the thread, which then ends the attachment, because the session was dropped without being closed."""
         self._is_abandoned = True
         self.stop.set()
         self._wake.set()
 
     def close(self, seconds: float) -> None:
-        """End the thread, and what it found that nobody took."""
+        """End the thread, and any attachment that nobody took."""
         self.stop.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -137,13 +137,13 @@ class Attacher:
             self.changed.set()
             if not self._lost:
                 self._rest()
-        # What was found behind a close that did not wait so long is nobody's.
+        # A close that did not wait long enough leaves an attachment that nobody has.
         found = self._current if self._is_abandoned else self.take()
         if found is not None:
             found.worker.close()
 
     def _rest(self) -> None:
-        """Wait until the next try is due or somebody wants something, and map memory meanwhile."""
+        """Wait until the next try is due or somebody needs the thread, and map memory meanwhile."""
         ends_at = time.monotonic() + self._pause_seconds()
         while not self._wake.is_set() and time.monotonic() < ends_at:
             if next(self._mapping, None) is None:
@@ -152,7 +152,7 @@ class Attacher:
         self._wake.clear()
 
     def _pause_seconds(self) -> float:
-        """Return how long to wait before the next try: longer each time, and as the settings say for a probe."""
+        """Return how long to wait before the next try: longer after each failure, or `retry_seconds` before a probe."""
         if not self._is_seeking:
             return self._settings.retry_seconds
         least = _FIRST_PAUSE_SECONDS * (1 << min(self._num_failures, _DOUBLINGS_MAX))
@@ -181,7 +181,7 @@ class Attacher:
                 self._give_up()
 
     def _attached(self, attachment: Attachment) -> None:
-        """Hand an attachment over, and say so."""
+        """Hand over an attachment, and log it."""
         self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
         self._had = attachment.plan
         self._num_failures = 0
@@ -202,12 +202,12 @@ class Attacher:
         )
 
     def _give_up(self) -> None:
-        """Seek no more: the kept memory has ended at the daemon, which the session's owner says, in its own words."""
+        """Stop seeking: the daemon has lost the kept memory. The session's owner logs it in its own words."""
         self.refusal, self.is_starting, self.is_gone, self._is_seeking = _ENDED, False, True, False
         self._guard.recover()
 
     def _sees_end(self) -> bool:
-        """Ask a daemon that refused to attach us whether it still has the cache that we had."""
+        """Ask a daemon that refused to attach us whether it has lost the cache that we had."""
         if self._had is None:
             return False
         deadline_seconds = self._settings.deadline_seconds
@@ -222,7 +222,7 @@ class Attacher:
             return False
 
     def _refused(self, error: KVLeaseError, seconds: float) -> None:
-        """Note why there is no attachment, and say so where the reason is a new one."""
+        """Note why there is no attachment, and log it if the reason is new."""
         self._num_failures += 1
         self.is_starting = isinstance(error, StartingError)
         was_away = self._guard.is_away
@@ -235,13 +235,13 @@ class Attacher:
             return
         is_answer = isinstance(error, ANSWERS)
         if not (self._sayings.is_news(refusal) if is_answer else self._guard.begin_outage()):
-            # Another session of this process has said so.
+            # Another session of this process has logged it.
             return
         level = logging.WARNING
         if isinstance(error, LayoutMismatchError | InvalidError):
             level = logging.ERROR
         elif was_away and isinstance(error, StaleError):
-            # Of an outage that is told of: the cache is made anew in a moment, by whoever makes it.
+            # The outage was logged already: its cache will be made anew in a moment, by whoever makes it.
             level = logging.INFO
         _logger.log(
             level,
@@ -253,7 +253,7 @@ class Attacher:
 
     @property
     def _tries(self) -> str:
-        """When it is tried again, in words."""
+        """When attaching is tried again, in words."""
         if self._terms.ends_with_start and self._had is None:
             return (
                 f"for up to {self._settings.start_seconds:g} s, and then at the engine's next start"
@@ -261,11 +261,11 @@ class Attacher:
         return f"every {self._settings.retry_seconds:g} s"
 
     def _probe(self, current: Attachment) -> None:
-        """See whether the daemon answers and still knows us; the worker attaches again by itself where it can."""
+        """Check whether the daemon answers and still knows us; if it can, the worker attaches again by itself."""
         try:
             current.worker.heartbeat()
         except (InvalidError, NotYoursError, RefusedError) as error:
-            # Such as one of a worker that cannot have its cache made anew, in a daemon that has lost it.
+            # For example, the daemon has lost the cache, and this worker cannot have it made anew.
             if not isinstance(error, StartingError) and self._sees_end():
                 self.is_gone = True
                 self.seek(current)
@@ -283,7 +283,7 @@ class Attacher:
 
 
 def _mapping_of(attachment: Attachment) -> Iterator[int]:
-    """Return what maps an attachment's device memory ahead."""
+    """Return the iterator that maps an attachment's device memory ahead."""
     region = attachment.device
     for kind, device, inode in attachment.memory:
         if kind == "device" and region is not None:

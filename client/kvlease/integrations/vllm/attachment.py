@@ -1,6 +1,6 @@
-"""Own one try to attach: register the cache, compare placement and identity, and take worker, magazine and memory.
+"""Own one try to attach: register the cache, compare placement and identity, and get worker, magazine and memory.
 
-When it is tried, and what becomes of a refusal, is `attacher.py`'s.
+`attacher.py` decides when to try, and what to do after a refusal.
 """
 
 import logging
@@ -25,7 +25,7 @@ _logger: Final = logging.getLogger(__name__)
 
 _READY: Final = "ready"
 ATTACH_SECONDS: Final = 5.0
-"""Seconds that registering and attaching may take at least; nobody waits for them but the thread."""
+"""Seconds that registering and attaching may take at least; only the background thread waits for them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +41,11 @@ class Attachment:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the worker, attached again by its own doing, has other memory now than this says."""
+        """Whether the worker has attached again by itself and now has other memory than this attachment."""
         return self.worker.memory_generation != self.memory_generation
 
     def limit(self, seconds: float) -> None:
-        """End the worker's calls after so many seconds."""
+        """Set the deadline of the worker's calls, in seconds."""
         self.worker.deadline_seconds = seconds
 
 
@@ -55,7 +55,7 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
     Raises:
         LayoutMismatchError: anything differs, or the pool is on a GPU; the message says what to change.
         InvalidError: the address is not a local socket's.
-        KVLeaseError: the daemon is away, not ready yet, or refuses.
+        KVLeaseError: the daemon is away, is not ready yet, or refuses.
     """
     name = settings.cache or terms.cache
     with Client(
@@ -82,7 +82,7 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
             rank=terms.rank,
             tenant=settings.tenant,
             layout_fingerprint=plan.layout_fingerprint,
-            # Attaching may take longer than a call.
+            # Only later calls have this deadline; attaching itself may take longer.
             deadline_seconds=settings.deadline_seconds,
             magazine=terms.magazine,
             key_counts=terms.key_counts,

@@ -1,8 +1,8 @@
-"""Own the rule that kvlease never hurts an engine: deadline, breaker and safe default; what is called is the caller's.
+"""Own the rule that kvlease never harms an engine: deadline, breaker and safe default; callers choose what to call.
 
-The breaker is open after a call that the daemon did not answer: calls are then not made and give their default at
-once. Where somebody probes in the background, a probe that succeeds closes it. Where nobody does, one call is let
-through every `retry_seconds`, and its success closes it.
+The breaker opens after a call that the daemon did not answer. While it is open, calls are not made and give their
+default at once. If the daemon is probed in the background, a probe that succeeds closes the breaker. If not, one call
+is let through every `retry_seconds`, and its success closes the breaker.
 """
 
 import logging
@@ -27,12 +27,12 @@ D = TypeVar("D")
 _logger: Final = logging.getLogger(__name__)
 
 ANSWERS: Final = (InvalidError, NotYoursError, RefusedError, StaleError)
-"""Errors that the daemon gave as its answer, so that it is alive; but for one that is just starting."""
+"""Errors that the daemon gives as its answer, so that it is alive; except StartingError."""
 
 
 @dataclass(slots=True)
 class GuardCounts:
-    """What has happened to the calls of one guard, from its beginning on."""
+    """The counts of one guard's calls, since it began."""
 
     calls: int = 0
     """Calls that were made."""
@@ -43,7 +43,7 @@ class GuardCounts:
     refused: int = 0
     """Calls that the daemon refused."""
     faults: int = 0
-    """Mistakes of kvlease itself that were kept from the engine."""
+    """Mistakes in kvlease itself that were kept from the engine."""
     late: int = 0
     """Calls that were answered, but after the deadline."""
     opened: int = 0
@@ -55,7 +55,7 @@ class GuardCounts:
 
 
 class Guard:
-    """The breaker of one session. Its calls come from one thread; `trip` and `recover` may come from another."""
+    """The breaker of one session. Its calls come from one thread; `trip` and `recover` may be called from another."""
 
     def __init__(
         self,
@@ -68,7 +68,8 @@ class Guard:
     ) -> None:
         """Begin closed; `is_probed` says that somebody calls `recover` when the daemon answers again.
 
-        `away` are the guards that a daemon does not answer, as `outages.of` has them: of these the first says so.
+        `away` holds the guards whose daemon does not answer, as returned by `outages.of`; only the first of them logs
+        the outage.
         """
         self.deadline_seconds = deadline_seconds
         self.counts = GuardCounts()
@@ -92,9 +93,9 @@ class Guard:
         return self._retry_at is not None
 
     def call(self, function: Callable[[], T], default: D, what: str) -> T | D:
-        """Make a control call; its default where it is not made, not answered or refused. Never raises an Exception.
+        """Make a control call; give the default if it is not made, not answered or refused. Never raises an Exception.
 
-        The function must end by itself at the deadline, as a client's calls do. `what` names the call in the log.
+        The function must end by its deadline, as a client's calls do. `what` names the call in the log.
         """
         if self._retry_at is not None and not self._may_try():
             self.counts.skipped += 1
@@ -116,7 +117,7 @@ class Guard:
         return answer
 
     def shield(self, function: Callable[[], T], default: D, what: str) -> T | D:
-        """Run code of a hook that makes no call; its default where it has a mistake. Never raises an Exception."""
+        """Run a hook's code that makes no call; give the default if it fails. Never raises an Exception."""
         try:
             return function()
         except Exception as error:  # noqa: BLE001 - nothing may reach the engine
@@ -124,11 +125,11 @@ class Guard:
             return default
 
     def refusal(self, what: str) -> str:
-        """Return the code of the refusal that was the last answer to such calls; empty where it was none."""
+        """Return the error code if the last answer to calls named `what` was a refusal; otherwise an empty text."""
         return self._refusals.get(what, "")
 
     def trip(self, why: str) -> None:
-        """Open the breaker; says so once, for all guards that find the same."""
+        """Open the breaker; log it once for all guards of the same outage."""
         if self._retry_at is None:
             self.counts.opened += 1
         if self.begin_outage():
@@ -152,7 +153,7 @@ class Guard:
         return self._is_away
 
     def end_outage(self) -> None:
-        """Note that the daemon answers, be it with a refusal; the last of those that found it away says so."""
+        """Note that the daemon answers, even with a refusal; the last guard that had found it away logs it."""
         if not self._is_away:
             return
         self._is_away = False
@@ -161,19 +162,19 @@ class Guard:
             _logger.warning("The kvlease daemon answers again.", extra={"action": "breaker_closed"})
 
     def leave(self) -> None:
-        """Have nobody wait for this one to hear from the daemon: its session has ended."""
+        """Leave the outage without an answer, because the session has ended."""
         self._is_away = False
         self._away.discard(self)
 
     def begin_outage(self) -> bool:
-        """Note that the daemon does not answer; returns whether nobody has said so yet."""
+        """Note that the daemon does not answer; return whether nobody has logged it yet."""
         is_first = not self._away and not self._is_away
         self._is_away = True
         self._away.add(self)
         return is_first
 
     def _may_try(self) -> bool:
-        """Tell whether this is the one call that finds out whether the daemon is back."""
+        """Tell whether this call is the one that tries whether the daemon is back."""
         assert self._retry_at is not None, "only an open breaker has to be tried"
         now = self._clock()
         if self._is_probed or now < self._retry_at:

@@ -1,4 +1,4 @@
-"""Own which parts of vLLM the connectors build on, and the refusal of one that lacks any; nothing of it is changed."""
+"""Own the list of vLLM's parts that the connectors build on, and the refusal of a vLLM that lacks any of them."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -10,7 +10,7 @@ SUPPORTED_VERSIONS: Final = "0.32"
 """The releases that the connectors are tested with."""
 
 Parts = Mapping[str, tuple[str, ...]]
-"""Classes by module, and the attributes of them that are called, overridden or read."""
+"""Classes, as module and name, each with its attributes that are called, overridden or read."""
 
 _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
@@ -39,7 +39,7 @@ _MEMORY: Final[Parts] = {
         "unpin_blocks",
     ),
 }  # fmt: skip
-"""What both modes need whose memory is the daemon's."""
+"""What the two modes need in which the cache is the daemon's memory."""
 _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
     "offload": (
         _COMMON,
@@ -98,7 +98,7 @@ MODES: Final = tuple(_OF_MODE)
 
 
 def missing_hooks(mode: str) -> list[str]:
-    """Return what the vLLM that is installed lacks for one mode; nothing where it is a supported one."""
+    """Return what the installed vLLM lacks for a mode; empty if it is supported."""
     return [
         lack
         for parts in _OF_MODE[mode]
@@ -112,7 +112,7 @@ def require_hooks(mode: str) -> None:
     """Refuse a vLLM that a mode's connector cannot work with.
 
     Raises:
-        ImportError: it is not installed, or lacks hooks; the message names them and the releases that have them.
+        ImportError: vLLM is not installed, or lacks hooks; the message names them and the releases that have them.
     """
     if find_spec("vllm") is None:
         raise ImportError(
@@ -140,7 +140,7 @@ def _lacks(place: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _has(found: Any, name: str) -> bool:
-    """Tell whether a class has an attribute, or gives one to its objects when it makes them."""
+    """Tell whether a class has an attribute, or its constructor gives it to objects."""
     code = getattr(found.__init__, "__code__", None)
     return hasattr(found, name) or (code is not None and name in code.co_names)
 

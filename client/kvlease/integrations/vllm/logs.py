@@ -1,4 +1,4 @@
-"""Own how what kvlease says comes into an engine's log: by vLLM's own handlers; what is said is the others'."""
+"""Own the way of kvlease's log messages into an engine's log, by vLLM's own handlers."""
 
 import logging
 from typing import Final
@@ -8,11 +8,11 @@ _THEIRS: Final = "vllm"
 
 
 def join_engine_log() -> None:
-    """Have the library write where vLLM does, in its form and from its level on; safe to call again.
+    """Make kvlease log where vLLM does, in its format and from its level on; safe to call again.
 
-    vLLM sets up the loggers of its own name alone. What others warn of would stand there without time, level and
-    place, and what they say of a good end, such as which cache is attached, nowhere. Whoever has set up a logger that
-    ours come to, as VLLM_LOGGING_CONFIG_PATH may do for "kvlease" or for all, is left to it.
+    vLLM sets up only the loggers of its own name. Without this, warnings of other loggers have no time, level and
+    place, and their information, such as which cache is attached, does not appear at all. A handler that somebody has
+    already set up for our loggers, as VLLM_LOGGING_CONFIG_PATH may do for "kvlease" or for all, is left alone.
     """
     ours, theirs = logging.getLogger(_OURS), logging.getLogger(_THEIRS)
     ours.addFilter(_is_no_heartbeat)
@@ -25,5 +25,5 @@ def join_engine_log() -> None:
 
 
 def _is_no_heartbeat(record: logging.LogRecord) -> bool:
-    """Leave out that heartbeats fail: each session probes the daemon besides, and an outage is told once for all."""
+    """Drop messages about failed heartbeats: each session also probes the daemon, and an outage is logged once."""
     return getattr(record, "action", "") != "heartbeat"

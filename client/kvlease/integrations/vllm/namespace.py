@@ -1,7 +1,7 @@
-"""Own what makes two engines' bytes the same, its digest and the names made of it; where a byte lies is the plan's.
+"""Own the identity of an engine's bytes, its digest and the names made from it; the plan says where each byte lies.
 
-An `Identity` is a list of named fields, read from vLLM's configuration alone, so that all processes of an engine find
-the same. Its text travels as the plan's `model_digest`: a digest of all fields, and a short one of each, so that a
+An `Identity` is a list of named fields, read from vLLM's configuration alone, so that all processes of an engine get
+the same one. It travels as the plan's `model_digest`: a digest of all fields, and a short digest of each, so that a
 refusal can name the fields in which two engines differ.
 """
 
@@ -19,14 +19,14 @@ FIELDS: Final = (
     "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "config", "kv_dtype",
     "block_tokens", "hash_tokens", "layout", "hash_algorithm", "hash_seed", "ranks", "draft", "device",
 )  # fmt: skip
-"""The fields of an identity, in the order of their digests."""
+"""The fields of an identity, in the order of their short digests."""
 
 _PREFIX: Final = "vllm1"
 _FIELD_CHARACTERS: Final = 8
 _DEFAULT_SEED: Final = "vllm-none-hash"
 _RANDOM_SEED: Final = "random"
 _NO_PART_OF_THE_CONFIG: Final = frozenset({"_commit_hash", "_name_or_path", "transformers_version"})
-"""What of a model's configuration moves no byte, or is a field of its own."""
+"""Fields of a model's configuration that change no byte, or that are identity fields themselves."""
 _WEIGHT_ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NAME_CHARACTERS: Final = 24
 _DIGEST_CHARACTERS: Final = 12
@@ -34,18 +34,18 @@ _DIGEST_CHARACTERS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an engine's bytes depend on, but for their places."""
+    """Everything that an engine's bytes depend on, except for their places."""
 
     values: tuple[str, ...]
     """One text for each of FIELDS."""
     refusal: str = ""
-    """Why this engine's blocks can be found by nobody, and what to change; empty where they can."""
+    """Why nobody can find this engine's blocks, and what to change; empty if they can be found."""
     has_adapters: bool = False
-    """Whether requests may name adapters (LoRA), which vLLM's hashes tell apart by name and path alone."""
+    """Whether requests may use adapters (LoRA), which vLLM's hashes tell apart only by name and path."""
 
     @classmethod
     def of(cls, vllm_config: Any, kv_cache_config: Any = None, *, weights: str = "") -> Self:
-        """Read the identity of an engine; `weights` says what its weights are, where somebody knows better."""
+        """Read the identity of an engine; `weights` identifies its weights, if it is set."""
         refusal = ""
         try:
             read = _fields(vllm_config, kv_cache_config, weights)
@@ -63,9 +63,9 @@ class Identity:
         return cls(tuple(read[name] for name in FIELDS), refusal, has_adapters)
 
     def in_mode(self, mode: str) -> Self:
-        """Return the identity with the mode in its format, for modes whose engines deal with a pool as no others do.
+        """Return the identity with the mode added to its format, for modes that use a pool in their own way.
 
-        An engine of owned memory has all blocks of its pool, so that one that shared it would wait for ever.
+        An owned-memory engine takes all blocks of its pool, so another engine that shared the pool would wait for ever.
         """
         at = FIELDS.index("format")
         values = (*self.values[:at], f"{self.values[at]}, {mode}", *self.values[at + 1 :])
@@ -78,12 +78,12 @@ class Identity:
 
     @property
     def model_digest(self) -> str:
-        """The identity as the plan carries it: the digest of all fields, then a short one of each."""
+        """The identity in the form that the plan carries: the digest of all fields, then a short digest of each."""
         short = "".join(_digest(value).hex()[:_FIELD_CHARACTERS] for value in self.values)
         return f"{_PREFIX}:{self.digest.hex()}:{short}"
 
     def differing(self, model_digest: str) -> list[str]:
-        """Return in which fields another identity differs, as its plan carries it; nothing where they are equal."""
+        """Return the fields in which an identity, given as a plan carries it, differs; empty if the two are equal."""
         if model_digest == self.model_digest:
             return []
         prefix, _, rest = model_digest.partition(":")
@@ -102,7 +102,7 @@ class Identity:
 
 
 def magazine_name(vllm_config: Any, mode: str) -> str:
-    """Return the name of an engine's magazine in one mode: the same in all its processes, and in no other engine."""
+    """Return the name of an engine's magazine in a mode: the same in all its processes, and in no other engine."""
     transfer = vllm_config.kv_transfer_config
     seen = _digest(
         str(getattr(transfer, "engine_id", "")), str(getattr(vllm_config, "instance_id", ""))
@@ -120,7 +120,7 @@ def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, s
         "model": str(model.model),
         "revision": _commit_of(model),
         "weights": weights or _weights_of(str(model.model)),
-        # Dummy weights are made by the seed.
+        # Dummy weights are made from the seed.
         "load_format": f"dummy, seed {model.seed}" if load_format == "dummy" else "",
         "dtype": str(model.dtype),
         "quantization": str(getattr(model, "quantization", None)),
@@ -156,7 +156,7 @@ def _pieces(short: str) -> Iterator[str]:
 
 
 def _vllm_format() -> str:
-    """Return the release whose KV format the bytes have: patches of one release share it."""
+    """Return the vLLM release whose KV format the bytes have; all patches of a release share it."""
     try:
         from vllm import __version__ as version  # noqa: PLC0415 - absent where only names are computed
     except ImportError:
@@ -170,7 +170,7 @@ def _commit_of(model: Any) -> str:
 
 
 def _config_of(model: Any) -> str:
-    """Return a digest of the configuration that was loaded, from wherever that was."""
+    """Return a digest of the model's configuration, wherever it was loaded from."""
     told = getattr(getattr(model, "hf_config", None), "to_dict", None)
     fields = {} if told is None else told()
     kept = {name: value for name, value in fields.items() if name not in _NO_PART_OF_THE_CONFIG}
@@ -178,13 +178,13 @@ def _config_of(model: Any) -> str:
 
 
 def _steady(value: Any) -> str:
-    """Return a text that is the same in every process."""
+    """Return a text for a value that is the same in every process."""
     text = str(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
 
 def _rope_of(model: Any) -> str:
-    """Return which factors of a long rope turn the keys: vLLM chooses them once, by the longest request."""
+    """Return which factors a longrope model uses for its keys: vLLM chooses them once, by the longest request."""
     text = getattr(model, "hf_text_config", None)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
     ropes = rope.values() if isinstance(rope, Mapping) and "rope_type" not in rope else (rope,)
@@ -198,9 +198,9 @@ def _rope_of(model: Any) -> str:
 
 
 def _weights_of(model: str) -> str:
-    """Return a digest of a model directory's configuration and of its weight files' names, sizes and times.
+    """Return a digest of a model directory's configuration, and of its weight files' names, sizes and times.
 
-    A link into a store that names files by their content counts with the name, not the time.
+    For a link into a store that names files by content, the name in the store counts instead of the time.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -224,7 +224,7 @@ def _block_tokens(cache: Any, kv_cache_config: Any) -> str:
 
 
 def _seed_of(algorithm: str) -> str:
-    """Return the seed of the hash of nothing, as vLLM chooses it."""
+    """Return the seed of vLLM's first hash, as vLLM chooses it."""
     if (seed := os.environ.get("PYTHONHASHSEED")) is not None:
         return f"PYTHONHASHSEED {seed}"
     return _DEFAULT_SEED if algorithm.startswith("sha256") else _RANDOM_SEED
@@ -250,7 +250,7 @@ def _draft_of(speculative: Any, weights: str) -> str:
 
 
 def _plain(overrides: Any) -> str:
-    """Return overrides of the model's configuration as text; of a function, the name that it goes by."""
+    """Return overrides of the model's configuration as text; for a function, its qualified name."""
     if callable(overrides):
         return f"{overrides.__module__}.{overrides.__qualname__}"
     return json.dumps(overrides or {}, sort_keys=True, default=str)

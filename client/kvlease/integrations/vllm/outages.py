@@ -1,8 +1,8 @@
-"""Own that an outage of a daemon is told once in a process, however many connectors and ranks of it have a session.
+"""Own that a process logs an outage of a daemon once, however many connectors and ranks have sessions with it.
 
-vLLM makes each connector by itself and hands it nothing that those beside it have, too, but a configuration, which is
-hashed, copied and pickled. So the guards of one process can only find each other by the daemon's address. What they
-find belongs to them: it is here for as long as any of them is.
+vLLM makes each connector by itself and gives it nothing that the others have too, except a configuration, which is
+hashed, copied and pickled. So the guards of one process can find each other only by the daemon's address. The set of
+guards that they share lives as long as any of them.
 """
 
 from typing import Final
@@ -14,5 +14,5 @@ _away: Final[WeakValueDictionary[str, WeakSet[Guard]]] = WeakValueDictionary()
 
 
 def of(address: str) -> WeakSet[Guard]:
-    """Return those of this process that the daemon at an address does not answer; who is dropped is none of them."""
+    """Return the guards of this process that the daemon at an address does not answer; dropped guards leave the set."""
     return _away.setdefault(address, WeakSet())

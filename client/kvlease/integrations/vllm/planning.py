@@ -1,6 +1,6 @@
-"""Own the way from an engine's configuration to a plan's inputs, and the proof that both sides place every byte alike.
+"""Own the way from an engine's configuration to a plan's inputs, and the check that both sides place every byte alike.
 
-Reads vLLM's objects by their fields and imports nothing of it. The arithmetic is the planner's, in the daemon.
+It reads vLLM's objects by their fields and imports nothing of vLLM. The daemon's planner does the arithmetic.
 """
 
 import re
@@ -30,7 +30,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "CircularBufferSpec": "ring_state",
     "HiddenStateCacheSpec": "hidden_state",
 }
-"""Our kind of layer, by the name of vLLM's class."""
+"""Our kinds of layer, by the name of vLLM's class."""
 
 _FIELDS: Final[Mapping[str, str]] = {
     "block_size": "tokens_per_block",
@@ -51,7 +51,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "prefill_checkpoint_alignment": "checkpoint_multiple_tokens",
     "tp_replicated": "is_replicated",
 }
-"""Our field, by vLLM's, where only the name differs; a field that is not here and not below has the same name."""
+"""Our fields by vLLM's, if only the name differs; a field that is neither here nor below has the same name."""
 
 _FIELDS_WITHOUT_BYTES: Final[Mapping[str, tuple[str, ...]]] = {
     "state_space": (
@@ -62,7 +62,7 @@ _FIELDS_WITHOUT_BYTES: Final[Mapping[str, tuple[str, ...]]] = {
         "tokens_per_state",
     ),
 }
-"""Fields of a kind that say nothing of bytes here: how many heads a state has, or which states the engine keeps."""
+"""Fields of a kind that say nothing about bytes, such as how many heads a state has or which states are kept."""
 
 _LAYER_INDEX: Final = re.compile(r"\.(\d+)(?:\.|$)")
 
@@ -79,18 +79,18 @@ class Difference:
     """What the engine has."""
 
     def __str__(self) -> str:
-        """Say it in a sentence's part."""
+        """Return the difference as part of a sentence."""
         return f"{self.what}: {self.planned} in kvlease's plan, {self.found} in vLLM"
 
 
-# From vLLM's words to ours.
+# From vLLM's terms to ours.
 
 
 def plan_inputs(vllm_config: Any, kv_cache_config: Any, *, model_digest: str = "") -> PlanInputs:
     """Return the inputs whose plan is vLLM's own placement: the same blocks, groups, offsets and strides.
 
-    `kv_cache_config` is a worker's or the scheduler's; both give the same inputs. Lower tiers are the caller's to add,
-    by `dataclasses.replace`.
+    `kv_cache_config` is a worker's or the scheduler's; both give the same inputs. The caller adds lower tiers by
+    `dataclasses.replace`.
 
     Raises:
         InvalidError: the configuration has something that no plan can express; the message names it.
@@ -114,7 +114,7 @@ def plan_inputs(vllm_config: Any, kv_cache_config: Any, *, model_digest: str = "
 
 
 def layer_of(name: str, spec: Any) -> LayerSpec:
-    """Return our spec of a layer, from vLLM's.
+    """Return our spec for vLLM's spec of a layer.
 
     Raises:
         InvalidError: vLLM has a kind of layer, or a field of one, that kvlease does not know.
@@ -132,7 +132,7 @@ def layer_of(name: str, spec: Any) -> LayerSpec:
 
 
 def _words(name: str, value: Any) -> dict[str, Any]:
-    """Return our field, or fields, of one of vLLM's."""
+    """Return our field or fields for one of vLLM's, with the value."""
     if name == "tokens_per_state" and isinstance(value, Fraction):
         return {"tokens_per_state": value.numerator, "states_per_token": value.denominator}
     if name == "block_stride_alignment":
@@ -157,11 +157,11 @@ _SAYINGS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "cache_dtype_str": ("packed_format", lambda name: name or ""),
     "model_version": ("model_version", lambda name: name or ""),
 }
-"""Our field, and how it says what vLLM's does, where the value has another form."""
+"""Our field, and how to turn vLLM's value into ours, if the value has another form."""
 
 
 def _as_packed(layer: LayerSpec, spec: Any) -> LayerSpec:
-    """Return a quantised layer with vLLM's own bytes and head slots, whatever rule they come from."""
+    """Return a quantised layer with vLLM's own bytes and head slots, whatever rule gave them."""
     if not isinstance(layer, AttentionSpec) or layer.quantisation == "none":
         return layer
     return replace(
@@ -172,7 +172,7 @@ def _as_packed(layer: LayerSpec, spec: Any) -> LayerSpec:
 
 
 def _layers(kv_cache_config: Any) -> tuple[LayerSpec, ...]:
-    """Return all layers in model order, which their names have; a draft's layers count on where the model's end."""
+    """Return all layers in the order of the numbers in their names; a draft's layers are numbered after the model's."""
     found = [
         layer_of(name, spec)
         for group in kv_cache_config.kv_cache_groups
@@ -191,7 +191,7 @@ def _specs_of(group: Any, kv_cache_config: Any) -> dict[str, Any]:
     """Return the spec of every layer of a group.
 
     Raises:
-        InvalidError: layers of the group differ, and the configuration does not say how, as the scheduler's.
+        InvalidError: layers of the group differ, and the configuration, being the scheduler's, does not say how.
     """
     by_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     if by_layer is not None:
@@ -248,7 +248,7 @@ def _refuse_what_has_no_plan(vllm_config: Any, kv_cache_config: Any) -> None:
         raise InvalidError(message, resource="hisparse_config", rule="host_resident_group")
 
 
-# Number by number.
+# The comparison, number by number.
 
 
 def agreement(
@@ -258,9 +258,9 @@ def agreement(
     *,
     rank: int = 0,
 ) -> tuple[Difference, ...]:
-    """Return every number in which a plan and the engine's configuration differ; none where all bytes lie alike.
+    """Return every number in which a plan and the engine's configuration differ; empty if all bytes lie alike.
 
-    `tensors` are those of `register_kv_caches`, where they exist: their addresses and strides are compared, too.
+    `tensors` are those of `register_kv_caches`, if they exist yet: their addresses and strides are compared, too.
     """
     ours = plan.ranks[min(rank, len(plan.ranks) - 1)]
     found = [*_of_whole(plan, kv_cache_config), *_of_groups(plan, kv_cache_config)]
@@ -300,7 +300,7 @@ def _of_groups(plan: CachePlan, config: Any) -> Iterator[Difference]:
         yield from _compared(
             f"tokens per block of group {index}", ours.tokens_per_block, spec.block_size
         )
-        # The scheduler's part is told one layer of those that differ.
+        # If layers differ, the scheduler's configuration has only one of them.
         if hasattr(spec, "kv_cache_specs") or ours.has_equal_layers:
             pages = ours.bytes_per_page
             if hasattr(spec, "kv_cache_specs") and ours.has_equal_layers:
@@ -312,7 +312,7 @@ def _of_groups(plan: CachePlan, config: Any) -> Iterator[Difference]:
 
 
 def _of_runs(ours: RankPlan, config: Any) -> Iterator[Difference]:
-    """Compare the one buffer, and where each layer's pages lie in it."""
+    """Compare the size of the one buffer, and where each layer's pages lie in it."""
     sizes = {run.size for run in config.kv_cache_tensors}
     yield from _compared("bytes of the pool", {ours.device_bytes}, sizes)
     planned = dict(_places(ours.tensors))
@@ -348,7 +348,7 @@ def _of_tensors(
         tensor = tensors[name]
         unit = tensor.element_size()
         storage = tensor.untyped_storage()
-        # Some platforms pad the end of the buffer, which no block reaches.
+        # Some platforms pad the end of the buffer, where no block lies.
         short = storage.nbytes() < ours.device_bytes
         yield from _compared(
             f"bytes of the buffer of {name}",
@@ -373,7 +373,7 @@ _PAGE_AXES: Final = ("heads", "states", "bytes of a state")
 
 
 def _of_page(layer: Any, tensor: Any, strides: Sequence[int]) -> Iterator[Difference]:
-    """Compare what lies inside a page: extents, and the strides of axes that have more than one entry."""
+    """Compare the inside of a page: the extents, and the strides of axes with more than one entry."""
     spec, unit = layer.spec, tensor.element_size()
     if not isinstance(spec, AttentionSpec):
         return

@@ -1,11 +1,11 @@
-"""Own how vLLM's block hashes become keys of the daemon; what is found under them is the daemon's.
+"""Own how vLLM's block hashes become the daemon's keys; what is found under the keys is the daemon's business.
 
-    subkey(group) = blake3(tenant key; label ‖ identity's digest ‖ era, behind its length ‖ group as 4 bytes)
+    subkey(group) = blake3(tenant key; label ‖ identity's digest ‖ era, after its length ‖ group as 4 bytes)
     key           = blake3(subkey(group); block hash)
 
-vLLM's hash names the tokens of a block and all before it, but neither model, weights nor layout: the identity does.
-The era is empty until an engine is reset, and random from then on: nothing of before is found any more, by this engine.
-Keys cannot be turned back; an index that was restored by keys is looked up by the key of the hash that is sought.
+vLLM's hash covers the tokens of a block and all tokens before it, but not model, weights and layout; the identity does.
+The era is empty until an engine is reset. In a new era the engine finds nothing that was computed in an earlier one.
+Keys cannot be turned back into hashes, so an index that was restored from keys is looked up by the key of a hash.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ from blake3 import blake3
 from kvlease.ids import BYTES_PER_KEY
 
 BYTES_PER_GROUP: Final = 4
-"""Bytes of the group's number, big endian, that vLLM writes behind a hash."""
+"""Bytes of the group's number, big endian, which vLLM writes after a hash."""
 
 _LABEL: Final = b"kvlease vllm key 1"
 
 
 class Rekeyer:
-    """Turn hashes of one tenant, identity and era into keys; made anew when one of them changed. For one thread."""
+    """Turn hashes into keys for one tenant, identity and era; make anew when any of these changes. For one thread."""
 
     def __init__(self, tenant_key: bytes, digest: bytes, era: bytes = b"") -> None:
-        """Remember the context; a group's hasher is made at its first use."""
+        """Remember the context; each group's hasher is made on first use."""
         self._tenant_key = tenant_key
         self._context = b"".join((_LABEL, digest, len(era).to_bytes(8, "little"), era))
         self._hashers: dict[int, blake3] = {}
@@ -37,7 +37,7 @@ class Rekeyer:
 
     def each(self, hashes: Iterable[bytes], group: int = 0) -> list[bytes]:
         """Return the keys of block hashes of one group, one by one."""
-        # One hasher for all: to make it is half of what hashing takes.
+        # One hasher serves all hashes, because making a hasher is half the cost of hashing.
         hasher = self._hashers.get(group) or self._hasher(group)
         update, digest, reset = hasher.update, hasher.digest, hasher.reset
         keys: list[bytes] = []
@@ -49,7 +49,7 @@ class Rekeyer:
         return keys
 
     def key(self, hash_with_group: bytes) -> bytes:
-        """Return the key of a hash that ends with its group's number, as vLLM's pool has them."""
+        """Return the key of a hash that ends with its group's number, as vLLM's pool stores it."""
         group = int.from_bytes(hash_with_group[-BYTES_PER_GROUP:], "big")
         hasher = self._hashers.get(group) or self._hasher(group)
         hasher.update(hash_with_group[:-BYTES_PER_GROUP])
@@ -58,7 +58,7 @@ class Rekeyer:
         return key
 
     def of_names(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the keys of such hashes with their groups' numbers, in order."""
+        """Return the keys of hashes that end with their groups' numbers, in order."""
         if len(names) == 1:
             return [self.key(names[0])]
         marks = [name[-BYTES_PER_GROUP:] for name in names]
@@ -73,7 +73,7 @@ class Rekeyer:
         return keys
 
     def grow(self, group: int = 0) -> "RequestKeys":
-        """Return the keys of a request, which are made as its hashes come."""
+        """Return the keys of a request; they are made as its hashes come."""
         return RequestKeys(self, group)
 
     def _hasher(self, group: int) -> blake3:
@@ -84,21 +84,21 @@ class Rekeyer:
 
 
 class RequestKeys:
-    """The keys of one request in one group; every hash is turned once."""
+    """The keys of one request in one group; each hash is turned into a key once."""
 
     def __init__(self, rekeyer: Rekeyer, group: int) -> None:
-        """Begin with no key; `Rekeyer.grow` makes one."""
+        """Begin with no keys; use `Rekeyer.grow` to make one."""
         self._rekeyer = rekeyer
         self._group = group
         self._keys = bytearray()
 
     @property
     def num_keys(self) -> int:
-        """Hashes that were turned so far."""
+        """Hashes that were turned into keys so far."""
         return len(self._keys) // BYTES_PER_KEY
 
     def upto(self, hashes: Sequence[bytes], num_blocks: int | None = None, first: int = 0) -> bytes:
-        """Return the packed keys from block `first` up to `num_blocks` of a request's hashes, which only ever grow."""
+        """Return the packed keys of a request from block `first` up to `num_blocks`; its hashes only ever grow."""
         end = len(hashes) if num_blocks is None else min(num_blocks, len(hashes))
         num_keys = self.num_keys
         if end > num_keys:
@@ -107,10 +107,10 @@ class RequestKeys:
 
 
 class RememberedKeys:
-    """The keys of hashes with their groups' numbers that were turned lately: a block is sought, and later published."""
+    """A memory of keys that were made lately: a block is looked up first, and published later."""
 
     def __init__(self, kept_max: int = 65_536) -> None:
-        """Begin with none; beyond `kept_max` all are forgotten."""
+        """Begin with no keys; when there are more than `kept_max`, all are forgotten."""
         self._kept_max = kept_max
         self._rekeyer: Rekeyer | None = None
         self._keys: dict[bytes, bytes] = {}
@@ -120,7 +120,7 @@ class RememberedKeys:
         return f"<RememberedKeys {len(self._keys)}>"
 
     def of_names(self, rekeyer: Rekeyer, names: Sequence[bytes]) -> list[bytes]:
-        """Return the keys of names, in order; another rekeyer than before has other keys."""
+        """Return the keys of names, in order; a new rekeyer makes new keys."""
         keys = self._keys
         if rekeyer is not self._rekeyer or len(keys) > self._kept_max:
             self._rekeyer = rekeyer

@@ -1,7 +1,8 @@
-"""Own that what is wrong with an engine is said once in a process, however many of its connectors meet it there.
+"""Own that a process logs each problem of an engine once, however many of its connectors meet it.
 
-An engine of one process has the scheduler's session and the worker's in it, and both are refused for the same reason.
-They find each other by the engine's magazine, as guards do by the daemon's address. What they find belongs to them.
+An engine in one process has both the scheduler's and the worker's session there, and both are refused for the same
+reason. They find each other by the engine's magazine, as guards do by the daemon's address. The record that they share
+lives as long as any of them.
 """
 
 from typing import Final
@@ -9,23 +10,23 @@ from weakref import WeakValueDictionary
 
 
 class Sayings:
-    """What has been said of one engine in this process."""
+    """What has been logged of one engine in this process."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin with nothing logged."""
         self._said: dict[str, object] = {}
 
     def __repr__(self) -> str:
-        """Show life: how much was said."""
+        """Show life: how much was logged."""
         return f"<Sayings {len(self._said)} said>"
 
     def is_news(self, what: str) -> bool:
-        """Note that something is to be said; returns whether nobody has said it yet. From any thread."""
+        """Note a message that is to be logged; return whether nobody has logged it yet. Works from any thread."""
         mine = object()
         return self._said.setdefault(what, mine) is mine
 
     def forget(self) -> None:
-        """Have everything said again that comes again."""
+        """Forget what was logged, so that it is logged again if it happens again."""
         self._said.clear()
 
 
@@ -33,5 +34,5 @@ _by_engine: Final[WeakValueDictionary[str, Sayings]] = WeakValueDictionary()
 
 
 def of(magazine: str) -> Sayings:
-    """Return what has been said of the engine that has a magazine; who has none speaks for itself."""
+    """Return the record of the engine that has a magazine; without a magazine, a record of its own."""
     return _by_engine.setdefault(magazine, Sayings()) if magazine else Sayings()

@@ -1,7 +1,7 @@
 """Own how a connector's counts travel as vLLM's statistics: plain sums by name, safe below MultiConnector.
 
-MultiConnector rebuilds what it is sent by the connector's registered name and fails where there is none, so counts
-travel only where vLLM knows the connector by the entry point's name. Only for processes that run inside of vLLM.
+MultiConnector rebuilds statistics by the connector's registered name, and fails if there is none. So counts travel only
+if vLLM knows the connector by the entry point's name. Import this only in processes that run inside vLLM.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _PREFIX: Final = "kvlease_"
 
 
 class ConnectorStats(KVConnectorStats):  # type: ignore[misc,unused-ignore] # vLLM has no types here
-    """What has happened since the statistics before: counts by name, added up over ranks and intervals."""
+    """The counts since the last statistics, by name, added up over ranks and intervals."""
 
     def reset(self) -> None:
         """Forget the counts."""
@@ -28,7 +28,7 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc,unused-ignore] # vL
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Return the counts under names that tell where they come from, for vLLM's log line."""
+        """Return the counts for vLLM's log line, under names that begin with the library's."""
         return {_PREFIX + name: count for name, count in sorted(self.data.items())}
 
     def is_empty(self) -> bool:
@@ -37,15 +37,15 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc,unused-ignore] # vL
 
 
 class StatsSource:
-    """The statistics of one connector in one process: what its counters have grown by since they were asked before."""
+    """The statistics of one connector in one process: how much its counts have grown since the last call."""
 
     def __init__(self, connector_name: str, *, is_wanted: bool = True) -> None:
-        """Remember under which name the connector is registered, and whether anybody wants its figures."""
+        """Remember whether vLLM knows the connector by name, and whether anybody wants its figures."""
         self._is_wanted = is_wanted and is_registered(connector_name)
         self._told: dict[str, int] = {}
 
     def since(self, counts: Mapping[str, int]) -> ConnectorStats | None:
-        """Return how much each count has grown since the last call; None where there is nothing to tell."""
+        """Return how much each count has grown since the last call; None if there is nothing to report."""
         if not self._is_wanted:
             return None
         grown = {

@@ -1,4 +1,4 @@
-"""Own what a process of an engine attaches by; how it does is `attachment.py`'s."""
+"""Own the terms on which a process of an engine attaches; how it attaches is in `attachment.py`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ def _as_said(error: NeverFitsError) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a process of an engine attaches by; the same after every loss."""
+    """The terms on which a process of an engine attaches; they stay the same after every loss."""
 
     identity: Identity
     inputs: PlanInputs | None
-    """What the cache is registered with; None where another process does so, and this one waits for it."""
+    """The inputs to register the cache with; None if another process registers it, and this one waits for that."""
     cache: str
-    """The cache's name, such as `Identity.cache_name` makes it; the setting `cache` goes before it."""
+    """The cache's name, as made by `Identity.cache_name`; the setting `cache` takes precedence."""
     rank: int = 0
     """The rank whose memory this process maps; the scheduler's process takes 0."""
     magazine: str = ""
-    """The engine's magazine, by `magazine_name`; empty for a process that has none."""
+    """The name of the engine's magazine, as made by `magazine_name`; empty if the process has none."""
     key_counts: bool = False
-    """Whether this process is to know without a call what is surely not cached."""
+    """Whether this process reads key counts, to know without a call what is surely not cached."""
     touches: bool = False
-    """Whether this process touches the rank's memory, so that its pages are mapped ahead, in the background."""
+    """Whether this process touches the rank's memory, so that its pages are mapped ahead in the background."""
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
     no_room: Callable[[NeverFitsError], str] = _as_said
-    """Says that the daemon has no memory for the cache, by the names of the settings that decide how much it takes."""
+    """Tells that the daemon has no memory for the cache, naming the settings that decide how much it takes."""
     had: CachePlan | None = None
-    """The plan of the cache that other processes of the engine have attached to; None where that does not matter."""
+    """The plan of the cache that other processes of the engine have attached to; None if that does not matter."""
     takes_other_capacity: bool = False
-    """Whether a cache of the same identity but other sizes will do, where `disagreements` has nothing against it."""
+    """Whether to accept a cache of the same identity but other sizes, if `disagreements` finds nothing against it."""
     ends_with_start: bool = False
-    """Whether the session is closed where the start has waited in vain: by then the engine has memory of its own."""
+    """Whether the session is closed if the start has waited in vain, as the engine then has memory of its own."""
