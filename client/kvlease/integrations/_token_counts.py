@@ -1,4 +1,4 @@
-"""Own the counts of what becomes of a request's tokens; the tokens themselves, and their states, are kept elsewhere."""
+"""Own the counts of what becomes of a request's tokens; the tokens themselves are the greedy loop's."""
 
 from __future__ import annotations
 

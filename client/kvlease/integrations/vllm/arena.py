@@ -106,7 +106,7 @@ def part_from_others(arena: torch.Tensor, memory: tuple[int, int]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    # The last page belongs to the map as a whole.
+    # A map covers whole pages, including the last one.
     num_bytes = ceil_div(arena.numel(), mmap.PAGESIZE) * mmap.PAGESIZE
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_PRIVATE | _MAP_FIXED

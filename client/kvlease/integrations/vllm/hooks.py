@@ -39,7 +39,7 @@ _MEMORY: Final[Parts] = {
         "unpin_blocks",
     ),
 }  # fmt: skip
-"""What the two modes need in which the cache is the daemon's memory."""
+"""What the owned and shared modes need, in which the cache is the daemon's memory."""
 _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
     "offload": (
         _COMMON,

@@ -1,4 +1,4 @@
-"""Own the way of kvlease's log messages into an engine's log, by vLLM's own handlers."""
+"""Own how kvlease's log messages get into an engine's log: through vLLM's own handlers."""
 
 import logging
 from typing import Final
@@ -10,9 +10,9 @@ _THEIRS: Final = "vllm"
 def join_engine_log() -> None:
     """Make kvlease log where vLLM does, in its format and from its level on; safe to call again.
 
-    vLLM sets up only the loggers of its own name. Without this, warnings of other loggers have no time, level and
-    place, and their information, such as which cache is attached, does not appear at all. A handler that somebody has
-    already set up for our loggers, as VLLM_LOGGING_CONFIG_PATH may do for "kvlease" or for all, is left alone.
+    vLLM sets up only the loggers of its own name. Without this, our warnings would appear without time, level and
+    place, and our information, such as which cache is attached, not at all. If somebody has set up a logger that
+    receives ours, as VLLM_LOGGING_CONFIG_PATH may do for "kvlease" or for all, it is left alone.
     """
     ours, theirs = logging.getLogger(_OURS), logging.getLogger(_THEIRS)
     ours.addFilter(_is_no_heartbeat)

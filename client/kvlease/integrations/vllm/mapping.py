@@ -1,4 +1,4 @@
-"""Own the entering of a region's pages into a process's page table before the engine touches them.
+"""Own how a region's pages get into a process's page table before the engine touches them.
 
 The daemon has already made the memory. But every process that maps it takes one fault for each page that it touches,
 and a fault takes about as long as copying the page. An engine's own cache has no such faults, because it is zeroed at

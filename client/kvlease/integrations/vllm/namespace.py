@@ -178,7 +178,7 @@ def _config_of(model: Any) -> str:
 
 
 def _steady(value: Any) -> str:
-    """Return a text for a value that is the same in every process."""
+    """Return the text of a value, which must be the same in every process."""
     text = str(value)
     return type(value).__qualname__ if " at 0x" in text else text
 

@@ -36,7 +36,7 @@ class Terms:
     disagreements: Callable[[CachePlan], Sequence[str]] = _agrees
     """Compares the daemon's plan with vLLM's own, and names every number in which they differ."""
     no_room: Callable[[NeverFitsError], str] = _as_said
-    """Tells that the daemon has no memory for the cache, naming the settings that decide how much it takes."""
+    """Says that the daemon has no memory for the cache, naming the settings that decide how much it takes."""
     had: CachePlan | None = None
     """The plan of the cache that other processes of the engine have attached to; None if that does not matter."""
     takes_other_capacity: bool = False

@@ -174,7 +174,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget a request; if it ran its first step, what it stores of that is planned in the next step."""
+        """Forget a request; if it ran its first step, what it stores of that step is planned in the next one."""
         self._part(request.request_id)
         parted: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return parted
@@ -239,7 +239,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             self._take_in(one)
 
     def _start(self, scheduled: list[Any]) -> list[Any]:
-        """Note the requests that run their first step, and return the others; stores from their blocks end first."""
+        """Note the requests in their first step, return the rest; stores that still read their blocks end first."""
         started = self._newcomers.start(scheduled)
         for one in started:
             for blocks in one.block_ids:
@@ -352,8 +352,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 def unfit(vllm_config: VllmConfig) -> str:
     """Return why nothing may be loaded into an engine's blocks, and what to change; empty if loads are allowed.
 
-    vLLM switches prefix caching off for models and platforms that would compute wrong results after a cached prefix,
-    but asks a connector for prefixes all the same.
+    vLLM switches prefix caching off for models and platforms that it expects to go wrong after a cached prefix, but
+    asks a connector for prefixes all the same.
     """
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is off; switch it on with --enable-prefix-caching"

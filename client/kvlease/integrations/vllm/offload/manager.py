@@ -2,8 +2,8 @@
 
 A request is looked up once. One exchange asks for all its keys, and for those of requests that arrived with it, and
 holds the blocks found; every later lookup is a dict access. As soon as the request runs, its hold is given up, which
-the next exchange tells the daemon. Stores take rows from a stock of private ones, which are published when all ranks
-have written them. A step makes one control call at most, besides one for its new requests.
+the next exchange tells the daemon. Stores take private rows from a stock; the rows are published when all ranks have
+written them. A step makes one control call at most, besides one for its new requests.
 
 While the daemon is away, everything is a miss and nothing is stored.
 """
@@ -366,7 +366,7 @@ class PoolManager(OffloadingManager):
                 self._holders[seeker.request_id] = seeker
 
     def _questions(self) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
-        """Return what waiting requests ask in this step: each one's places and names.
+        """Return the questions of waiting requests in this step: each request, its places and its names.
 
         The places are those of blocks on their way, or None if the request asks for the first time.
         """

@@ -43,9 +43,10 @@ def chunk_mark(config: OffloadingConfig) -> str:
 
 
 def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: int) -> PlanInputs:
-    """Return what the cache is registered with; `pool_bytes` is for all ranks together, and 0 means ENGINE_CACHES.
+    """Return the inputs to register the cache with.
 
-    One layer stands for everything that a rank keeps, as the daemon needs to know only the bytes of a row.
+    `pool_bytes` is for all ranks together; 0 means ENGINE_CACHES times the engine's own cache. One layer stands for
+    everything that a rank keeps, as the daemon needs to know only the bytes of a row.
     """
     tokens = tokens_per_chunk(config)
     ranks = config.parallel.world_size
@@ -53,7 +54,7 @@ def pool_inputs(config: OffloadingConfig, num_engine_blocks: int, pool_bytes: in
     num_rows = floor_div(pool_bytes, row) or ceil_div(
         ENGINE_CACHES * num_engine_blocks, config.cache.blocks_per_chunk
     )
-    # A plan's limits exceed any machine's memory; the daemon's refusal then tells how much memory there is.
+    # A pool at a plan's limits is larger than any machine's memory; the daemon refuses it, and says how much it has.
     num_rows = min(num_rows, BLOCKS_MAX, floor_div(BYTES_MAX, row))
     layer = FullAttention(
         name="chunks",

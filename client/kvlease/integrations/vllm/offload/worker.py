@@ -148,8 +148,7 @@ class PoolWorker(OffloadingWorker):
             return None
         wrong = self._wrong(mapped.rows, spec, is_store=is_store)
         if wrong.any():
-            # Nothing is copied: a value that is not a number spoils all that is computed beside it, even if overwritten
-            # later.
+            # Nothing is copied: a NaN spoils everything that is computed beside it, even if it is overwritten later.
             self.failures.wrong_rows.update(spec.rows[wrong].tolist())
             return None
         moves = moves_of(

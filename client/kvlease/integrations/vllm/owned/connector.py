@@ -118,7 +118,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         request: Any,
         block_ids: list[int],
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once."""
+        """Let vLLM free the blocks at once."""
         del request, block_ids
         return False, None
 
@@ -127,7 +127,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         request: Any,
         block_ids: tuple[list[int], ...],
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once."""
+        """Let vLLM free the blocks at once."""
         del request, block_ids
         return False, None
 

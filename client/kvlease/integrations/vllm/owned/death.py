@@ -1,4 +1,7 @@
-"""Own the proof that a daemon's control process has ended: nobody listens at its socket, as a stopped one would."""
+"""Own the proof that a daemon's control process has ended: nobody listens at its socket.
+
+A process that is only stopped still listens.
+"""
 
 import errno
 import socket

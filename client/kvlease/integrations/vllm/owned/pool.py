@@ -160,7 +160,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     # Handing out
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks can be handed out: fewer than are free, maybe, while the daemon does not answer."""
+        """Return how many blocks can be handed out; without the daemon's answer, that may be fewer than are free."""
         num_free: int = super().get_num_free_blocks()
         if self._counts_all or not self.keeper.is_on:
             return num_free

@@ -124,7 +124,7 @@ class KVLeaseSharedConnector(MemoryConnector):
         request: Any,
         block_ids: list[int],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once."""
+        """Let vLLM free the blocks at once."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
         return False, None
@@ -134,7 +134,7 @@ class KVLeaseSharedConnector(MemoryConnector):
         request: Any,
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once."""
+        """Let vLLM free the blocks at once."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
         return False, None

@@ -34,7 +34,7 @@ class RankMemory:
         self._rank = rank
         self._arena: Any = None
         self.mapped: Mapped | None = None
-        """Where the cache lies; None if it is the engine's own memory."""
+        """Where the cache lies; None if it lies in the engine's own memory."""
         self.is_apart = False
         """Whether the cache, once in the daemon's memory, has been made private to this engine."""
         self._has_failed = False

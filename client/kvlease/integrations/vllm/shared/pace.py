@@ -10,9 +10,9 @@ _SHARE_OF_AVAILABLE: Final = 4
 _SHARE_AHEAD: Final = 2
 """The same divisor, if waiting requests want the blocks."""
 _SHARE_OF_SPARE: Final = 16
-"""Divisor of the blocks that the longest request leaves of the pool. At most this part of them stays held without a
-user, and at most this part stays in an idle engine's stock: blocks that idle engines keep must never prevent another
-engine's request from fitting."""
+"""The blocks that the longest request leaves in the pool, divided by this, are the most that stay held without a user,
+and the most in an idle engine's stock: blocks that idle engines keep must never prevent another engine's request from
+fitting."""
 _IDLE_BLOCKS_MAX: Final = 256
 
 

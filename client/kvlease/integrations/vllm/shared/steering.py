@@ -341,7 +341,7 @@ class Steering:
         )
 
     def _read(self) -> set[int]:
-        """Return blocks that connectors beside ours read or may yet plan to, as those of requests that just ended."""
+        """Return blocks that connectors beside ours read or may plan to: those of requests that just ended, too."""
         freed = self._pool.freed
         if freed is None:
             return set()
