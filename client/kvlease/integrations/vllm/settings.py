@@ -65,7 +65,7 @@ class ConnectorSettings(BaseModel):
     eviction_policy: Literal["", "leaf-lru", "arc", "s3-fifo", "lfu", "adaptive"] = ""
     """Which blocks leave the pool first; if empty, the daemon's default."""
     magazine_blocks: int = Field(0, ge=0)
-    """Private blocks that an engine of a shared pool keeps in stock; 0 means what two steps need."""
+    """Private blocks that an engine keeps in stock, offload or shared; 0 means what two steps need."""
     stats: bool = True
     """Whether the connector reports figures with vLLM's own statistics, which needs vLLM to know the connector by
     name."""
