@@ -11,7 +11,7 @@ __all__ = ["Cache", "CacheShape"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what decides when somebody asks for it: a mover needs only what it is told, and starts the sooner."""
+    """Import the modules that decide only when somebody asks for one: a mover needs none of them, and starts sooner."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{'cache' if name == 'Cache' else 'shape'}")

@@ -102,7 +102,7 @@ class Cache:
         epoch: Epoch,
         id_count: IdCount | None = None,
     ) -> None:
-        """Start a new cache over records that are all zero; caches that ever had one epoch share a count of ids."""
+        """Start a new cache over records that are all zero; all caches of one epoch share a count of ids."""
         self._state = CacheState(shape, records, epoch, id_count)
         self._key_counts = KeyCounts(self._state.pools)
 
@@ -119,10 +119,10 @@ class Cache:
         *,
         id_count: IdCount | None = None,
     ) -> Self:
-        """Go on over the records of an earlier life.
+        """Continue over the records of an earlier life.
 
-        `workers` are those whose processes live, by tenant digest; `places` are what some of them are to their engines,
-        `magazines` the names of those that they share.
+        `workers` has the tenant digest of each worker whose process lives. Of some of these workers, `places` has the
+        engine and rank, and `magazines` the name of the magazine that they share.
         """
         cache = cls(shape, records, epoch, id_count)
         recover(cache._state, workers, places, magazines, now)
@@ -147,8 +147,8 @@ class Cache:
         """Decide what a command leads to; `now` is in monotonic seconds.
 
         Raises:
-            KVLeaseError: The command is refused and nothing has changed, except that room may be
-                being made for the next try, and that others may have got what room there is.
+            KVLeaseError: The command is refused and nothing has changed, except that room for the
+                next try may be on its way, and that waiting calls may have got the room there is.
 
         """
         state = self._state
@@ -160,7 +160,7 @@ class Cache:
         try:
             outcome = _VERBS[type(command)](state, command, now)
         except KVLeaseError:
-            # Room that was made in vain may do for somebody else.
+            # Room that was made in vain may be enough for a waiting call.
             if state.effects and state.waiting.by_ticket:
                 ending.settle(state)
                 pump(state, now)
@@ -177,7 +177,7 @@ class Cache:
         return outcome
 
     def _answered(self, outcome: Outcome) -> Outcome:
-        """Turn a ticket that is served in the very same breath into the reply."""
+        """Replace a ticket by its reply if the same command has already served it."""
         for effect in self._state.effects:
             if isinstance(effect, Wake) and effect.ticket == outcome.ticket:
                 self._state.effects.remove(effect)
@@ -187,21 +187,21 @@ class Cache:
         return outcome
 
     def settle(self) -> None:
-        """Do what the last command left to be done until its answer was on its way; the next one would do it, too."""
+        """Do the work that the last command put off until its answer was on its way; the next one would do it, too."""
         ending.settle(self._state)
 
     def settle_part(self) -> None:
-        """Do some of it, where there is any: no more than others can wait for."""
+        """Do a part of the work that `settle` does, if there is any: no more than other calls can wait for."""
         if not self.is_settled:
             ending.settle_part(self._state)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last command left nothing to be done."""
+        """Whether the last command left no work to do."""
         return not self._state.unsettled
 
     def take_effects(self) -> list[Effect]:
-        """Return the effects that `handle` could not: call it after a refusal, and after `settle`."""
+        """Return the effects that `handle` could not return: call it after a refusal, and after `settle`."""
         effects = self._state.effects
         self._state.effects = []
         return effects
@@ -217,22 +217,22 @@ class Cache:
         return survey(self._state, now)
 
     def check(self, sound: Sound | None = None) -> list[str]:
-        """Return every invariant that does not hold, in words; an empty list is what there should be.
+        """Return every invariant that does not hold, in words; the list should be empty.
 
-        Who checks after every event hands in the same `sound` each time.
+        A caller that checks after every event passes the same `sound` each time.
         """
         self.settle()
         return violations(self._state, sound or Sound()) + self._key_counts.violations()
 
     def count_keys(self, tenant: int, table: Counts) -> None:
-        """Have a tenant's findable keys counted by bucket in an array, now and from now on.
+        """Count a tenant's findable keys by bucket in an array, now and from now on.
 
-        `table` has a power of two of zeros, and is shared with its readers. What a remote store has is not in it.
+        `table` is all zeros, its length is a power of two, and readers share it. Keys of a remote store do not count.
         """
         self._key_counts.begin(tenant, table)
 
     def stop_counting(self, tenant: int) -> None:
-        """Leave an array in which a tenant's keys were counted as it is."""
+        """Stop counting a tenant's keys, and leave its array as it is."""
         self._key_counts.end(tenant)
 
     def list_leases(self, after_id: int, limit: int, now: float) -> tuple[LeaseFacts, ...]:
@@ -242,7 +242,7 @@ class Cache:
     def list_pins(
         self, after_id: int, limit: int, tenant: int | None = None
     ) -> tuple[PinFacts, ...]:
-        """Return up to `limit` pins whose ids are above `after_id`, by id; of one tenant where that is given."""
+        """Return up to `limit` pins whose ids are above `after_id`, by id; only those of `tenant` if it is given."""
         return list_pins(self._state, after_id, limit, tenant)
 
     def list_magazines(self, now: float) -> tuple[MagazineFacts, ...]:
@@ -251,7 +251,7 @@ class Cache:
         return list_magazines(self._state, now)
 
     def list_tenants(self) -> tuple[TenantFacts, ...]:
-        """Return what each tenant has and may have, of all that are attached, configured or use blocks; by digest."""
+        """Return what each tenant that is attached, configured or uses blocks has and may have, by digest."""
         self.settle()
         return list_tenants(self._state)
 
@@ -261,7 +261,7 @@ class Cache:
         return list_waiting(self._state, after_id, limit, now)
 
     def picture(self, tier: Tier, tenants: Sequence[int]) -> Picture:
-        """Return what a tier looks like at this instant; `tenants` are the digests of those that are told apart."""
+        """Return what a tier looks like now; `tenants` are the digests of the tenants that it tells apart."""
         self.settle()
         return picture(self._state, tier, tenants)
 
@@ -276,23 +276,23 @@ class Cache:
         return block_facts(self._state, tier, block_id, now)
 
     def check_limits(self, command: c.Limit) -> None:
-        """Refuse limits that cannot be had beside what is pinned; changes nothing.
+        """Refuse limits that cannot be met beside what is pinned; changes nothing.
 
         Raises:
-            PoolFullError: Pins hold too much for them.
+            PoolFullError: Pins hold too much for these limits.
 
         """
         resizing.check_owed(self._state, limited(self._state.shape, command))
 
     def num_retired(self, tier: Tier) -> int:
-        """Count a tier's slots that were retired, if no others are in use there; else 0."""
+        """Count a tier's retired slots if all of its other slots are parked; else return 0."""
         states = pool_of(self._state, tier).records.state
         num_bad = int(np.count_nonzero(states == State.BAD))
         num_parked = int(np.count_nonzero(states == State.PARKED))
         return num_bad if num_bad + num_parked == len(states) else 0
 
     def parked(self, tier: Tier) -> bytes:
-        """Return the packed int32 ids of a tier's blocks that are out of use until it grows again."""
+        """Return the packed int32 ids of a tier's parked blocks, which are out of use until it grows again."""
         return pack(pool_of(self._state, tier).parked_ids)
 
     def num_leases_of(self, worker_id: WorkerId) -> int:

@@ -17,10 +17,10 @@ class Attach:
     tenant_digest: int
     """64 bits that name the tenant; 0 is not a tenant."""
     engine: int = 0
-    """64 bits that name the tenant's engine whose rank this is; 0: the process calls for all ranks."""
+    """64 bits that name the tenant's engine of which the process is a rank; 0 if it calls for all ranks."""
     rank: int = 0
     magazine: int = 0
-    """64 bits that name the magazine that the process shares with the others of its engine; 0 is none."""
+    """64 bits that name the magazine that the process shares with the other processes of its engine; 0 is none."""
 
 
 @message
@@ -57,9 +57,9 @@ class Reserve:
     num_tokens: int
     wait_ms: int = 0
     priority: int = 1
-    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay where nothing else says it."""
+    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay unless `retain_priority` says."""
     retain_seconds: int = 0
-    """Seconds for which committed blocks are retained so after their last use; 0: for as long as they are cached."""
+    """Seconds after their last use for which committed blocks keep that priority; 0: for as long as they are cached."""
     explain: bool = False
     """Whether to tell why the rest of the prefix was not found."""
     retain_priority: int | None = None
@@ -92,7 +92,7 @@ class Commit:
     lease_id: LeaseId
     num_tokens: int
     first_block: int
-    """Index of the first key in the request's chain; of its block, where there is one group."""
+    """Index of the first key in the request's chain; with one group, that of its block."""
     keys: bytes
 
 
@@ -121,7 +121,7 @@ class Evict:
     """Move blocks out of the device pool: a lease's, those of keys, or the coldest `num_blocks`."""
 
     worker_id: WorkerId | None = None
-    """None for an operator, who may not name a lease, but anybody's blocks; a worker's are its own tenant's."""
+    """None for an operator, who may name no lease but anybody's blocks; a worker may name its own tenant's blocks."""
     lease_id: LeaseId | None = None
     keys: bytes = b""
     num_blocks: int = 0
@@ -179,7 +179,7 @@ class Unpin:
 
     pin_id: PinId
     tenant_digest: int | None = None
-    """Whose pins there are; None, for an operator, may end everybody's."""
+    """The tenant whose pin it is; None, for an operator, may end anybody's."""
 
 
 @message
@@ -198,13 +198,13 @@ class Step:
 
 @message
 class Exchange:
-    """Change a magazine; column by column in this order, each entry succeeds alone or changes nothing."""
+    """Change a magazine, column by column in this order; each entry by itself succeeds or changes nothing."""
 
     worker_id: WorkerId
     sequence: int
     """One more than that of the magazine's last exchange."""
     publish_blocks: bytes = b""
-    """Packed int32, as all blocks here."""
+    """Packed int32, like all blocks here."""
     publish_keys: bytes = b""
     publish_positions: bytes = b""
     """Packed uint32 of the blocks' places in their chains; empty where nobody knows."""
@@ -212,15 +212,15 @@ class Exchange:
     drop_blocks: bytes = b""
     hold_keys: bytes = b""
     stops_at_miss: bool = False
-    """Whether nothing is held behind the first key that is not on the device."""
+    """Whether to hold nothing behind the first key that is not on the device."""
     brings: bool = False
-    """Whether what only a lower tier has is brought to the device, for a later exchange."""
+    """Whether to bring to the device, for a later exchange, what only a lower tier has."""
     holds_all: bool = False
     take_running: int = 0
     take_new: int = 0
     all_or_nothing: bool = False
     missed_keys: bytes = b""
-    """What requests sought and nobody asked for, because it was surely absent: counted as missed."""
+    """Keys that requests sought, but that nobody asked for because they were surely absent: they count as missed."""
 
 
 @message
@@ -268,25 +268,25 @@ class Probed:
 
     probe_id: int
     is_present: bytes = b""
-    """A byte for each label of the probe, 1 where it is there; empty: nobody knows."""
+    """A byte for each label of the probe, 1 where the store has it; empty if it has not answered."""
 
 
 @message
 class TierChanged:
     """A lower tier does not work, or works again; while it does not, everything in it is a miss.
 
-    Of the host pool that says that its mover hangs: nothing is brought from there, nor does anybody wait for what is
-    to be copied there before it leaves.
+    That the host pool does not work means that its mover hangs: nothing is brought from there, and nobody waits for
+    blocks to be copied there before they leave the device.
     """
 
     tier: Tier
     is_on: bool
     is_empty: bool = False
-    """Whether the disk store has none of what was in it: it is another one. What it has instead is told by Adopt."""
+    """Whether the disk store is another one, with nothing of what was in it; Adopt tells what it has instead."""
     is_mover_away: bool = False
-    """Whether a store does not work because its mover is not there; of the store itself nothing is known."""
+    """Whether a store does not work because its mover is not there; nothing is known of the store itself."""
     is_read: bool = True
-    """Whether all is known that the disk store has; else slots that seem free may have what Adopt is yet to tell."""
+    """Whether all that the disk store has is known; if not, slots that seem free may have what Adopt is yet to tell."""
 
 
 @message
@@ -315,15 +315,15 @@ class Cancel:
 
 @message
 class Drain:
-    """Grant nothing new from now on."""
+    """Grant no new lease from now on."""
 
     is_daemon: bool = False
-    """Whether the whole daemon is drained, and not this cache alone."""
+    """Whether the whole daemon is drained, not only this cache."""
 
 
 @message
 class Undrain:
-    """Grant again what a drain had ended."""
+    """End a drain: grant new leases again."""
 
 
 @message
@@ -336,7 +336,7 @@ class Clear:
 
 @message
 class Limit:
-    """Give tenants other limits, in place of all that they had."""
+    """Give tenants new limits, in place of all that they had."""
 
     tenants: Mapping[int, TenantLimits]
     """By digest."""
@@ -345,13 +345,13 @@ class Limit:
 
 @message
 class Resize:
-    """Take blocks of a pool out of use, or back into use, so that so many can be granted."""
+    """Take blocks of a pool out of use, or back into use, so that `num_blocks` can be granted."""
 
     tier: Tier
     """DEVICE or HOST."""
     num_blocks: int
     limits: Limit | None = None
-    """What tenants may have then, where that depends on the device pool."""
+    """What tenants may have then, if that depends on the device pool."""
 
 
 Command = (
@@ -367,8 +367,8 @@ class OfLease(Protocol):
 
     @property
     def worker_id(self) -> WorkerId | None:
-        """The worker that speaks."""
+        """The worker that sends the command."""
 
     @property
     def lease_id(self) -> LeaseId | None:
-        """The lease that it speaks of."""
+        """The lease that the command is about."""

@@ -19,7 +19,7 @@ _NO_LEASE: Final = LeaseId(0)
 
 @message
 class Done:
-    """The answer of commands that have nothing to say."""
+    """Answer the commands whose answers have nothing to say."""
 
 
 @message
@@ -34,7 +34,7 @@ class Adopted:
     """Answer Adopt."""
 
     num_adopted: int
-    """Slots whose blocks are found again."""
+    """Slots whose blocks are findable again."""
 
 
 @message
@@ -44,7 +44,7 @@ class Beat:
     unknown_lease_ids: bytes
     num_orphans_ended: int
     newest_lease_id: LeaseId
-    """No lease had a larger id when this was said, and every lease that is granted later has one."""
+    """No lease had a larger id at the time of this answer, and every lease that is granted later has one."""
 
 
 class Tier(Enum):
@@ -70,12 +70,12 @@ class Reason(Enum):
 
 
 class Silence(Enum):
-    """Why the remote store said nothing of blocks that it may have."""
+    """Why the remote store said nothing about blocks that it may have."""
 
     OFF = "off"
     """It does not work."""
     UNANSWERED = "unanswered"
-    """The call asked it, and had no answer."""
+    """The call asked it and got no answer."""
 
 
 @message
@@ -86,28 +86,28 @@ class Missed:
     num_blocks: int
     reason: Reason
     tier: Tier | None = None
-    """The tier that they left last."""
+    """The tier that the blocks left last."""
     policy: str = ""
-    """The policy that chose them; empty where none did."""
+    """The policy that chose them; empty if none did."""
     tenant: int = 0
-    """For whom room was made; 0 where for nobody."""
+    """The tenant for whom room was made; 0 if it was made for nobody."""
     first_left_at: float | None = None
-    """When the first of them left, in monotonic seconds; None where that is not known."""
+    """When the first of them left, in monotonic seconds; None if that is not known."""
     last_left_at: float | None = None
     group: int = 0
     """The group whose blocks were missing."""
     is_below: bool = False
     """Whether a lower tier had them, which the call could not wait for."""
     remote_silence: Silence | None = None
-    """Why the remote store, which may have them, said nothing of them; None where it did, or would not be asked."""
+    """Why the remote store, which may have them, said nothing about them; None if it did, or would not be asked."""
     num_tokens: int = 0
-    """Where they fill no block: how many tokens they are."""
+    """How many tokens are missing, if they fill no block."""
     num_remembered: int = 0
-    """Where nothing is known of them: how many departures are."""
+    """If nothing is known of the blocks: how many departures are remembered."""
     remembered_since: float | None = None
-    """When the oldest of those was, in monotonic seconds."""
+    """When the oldest of those departures was, in monotonic seconds."""
     num_runs_left_out: int = 0
-    """Further runs behind this one, the last of the answer."""
+    """In the last run of an answer: the further runs behind it that are left out."""
     num_blocks_left_out: int = 0
 
 
@@ -117,7 +117,7 @@ class Explained:
 
     lease_id: LeaseId
     num_tokens: int
-    """Tokens that it was asked to cover."""
+    """Tokens that the lease was asked to cover."""
     hit_tokens: Mapping[Tier, int]
     misses: tuple[Missed, ...]
 
@@ -134,13 +134,13 @@ class Reserved:
     remote_hit_tokens: int = 0
     row: int
     num_blocks: bytes = b""
-    """Packed int32: ids of each group; empty where there is one group."""
+    """Packed int32: the number of ids of each group; empty if there is one group."""
     covered_tokens: int
     """Tokens that may be computed now."""
     misses: tuple[Missed, ...] = ()
-    """Why the rest of the prefix was not found, where that was asked for."""
+    """Why the rest of the prefix was not found, if that was asked for."""
     joined_id: LeaseId = _NO_LEASE
-    """Of a rank that joined a lease: the id under which it did; 0 where that is the lease's own."""
+    """The id under which a rank joined a lease; 0 if that is the lease's own id."""
 
 
 @message
@@ -150,7 +150,7 @@ class Mapped:
     row: int
     num_kernel_blocks: int
     kernel_blocks: bytes = b""
-    """Packed int32: those of each group; empty where there is one group."""
+    """Packed int32: the number of kernel blocks of each group; empty if there is one group."""
 
 
 @message
@@ -159,13 +159,13 @@ class Extended:
 
     block_ids: bytes
     num_blocks: bytes = b""
-    """Packed int32: ids of each group; empty where there is one group."""
+    """Packed int32: the number of ids of each group; empty if there is one group."""
     covered_tokens: int
     """Tokens that may be computed now."""
     num_places: bytes = b""
-    """Packed int32: how many places of each group the caller has been told of, with the last of which its ids end.
+    """Packed int32: how many places of each group the caller has been told of; the group's ids end with the last one.
 
-    Empty where its tokens tell that: but for ranks that call apart and share states.
+    Empty if the number of tokens tells that, which is so except for ranks that call apart and share states.
     """
 
 
@@ -211,7 +211,7 @@ class Reloaded:
     num_tokens: int
     row: int
     num_blocks: bytes = b""
-    """Packed int32: ids of each group; empty where there is one group."""
+    """Packed int32: the number of ids of each group; empty if there is one group."""
 
 
 @message
@@ -248,9 +248,9 @@ class Stepped:
     block_ids: bytes
     reserves: tuple[Reserved | KVLeaseError, ...]
     errors: tuple[tuple[int, KVLeaseError], ...] = ()
-    """Why operations were refused, each with its index; of the first ones."""
+    """Why the first refused operations were refused, each with the index of the operation."""
     num_places: bytes = b""
-    """Those of `Extended` of each operation, 0 where it told none; empty where none of them did."""
+    """The `num_places` of `Extended` for each operation, 0 where it told none; empty if no operation told any."""
 
 
 @message
@@ -269,13 +269,13 @@ class Cleared:
     num_host: int
     num_disk: int
     num_held: int
-    """Cached blocks of the device pool, slots of the others, that stay because somebody holds them."""
+    """Cached blocks of the device pool, and slots of the lower tiers, that stay because somebody holds them."""
     lease_ids: bytes
-    """Packed int64: leases that hold some of them."""
+    """Packed int64: leases that hold some of these."""
     pin_ids: bytes
-    """Packed int64: pins that do."""
+    """Packed int64: pins that hold some of these."""
     num_copying: int
-    """Those of them that a copy reads; it may end soon."""
+    """How many of these a copy reads; it may end soon."""
     num_in_magazines: int
 
 
@@ -345,7 +345,7 @@ class Copy:
     checksums: bytes
     """Packed uint64 that the source's bytes must have, 0 where unknown; empty where the source is the device."""
     labels: bytes = b""
-    """Whose bytes and which they are, `labels.LABEL` each; only for STORE, LOAD, SHARE and FETCH."""
+    """What bytes these are, and whose, `labels.LABEL` each; only for STORE, LOAD, SHARE and FETCH."""
 
 
 @message
@@ -385,4 +385,4 @@ class Outcome:
     reply: Reply | None = None
     ticket: int | None = None
     effects: Sequence[Effect] = ()
-    """Put in at the very end, when all of them are known."""
+    """Filled in at the very end, when all of them are known."""

@@ -1,12 +1,12 @@
-"""Own how an error that is kept as an answer lets go of the calls that it came by; who keeps it is others' business."""
+"""Own how an error that is kept as an answer drops its stack frames; who keeps it is the caller's business."""
 
 from kvlease.errors import KVLeaseError
 
 
 def without_frames(error: KVLeaseError) -> KVLeaseError:
-    """Return an error without the frames that it came by, which hold the cache and all that a command looked at.
+    """Return an error without its stack frames, which keep the cache and all that a command looked at alive.
 
-    Those of another refusal, in the middle of which it was met, go too.
+    If it was raised while another refusal was handled, that refusal is dropped from it, too.
     """
     error.__context__ = None
     return error.with_traceback(None)

@@ -1,4 +1,4 @@
-"""Own how arrays name blocks and slots, and the count that leases, pins and calls that wait are named by."""
+"""Own the arrays of block and slot ids, and the count from which leases, pins and waiting calls get their ids."""
 
 from typing import Final
 
@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from kvlease.ids import EPOCH_SHIFT, Epoch
 
 Ids = NDArray[np.intp]
-"""Ids of blocks or slots, as wide as an address: arrays are indexed with these six times faster than with int32."""
+"""Ids of blocks or slots, as wide as an address: indexing an array with these is six times faster than with int32."""
 
 ZERO: Final[Ids] = np.array(0, np.intp)
-"""What stands for nothing is below: ids are compared with an array of no dimensions in half the time of a number."""
+"""Ids below it stand for nothing. Comparing ids with an array of no dimensions takes half the time of a number."""
 
 _SORTED_MAX: Final = 1024
-"""Numbers that are sorted to see whether they differ; of more, each marks a place before."""
+"""Up to this many ids are all sorted to see whether they differ; of more, only those that share a place are."""
 _PLACES_EACH: Final = 8
 
 
 class IdCount:
-    """The count of all caches of one epoch: what was named in one means nothing in the next one of its name."""
+    """The count that all caches of one epoch share, so that a later cache of the same name reuses no id."""
 
     __slots__ = ("newest",)
 
@@ -34,15 +34,15 @@ class IdCount:
 
 
 def are_distinct(ids: Ids) -> bool:
-    """Tell whether no id is there twice; sorted, that shows in a tenth of the time that numpy's sets take."""
+    """Tell whether no id appears twice; sorting the ids shows it in a tenth of the time that numpy's sets take."""
     in_order = np.sort(ids if len(ids) <= _SORTED_MAX else _sharing_a_place(ids))
     return b"\1" not in (in_order[1:] == in_order[:-1]).tobytes()
 
 
 def _sharing_a_place(ids: Ids) -> Ids:
-    """Return the few ids that share their lower bits with others; who is there twice is among them.
+    """Return the few ids that share their lower bits with other ids; every id that appears twice is among them.
 
-    To sort 8,192 takes three times as long, and on some processors, with numpy's way to sort there, six times.
+    Sorting 8,192 ids takes three times as long, and six times on some processors, where numpy sorts in another way.
     """
     num_places = _PLACES_EACH << len(ids).bit_length()
     places = ids & (num_places - 1)
@@ -56,5 +56,5 @@ def _sharing_a_place(ids: Ids) -> Ids:
 
 
 def first_of_each(ids: Ids) -> Ids:
-    """Return the ids in their order, each where it is first."""
+    """Return the distinct ids, in the order in which each first appears."""
     return ids if are_distinct(ids) else ids[np.sort(np.unique(ids, return_index=True)[1])]

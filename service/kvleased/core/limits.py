@@ -11,14 +11,14 @@ class TenantLimits:
     """The limits of one tenant in one cache; the defaults are no limits."""
 
     min_blocks: int = 0
-    """Blocks that the tenant can always come to have, whatever the others do."""
+    """Blocks that the tenant can always get, whatever other tenants do."""
     max_blocks: int = _NO_LIMIT
-    """Blocks that the tenant's bytes are in at most, cached ones among them."""
+    """The most blocks that may hold the tenant's bytes, cached ones included."""
     weight: float = 1.0
-    """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
+    """Its share of the pool is its weight among those of the attached tenants; one above its share gives way first."""
     pinned_blocks_max: int = _NO_LIMIT
     leases_max: int = _NO_LIMIT
-    """Leases that the tenant has at most at once, in whatever phase."""
+    """The most leases that the tenant may have at once, in any phase."""
 
 
 UNLIMITED: Final = TenantLimits()

@@ -5,7 +5,7 @@ from kvleased.core.message import message
 
 @message
 class Exchanged:
-    """Answer Exchange; a byte tells of each entry, 1 that it was done."""
+    """Answer Exchange; the first three columns have one byte for each entry, 1 where it was done."""
 
     published: bytes = b""
     """2 where another block has the key, 3 where the block is not a private one of the magazine."""
@@ -14,7 +14,7 @@ class Exchanged:
     dropped: bytes = b""
     """3 where the block is not in the magazine."""
     held_blocks: bytes = b""
-    """Packed int32, one for each key; -1 nowhere, -2 cached but not held."""
+    """Packed int32, a block for each key; -1 if the key is cached nowhere, -2 if it is cached but not held."""
     held_all_blocks: bytes = b""
     held_all_keys: bytes = b""
     taken_blocks: bytes = b""
@@ -30,5 +30,5 @@ class Inventoried:
     blocks: bytes
     """Packed int32, ascending."""
     keys: bytes
-    """One for each; zeros for a private block."""
+    """One for each block; zeros for a private one."""
     sequence: int

@@ -1,8 +1,8 @@
-"""Own the magazines of a cache: which there are, whose processes share each, and which blocks each holds.
+"""Own the magazines of a cache: which there are, which processes share each, and which blocks each holds.
 
-An engine that keeps its own block tables calls for blocks by their ids; its magazine is what it holds so, outside any
-lease. All processes of the engine share it, and it ends with the last of them: time never ends it. What an exchange
-does to it is told in `exchanging`; what its blocks go through, in `states`.
+An engine that keeps its own block tables calls for blocks by their ids; its magazine is what it holds in this way,
+outside any lease. All processes of the engine share the magazine, and it ends with the last of them: time never ends
+it. `exchanging` tells what an exchange does to a magazine, and `states` what its blocks go through.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from kvleased.core.blocks.states import State
 from kvleased.core.ids import Ids
 
 SHORT_SECONDS: Final = 1.0
-"""For how long it counts that a magazine came away with less than it wanted, unless it asks again."""
+"""How long a magazine counts as short after it got less than it wanted, unless it asks again."""
 
 NO_MAGAZINES: Final[Mapping[WorkerId, int]] = MappingProxyType({})
 
@@ -37,14 +37,14 @@ class Magazine:
     workers: set[WorkerId] = field(default_factory=set)
     num_blocks: int = 0
     is_vouched: bool = True
-    """Whether a process of it has spoken of it in this life of the control process, so that its findable blocks are
-    what their keys say: while there is no daemon, an engine may have to go on with its own blocks."""
+    """Whether one of its processes has spoken of it in this life of the control process. Until then its findable blocks
+    may not be what their keys say: while there is no daemon, an engine may have to go on with its own blocks."""
     short_since: float | None = None
-    """When it came away with less than it wanted, in monotonic seconds; None where it is satisfied."""
+    """When it got less than it wanted, in monotonic seconds; None if it is satisfied."""
     least_blocks: int = 0
-    """Blocks below which that does not help it, for it takes all or nothing; 0 where each block does."""
+    """Fewer blocks than this do not help it, because it takes all or nothing; 0 if each block helps."""
     exchanged_at: float | None = None
-    """When its last exchange was, in monotonic seconds; None where there was none in this life."""
+    """When its last exchange was, in monotonic seconds; None if there was none in this life."""
 
     def __repr__(self) -> str:
         """Show life: what it holds and how many processes share it."""
@@ -56,7 +56,7 @@ class Magazine:
         return np.uint32(1 << self.place)
 
     def is_short(self, now: float) -> bool:
-        """Tell whether it came away with less than it wanted, a moment ago."""
+        """Tell whether it got less than it wanted in the last SHORT_SECONDS."""
         return self.short_since is not None and now - self.short_since < SHORT_SECONDS
 
 
@@ -64,7 +64,7 @@ class MagazineBook:
     """All magazines of one cache, findable by name and by process."""
 
     def __init__(self, records: MagazineRecords) -> None:
-        """Take over records of which none is in use."""
+        """Take over records in which no magazine is in use."""
         self.records = records
         self.by_name: dict[int, Magazine] = {}
         self.by_worker: dict[WorkerId, Magazine] = {}
@@ -92,14 +92,14 @@ class MagazineBook:
     # Who shares them ----------------------------------------------------------------------------------------------
 
     def check_room(self, name: int) -> None:
-        """Refuse one magazine too many."""
+        """Refuse a magazine beyond the limit."""
         if name in self.by_name or len(self) < MAGAZINES_MAX:
             return
         msg = f"there are {MAGAZINES_MAX} magazines, the most that a cache has; end an engine first"
         raise BusyError(msg, resource="magazines", need=1, available=0, limit=MAGAZINES_MAX)
 
     def join(self, worker_id: WorkerId, name: int, tenant: int) -> None:
-        """Let a process share a magazine, which begins with its first one."""
+        """Let a process share a magazine, which begins with its first process."""
         magazine = self.by_name.get(name)
         if magazine is None:
             place = int(np.flatnonzero(self.records.name == 0)[0])
@@ -110,7 +110,7 @@ class MagazineBook:
         self.by_worker[worker_id] = magazine
 
     def part(self, worker_id: WorkerId) -> Magazine | None:
-        """Take a process out of its magazine; returns the magazine if that was the last one of it."""
+        """Take a process out of its magazine; returns the magazine if that was its last process."""
         magazine = self.by_worker.pop(worker_id, None)
         if magazine is None:
             return None
@@ -118,18 +118,19 @@ class MagazineBook:
         return None if magazine.workers else magazine
 
     def close(self, magazine: Magazine) -> Ids:
-        """Forget a magazine; returns its blocks, whose holds are the caller's to end."""
+        """Forget a magazine; returns its blocks, whose holds the caller must end."""
         blocks = self.blocks_of(magazine)
-        # Whatever bits a crash leaves behind are of no magazine then.
+        # From here on, any bits that a crash leaves behind belong to no magazine.
         self.records.name[magazine.place] = 0
         self.remove(magazine, blocks)
         del self.by_name[magazine.name]
         return blocks
 
     def recover(self, members: Mapping[WorkerId, tuple[int, int]]) -> Ids:
-        """Go on over the records of an earlier life: `members` are the living processes, by name and tenant digest.
+        """Continue over the records of an earlier life.
 
-        Returns the blocks of magazines that are no more, for which nobody can vouch.
+        `members` has the magazine's name and the tenant digest of each living process. Returns the blocks of magazines
+        that have no living process, because nobody can vouch for them.
         """
         records, living = self.records, {name for name, _ in members.values()}
         for place, name in enumerate(records.name.tolist()):
@@ -159,7 +160,7 @@ class MagazineBook:
         return np.flatnonzero(self.records.held_by & magazine.bit)
 
     def holds(self, magazine: Magazine, blocks: Ids) -> NDArray[np.bool_]:
-        """Tell of each block whether it is in a magazine."""
+        """Tell for each block whether it is in a magazine."""
         is_held: NDArray[np.bool_] = (self.records.held_by[blocks] & magazine.bit) != 0
         return is_held
 
@@ -181,9 +182,10 @@ class MagazineBook:
         return 1 + sum(one.num_blocks > 0 or one.is_short(now) for one in others)
 
     def is_owed(self, magazine: Magazine, share: int, now: float) -> bool:
-        """Tell whether another magazine has less than its share and came away with less than it wanted.
+        """Tell whether another magazine has less than its share and got less than it wanted.
 
-        One that wants all or nothing, and more than its share, is owed nothing: it would hold the others up for ever.
+        A magazine that takes all or nothing and wants more than its share is owed nothing: it would hold up the others
+        for ever.
         """
         return any(
             one.num_blocks < share and one.least_blocks <= share and one.is_short(now)
@@ -193,12 +195,12 @@ class MagazineBook:
 
 
 def id_of(place: int) -> int:
-    """Return the number that people know the magazine at a place by; ids begin with 1."""
+    """Return the id by which people know the magazine at a place; ids begin with 1."""
     return place + 1
 
 
 def contents(book: MagazineBook, states: NDArray[np.uint8]) -> tuple[tuple[int, int, int], ...]:
-    """Return the place of each magazine, and its private and its findable blocks; `states` are those of the blocks."""
+    """Return the place of each magazine and how many private and findable blocks it has; `states` are all blocks'."""
     found = []
     for one in sorted(book.by_name.values(), key=lambda one: one.place):
         num_private = int(np.count_nonzero(states[book.blocks_of(one)] == State.RESERVED))

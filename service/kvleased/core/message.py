@@ -1,4 +1,4 @@
-"""Own how commands, replies and effects are made: records that nobody changes, as cheap as Python makes them."""
+"""Own how commands, replies and effects are made: as records that nobody changes, as cheaply as Python allows."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar, dataclass_transform
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def message(kind: type[T]) -> type[T]:
     """Make a class a frozen record whose fields are given by name.
 
-    That nobody writes to one is checked by mypy alone. A dataclass that checks it at run time takes three times as long
-    to make, and several are made in every call.
+    Only mypy checks that nobody writes to such a record. A dataclass that checks it at run time takes three times as
+    long to make, and every call makes several.
     """
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(kind)

@@ -1,11 +1,10 @@
 """Own the rebuilding of a cache's state from its records after the control process was killed at any instant.
 
-What is believed: a lease whose row is whole and whose worker lives; a block that is READY and whose
-seal matches; a block that is RESERVED and in just one believed row or magazine; a magazine of which a
-process lives. Everything else is free again
-under a new generation: the movers of the earlier life are dead, the workers of rows that are not
-believed are dead or never learned of them. Pins are not kept, nor whether the stores work: what is
-in them counts for nothing until that is said again.
+Recovery believes a lease whose row is whole and whose worker lives; a READY block whose seal matches; a RESERVED block
+that is in just one believed row or magazine; and a magazine of which a process lives. Everything else becomes free
+under a new generation: the movers of the earlier life are dead, and the workers of rows that are not believed are dead
+or never learned of them. Pins are not kept, and neither is whether the stores work: what is in a store counts for
+nothing until the store is said to work again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ def recover(
     magazines: Mapping[WorkerId, int],
     now: float,
 ) -> None:
-    """Make the state what its records and the living workers say."""
+    """Rebuild the state from its records and from the workers that live."""
     state.tiers_off |= {Tier.DISK, Tier.REMOTE}
     state.workers.update(workers)
     for worker_id, place in places.items():
@@ -67,13 +66,13 @@ def recover(
 
 
 def give_back_retired(records: CacheRecords) -> None:
-    """Have what another container retired or parked be free once it is recovered: it lies in other memory now."""
+    """Have recovery free what another container retired or parked, because it lies in other memory now."""
     for tier in (records.device, records.host, records.disk):
         tier.state[tier.state >= State.BAD] = State.RESERVED
 
 
 def _distrust(pool: Pool) -> None:
-    """Strip everything of its standing that a crash may have left half-written."""
+    """Make RESERVED whatever a crash may have left half-written, so that it is freed unless something holds it."""
     state = pool.records.state
     unsealed = (state == State.READY) & ~sealed(pool)
     state[unsealed | (state > State.PARKED)] = State.RESERVED
@@ -82,14 +81,14 @@ def _distrust(pool: Pool) -> None:
 
 
 def sealed(pool: Pool) -> NDArray[np.bool_]:
-    """Tell of every entry whether its seal matches it."""
+    """Tell for every entry whether its seal matches it."""
     return pool.are_sealed(np.arange(len(pool), dtype=np.intp))
 
 
 def _drop_doubles(pool: Pool) -> None:
     """Believe only the first entry of each key."""
     ready = np.flatnonzero(pool.records.state == State.READY)
-    # Keys are hashes: nearly always their first words tell that there are no doubles, in a tenth of the time.
+    # Keys are hashes: nearly always their first words show that there are no doubles, in a tenth of the time.
     words = pool.records.key.view(np.uint64)[ready, 0]
     in_order = np.sort(words)
     shared = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -104,7 +103,7 @@ def _drop_doubles(pool: Pool) -> None:
 
 
 def _recover_magazines(state: CacheState, magazines: Mapping[WorkerId, int]) -> Ids:
-    """Go on with the magazines that have a living process, and with what they hold; returns what others held."""
+    """Keep the magazines that have a living process, and what they hold; return the blocks that others held."""
     book, device = state.magazines, state.device
     members = {one: (name, state.workers[one]) for one, name in magazines.items()}
     orphaned = book.recover(members)
@@ -119,9 +118,9 @@ def _recover_magazines(state: CacheState, magazines: Mapping[WorkerId, int]) -> 
 
 
 def _drop_unvouched(state: CacheState, blocks: Ids) -> None:
-    """Take blocks for lost that magazines held whose last process ended while nobody watched, unless others hold them.
+    """Take blocks for lost if their magazine's last process ended while nobody watched, unless others hold them.
 
-    What their engines did to them meanwhile nobody knows.
+    Nobody knows what their engine did to them meanwhile.
     """
     states, holds = state.device.records.state, state.device.holds
     states[blocks[(states[blocks] == State.READY) & (holds[blocks] == 0)]] = State.RESERVED
@@ -151,7 +150,7 @@ def _believed_rows(state: CacheState) -> set[int]:
 
 
 def _mend(state: CacheState, row: int) -> None:
-    """Bring to its end what a crash has cut off within a row: growth that is not told of, places not emptied yet."""
+    """Repair a row that a crash left half-changed: cut unfinished growth back, and finish the emptying of places."""
     rows, covering = state.records.rows, state.covering
     rows.num_blocks[row] = np.clip(rows.num_blocks[row], 0, covering.widths)
     whole_tokens = covering.whole_tokens(rows.num_blocks[row].tolist())
@@ -189,7 +188,7 @@ def _is_sound(pool: Pool, entries: Ids, used: NDArray[np.int32]) -> bool:
 
 
 def _workers_of(state: CacheState, row: int) -> list[WorkerId]:
-    """Return the living workers that a row's lease is of."""
+    """Return the living workers to which a row's lease belongs."""
     rows, ranks = state.records.rows, state.ranks
     engine, mask = int(rows.engine[row]), int(rows.ranks[row])
     if not engine:
@@ -200,7 +199,7 @@ def _workers_of(state: CacheState, row: int) -> list[WorkerId]:
 
 
 def _members_of(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Members | None:
-    """Return the ranks that share a row's lease; how far each had come, nobody remembers but what all had computed."""
+    """Return the ranks that share a row's lease; of how far each had come, only what all had computed is remembered."""
     rows = state.records.rows
     members = state.ranks.members_for(workers[0]) if rows.engine[row] else None
     if members is None:
@@ -215,7 +214,7 @@ def _members_of(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Mem
         members.join(Member(worker_id=worker_id, rank=rank, joined_id=LeaseId(0)))
     lease_id, ends = LeaseId(int(rows.lease_id[row])), rows.num_blocks[row].tolist()
     members.begin(lease_id, ends, num_tokens, int(rows.hit_tokens[row]))
-    # A commit may fill what its lease has room for, whatever was asked for.
+    # A commit may fill all that its lease has room for, whatever number of tokens was asked for.
     members.ahead_tokens = max(num_tokens, state.covering.room_tokens(ends))
     for worker_id in workers:
         members.note(worker_id, num_computed)
@@ -249,7 +248,7 @@ def _adopt(state: CacheState, row: int, now: float) -> None:
 
 
 def _show_kernels(state: CacheState, rows: set[int]) -> None:
-    """Publish the rows anew that were published, if their leases are on the device; and end what was cut off."""
+    """Publish again the rows that were published and whose leases are on the device, and let kernels read no other."""
     all_rows = np.arange(len(state.records.rows.lease_id))
     stays = state.kernel.published(all_rows) & (state.records.rows.phase == Phase.ACTIVE)
     stays &= np.isin(all_rows, list(rows))

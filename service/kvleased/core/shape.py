@@ -20,7 +20,7 @@ class WritePolicy(Enum):
     WRITE_THROUGH = "write-through"
     """As soon as it is committed."""
     AFTER_N_HITS = "after-n-hits"
-    """As soon as it was found so often."""
+    """As soon as it has been found `write_after_hits` times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class CacheShape:
     """Whether there is a remote store, which blocks reach through the host pool."""
     write_policy: WritePolicy = WritePolicy.ON_EVICT
     write_after_hits: int = 1
-    """For AFTER_N_HITS."""
+    """Hits after which AFTER_N_HITS copies a block."""
     eviction_policy: str = "leaf-lru"
-    """What leaves the device pool first; one of `eviction.POLICIES`."""
+    """Which blocks leave the device pool first; one of `eviction.POLICIES`."""
     groups: tuple[GroupShape, ...]
-    """What shares a table; blocks of all groups come from one pool."""
+    """The groups, each of which has a table; blocks of all groups come from one pool."""
     hash_tokens: int
     """Tokens that one key stands for."""
     hit_tokens: int
@@ -49,7 +49,7 @@ class CacheShape:
     shares_prefixes: bool = True
     """Whether prefixes are found at all."""
     longest_request_tokens: int = 2**31 - 1
-    """Tokens of the longest admissible request; its blocks alone would admit a few more."""
+    """Tokens of the longest admissible request; its last block may have room for a few more."""
     null_blocks: int = 0
     """Blocks at the start of the device pool that are never granted."""
     parked_blocks: int = 0
@@ -60,23 +60,23 @@ class CacheShape:
     """Requests that may wait for blocks at once."""
     max_pins: int = 256
     blocks_at_once: int = 1024
-    """Blocks of a lease up to which a move of it is begun, and ended, in one go; for more it is done in parts."""
+    """A move of a lease is begun, and ended, in one go if it has at most this many blocks; otherwise in parts."""
     lease_seconds: float = 30.0
     """Seconds after which a lease that was not renewed is quarantined."""
     ageing_seconds: float = 5.0
     """Seconds after which a waiting request rises to the next priority."""
     retry_after_ms: int = 50
-    """What a refusal tells the first caller in an empty queue to wait."""
+    """How long a refusal tells the first caller in an empty queue to wait."""
     wait_ms_max: int = WAIT_MS_MAX
     """The longest that a refusal tells a caller to let its call wait."""
     layout_digest: int = 0
     """64 bits of the layout fingerprint, stored in every header."""
     num_ranks: int = 1
-    """Ranks of an engine; those that each call for themselves share leases."""
+    """Ranks of an engine; ranks that each call for themselves share leases."""
     tenants: Mapping[int, TenantLimits] = field(default_factory=dict, hash=False)
-    """Limits by tenant digest; their minima are at most usable_blocks together."""
+    """Limits by tenant digest; the sum of their minima is at most usable_blocks."""
     tenant_default: TenantLimits = UNLIMITED
-    """The limits of every other tenant, whose minimum is 0."""
+    """The limits of every other tenant; their minimum is 0."""
 
     @property
     def is_simple(self) -> bool:
@@ -97,7 +97,7 @@ class CacheShape:
 
     @property
     def kernel_width(self) -> int:
-        """Kernel blocks of a row: the sum of all groups' places, each as many as a block is."""
+        """Kernel blocks of a row: the sum over groups of places times kernel blocks per block."""
         return sum(group.table_blocks * group.kernel_blocks_per_block for group in self.groups)
 
     @property
@@ -115,7 +115,7 @@ class CacheShape:
 
     @property
     def caps_leases(self) -> bool:
-        """Whether some tenant may have no more than so many leases."""
+        """Whether the number of leases of some tenant is limited."""
         return any(
             one.leases_max < UNLIMITED.leases_max
             for one in (self.tenant_default, *self.tenants.values())

@@ -64,7 +64,7 @@ class CacheState:
         epoch: Epoch,
         id_count: IdCount | None = None,
     ) -> None:
-        """Take over records of which every entry is unused; caches of one epoch share a count of ids."""
+        """Take over records in which every entry is unused; caches of one epoch share a count of ids."""
         self.shape = shape
         self.covering = Covering(shape)
         self.is_simple = shape.is_simple
@@ -72,25 +72,25 @@ class CacheState:
         self.pools = self.device, self.host, self.disk = _pools(shape, records)
         """The tiers whose blocks are known here, from the top."""
         self.tiers = tuple(pool for pool in self.pools if len(pool))
-        """Those of them that there are."""
+        """The pools that have any blocks."""
         self._limit_tenants()
         self.used_before: dict[int, int] = {}
-        """Blocks that each tenant used when it got its limits, which may be lower; or when this life began."""
+        """Blocks that each tenant used when limits were set, or when this life began; its limits may be lower."""
         self.leases_before: dict[int, int] = {}
-        """The same of its leases."""
+        """Leases that each tenant had then."""
         self.device.part_tenants(at_once=self.is_limited)
         self._ends = _ends(*self.pools)
         self.history = _history_of(self.pools)
-        """What became of blocks that are in a tier no more."""
+        """What became of blocks that have left a tier."""
         self.missing = MissingKeys(shape.hash_tokens)
-        """What granted requests did not find, until it is looked up."""
+        """Keys that granted requests did not find, until it is looked up what became of them."""
         self.tiers_off: set[Tier] = set()
-        """Lower tiers that do not work now: nothing is looked for there, and nothing copied to them."""
+        """Lower tiers that do not work now: nothing is looked for in them, and nothing is copied to them."""
         self.is_disk_read = True
-        """Whether all is known that the disk store has, so that a slot that is free here is free there."""
+        """Whether everything in the disk store is known, so that a slot that is free here is free there, too."""
         self.suspects, self.pins = Suspects(), Pins()
         self.was_remote_away = False
-        """Whether the remote store stopped working in this life, so that it may come back without what it had."""
+        """Whether the remote store itself failed in this life, so that it may come back without what it had."""
         self.dirt = Dirt(shape, records)
         self.kernel = KernelTable(records.kernel_rows, shape.groups)
         self.leases = LeaseBook(
@@ -99,22 +99,22 @@ class CacheState:
         self.magazines = MagazineBook(records.magazines)
         self.waiting = WaitingRoom(shape.max_waiting, shape.ageing_seconds)
         self.asking: dict[int, Asking] = {}
-        """By ticket: calls that wait to know what the remote store has, and hold nothing."""
+        """By ticket: calls that wait to learn what the remote store has; they hold nothing."""
         self.workers: dict[WorkerId, int] = {}
         """The tenant digest of every attached worker."""
         is_recurrent = any(group.keeps is Keeps.STATE for group in shape.groups)
         self.ranks = RankBook(shape.num_ranks, is_recurrent=is_recurrent)
         self.beside: dict[int, list[Call]] = {}
-        """By ticket of a lease: all calls of its members that get the one answer, that of the ticket first."""
+        """By ticket: all calls of a lease's members that get the same answer, the call of that ticket first."""
         self.flights: dict[CopyId, Flight] = {}
         self.loading = Loading(records.device.key)
         """Keys on their way to the device, so that a second caller joins the first."""
         self.unsettled = Unsettled()
-        # A Counter would take three times as long, several times a call.
+        # A Counter would take three times as long, and every call counts several times.
         self.counters: defaultdict[str, int] = defaultdict(int)
         self.effects: list[Effect] = []
         self.is_draining, self.drains_daemon, self.detail = False, False, Detail.ALL
-        """Whether nothing new is granted, by the whole daemon; and how much refusals say."""
+        """Whether nothing new is granted; whether the whole daemon is drained; and how much refusals say."""
         self.id_count = id_count or IdCount(epoch)
 
     @classmethod
@@ -135,12 +135,12 @@ class CacheState:
         return Counter(lease.tenant for lease in self.leases.by_id.values())
 
     def note_before(self) -> None:
-        """Remember what tenants have when their limits are set, for those end nothing that there is already."""
+        """Remember what tenants have when their limits are set, because limits take nothing away that they have."""
         self.used_before = {one: used for one, (used, _) in self.device.usage().items()}
         self.leases_before = dict(self.leases_by_tenant())
 
     def rule(self, shape: CacheShape) -> None:
-        """Go by other limits of tenants, or by another number of blocks, from now on."""
+        """Apply other limits of tenants, or another number of blocks, from now on."""
         self.shape = shape
         self.covering.fit(shape)
         self._limit_tenants()
@@ -151,14 +151,14 @@ class CacheState:
         self.note_before()
 
     def _limit_tenants(self) -> None:
-        """Learn from the shape which limits tenants have."""
+        """Take the limits of tenants from the shape."""
         self.is_limited, self.caps_leases = self.shape.limits_tenants, self.shape.caps_leases
-        """Whether tenants have minima or maxima; and whether some may have no more than so many leases."""
+        """Whether tenants have minima or maxima; and whether the number of leases of some is limited."""
         self.keeps_rows, self.row_allowances, self.pin_allowances = _allowances(self.shape)
-        """Whether rows are kept for tenants, as where some have limits; and what is kept of rows and of pins."""
+        """Whether rows are kept for tenants, which is so if some have limits; and how many rows and pins are kept."""
 
     def bound(self, parked_blocks: int) -> None:
-        """Take note that so many blocks of the device pool are out of use."""
+        """Note how many blocks of the device pool are out of use."""
         if parked_blocks != self.shape.parked_blocks:
             self.rule(replace(self.shape, parked_blocks=parked_blocks))
 
@@ -172,11 +172,11 @@ class CacheState:
             raise UnknownWorkerError from None
 
     def weight_of(self, tenant: int) -> float:
-        """Return a tenant's share of what is given to those that wait, in proportion to the others'."""
+        """Return a tenant's weight: waiting calls of tenants are served in proportion to it."""
         return self.shape.tenants.get(tenant, self.shape.tenant_default).weight
 
     def lease_of(self, command: OfLease) -> Lease:
-        """Return the lease that a command speaks of, if it is the speaker's own."""
+        """Return the lease that a command names, if it belongs to the worker that sent the command."""
         lease = self.leases.by_id.get(command.lease_id)  # type: ignore[arg-type]  # None is in no book
         if lease is None:
             raise UnknownLeaseError(resource="lease")
@@ -188,7 +188,7 @@ class CacheState:
 
     @property
     def callers(self) -> Iterator[Waiter]:
-        """Go through all calls that hold nothing yet: those that wait for room, and those that wait to know."""
+        """Go through all calls that hold nothing yet: those that wait for room, then those in `asking`."""
         return chain(self.waiting, (one.waiter for one in self.asking.values()))
 
     @property
@@ -197,7 +197,7 @@ class CacheState:
         return len(self.waiting) + len(self.asking) >= self.waiting.max_waiting
 
     def are_loading(self, keys: bytes) -> NDArray[np.bool_]:
-        """Tell of each of packed keys whether it is on its way to the device."""
+        """Tell for each of the packed keys whether it is on its way to the device."""
         return self.loading.find(keys) >= 0
 
     # Effects ------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class CacheState:
             self.effects.append(Wake(ticket=ticket, result=result))
 
     def wake_caller(self, flight: Flight, result: Reply | KVLeaseError) -> None:
-        """Answer the call that waits for a copy, if there is one, whatever else it waits for."""
+        """Answer the call that waits for a flight, if there is one, even if it waits for other flights, too."""
         ticket, flight.ticket = flight.ticket, None
         self.wake(ticket, result)
         for other in self.flights.values():
@@ -244,9 +244,9 @@ class CacheState:
         lease: Lease | None = None,
         remote: Remote | None = None,
     ) -> Flight:
-        """Start a batch of copies; takes a hold on the sources and takes the free targets into use.
+        """Start a batch of copies: hold its sources, and take its free targets into use.
 
-        Where a lease moves, it holds the targets from the start, too.
+        If the batch moves a lease, the lease holds the targets from the start, too.
         """
         copy_id = CopyId(self.next_id())
         direction = DIRECTIONS[purpose]
@@ -286,7 +286,7 @@ class CacheState:
     def _take_ends(
         self, purpose: Purpose, sources: Ids, targets: Ids, remote: Remote | None
     ) -> None:
-        """Hold the sources of a flight, and take its targets into use for whom the bytes are."""
+        """Hold the sources of a flight, and take its targets into use for the tenant whose bytes they get."""
         direction = DIRECTIONS[purpose]
         source_pool, target_pool = self.ends(direction)
         if direction is Direction.SCRUB:
@@ -305,13 +305,13 @@ class CacheState:
             )
 
     def _list_loading(self, flight: Flight) -> None:
-        """Let others know of the keys that a flight brings to the device."""
+        """List the keys that a flight brings to the device, so that other calls can find it."""
         coming = flight.targets[flight.keyed]
         self.device.expect(coming, self.keys_of(flight, flight.keyed))
         self.loading.add(coming, flight.copy_id)
 
     def ends(self, direction: Direction) -> tuple[Pool, Pool]:
-        """Return the pools that a direction reads and writes; where one end is none, no block of its pool is named."""
+        """Return the pools that a direction reads and writes; if it lacks one end, no block of that pool is named."""
         return self._ends.get(direction, (self.device, self.device))
 
     def keys_of(self, flight: Flight, chosen: NDArray[np.bool_]) -> bytes:
@@ -322,7 +322,7 @@ class CacheState:
 
     @staticmethod
     def _checksums(flight: Flight, source_pool: Pool) -> bytes:
-        """Return what the source's bytes must have, as far as it is known; where they are on the device, nothing is."""
+        """Return the checksums that the sources' bytes must have, where known; for sources on the device, none are."""
         if flight.direction is Direction.FETCH:
             return bytes(8 * len(flight.targets))
         if flight.direction in (Direction.OFFLOAD, Direction.DUPLICATE, Direction.SCRUB):
@@ -330,7 +330,7 @@ class CacheState:
         return source_pool.records.checksum[flight.sources].tobytes()
 
     def _labels(self, flight: Flight) -> bytes:
-        """Return what a store is to know of the blocks of a flight that it gets, or must have if they come from it."""
+        """Return the labels that a store gets with the blocks of a flight, or must have if they come from it."""
         generations: int | NDArray[np.uint64] = 0
         if flight.direction is Direction.STORE:
             generations = flight.target_generations
@@ -358,13 +358,13 @@ def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
 
 
 def _allowances(shape: CacheShape) -> tuple[bool, Allowances, Allowances]:
-    """Return whether rows are kept for tenants, and what is kept of them and of the pins."""
+    """Return whether rows are kept for tenants, and how many rows and pins are."""
     keeps_rows = shape.limits_tenants or shape.caps_leases
     return keeps_rows, Allowances.of_rows(shape), Allowances.of_pins(shape)
 
 
 def _history_of(pools: Sequence[Pool]) -> History:
-    """Return what remembers from now on what leaves each of the tiers, which are given from the top."""
+    """Return a history that remembers what leaves each of the tiers from now on; `pools` begin with the top tier."""
     history = History(sum(map(len, pools)))
     for number, pool in enumerate(pools):
         pool.history, pool.tier_number = history, number
@@ -372,7 +372,7 @@ def _history_of(pools: Sequence[Pool]) -> History:
 
 
 def _ends(device: Pool, host: Pool, disk: Pool) -> dict[Direction, tuple[Pool, Pool]]:
-    """Return the pools that each direction reads and writes, where it is not the device's alone."""
+    """Return the pools that each direction reads and writes, unless it involves the device pool alone."""
     return {
         Direction.OFFLOAD: (device, host),
         Direction.RELOAD: (host, device),
@@ -388,7 +388,7 @@ def split_keys(keys: bytes) -> list[bytes]:
 
 
 def chosen_keys(keys: bytes, chosen: NDArray[np.bool_]) -> bytes:
-    """Return those of packed keys that were chosen, packed again."""
+    """Return the chosen ones of packed keys, packed again."""
     if chosen.all():
         return keys
     return np.frombuffer(keys, np.uint8).reshape(-1, BYTES_PER_KEY)[chosen].tobytes()

@@ -1,6 +1,6 @@
-"""Own what commands leave to be done until their answers are on their way; who does it is `ending.settle`.
+"""Own the work that commands put off until their answers are on their way; `ending.settle` does it.
 
-The next command, and whoever looks at the cache, has it done before: nobody sees a state in which it is not.
+It is done before the next command, and before anybody looks at the cache, so nobody sees a state in which it is not.
 """
 
 from collections import deque
@@ -14,21 +14,21 @@ from kvleased.core.lease.leases import Lease
 
 @dataclass(slots=True)
 class Unsettled:
-    """What is left to be done, in the order in which it is."""
+    """The work that is left, in the order in which it is done."""
 
     leaving: list[Lease] = field(default_factory=list)
-    """Leases that have been released; their blocks are let go of before the next command could take their rows."""
+    """Released leases; their blocks are let go of before the next command could take their rows."""
     left: list[tuple[Pool, Ids, bool]] = field(default_factory=list)
-    """Blocks that moves which are done still hold; and whether they leave their tier then."""
+    """Blocks that finished moves still hold, and whether they leave their tier once they are let go of."""
     parts: deque[Callable[[], None]] = field(default_factory=deque)
-    """What is to be done of moves of large leases, part by part."""
+    """What is left of the moves of large leases, part by part."""
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to be done."""
+        """Tell whether any work is left."""
         return bool(self.leaving or self.left or self.parts)
 
     def do(self, part: Callable[[], None], *, apart: bool) -> None:
-        """Do a part at once, or have it be the next one."""
+        """Do a part at once, or, if it is done `apart`, make it the next part."""
         if apart:
             self.parts.appendleft(part)
         else:

@@ -2,17 +2,17 @@
 
 The order, from its head:
 
-1. extends, in the order of arrival; they go first because only running requests give blocks back: a new request that
-   overtook them could wait for blocks that they hold while they wait behind it;
+1. extends, in the order of arrival. They go first because only running requests give blocks back: a new request that
+   overtook them could wait for blocks that they hold, while they wait behind it;
 2. reloads, in the order of arrival;
 3. new requests that were served once and have to start over;
 4. new requests by class (high, normal, low), inside a class by fair share, then in the order of arrival.
 
-A fork waits for nobody's room: it goes before new requests until one of them has waited for `ageing_seconds`.
-Whoever is at the head keeps those behind it waiting, so the small do not starve the large. Nobody in a queue holds
-anything, so nothing can wait in a circle. A new request rises one class for every `ageing_seconds` that it waits, so it
-is in the highest one after two of them at the latest; inside a class each other tenant gets no more before it than it
-asks for itself, with what its own tenant has there before it (see `FairQueue`).
+A fork does not wait for room: it goes before new requests until one of them has waited for `ageing_seconds`. The call
+at the head keeps those behind it waiting, so small calls do not starve large ones. Calls in a queue hold nothing, so
+they cannot wait in a circle. A new request rises one class for every `ageing_seconds` that it waits, so after two of
+them at the latest it is in the highest class. Inside a class, each other tenant gets no more before the request than
+the request asks for, together with what its own tenant has there before it (see `FairQueue`).
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ PRIORITY_MAX: Final = 2
 NO_TIERS: Final[frozenset[Tier]] = frozenset()
 NO_KEYS: Final[frozenset[bytes]] = frozenset()
 WAIT_SECONDS_DEFAULT: Final = 30.0
-"""How long a call waits that must wait for copies although it gave no time."""
+"""How long a call that gave no time to wait waits if it must wait for copies."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,25 +49,25 @@ class Waiter:
     skipped: frozenset[Tier] = NO_TIERS
     """Take nothing from these tiers: a copy from there has just failed."""
     remote_keys: frozenset[bytes] = frozenset()
-    """What the remote store said that it has."""
+    """Keys that the remote store said it has."""
     unserved_keys: frozenset[bytes] = NO_KEYS
-    """What the remote store had said so of, but not given as it should be."""
+    """Keys that the remote store said it has, but did not deliver as it should."""
     is_unanswered: bool = False
-    """Whether it asked the remote store what it has, and goes on without an answer."""
+    """Whether it asked the remote store what that has, and goes on without an answer."""
     first_hits: TierTokens | None = None
-    """What a first try found, part of which it may have brought up."""
+    """What a first try found; it may have brought a part of that to the device."""
     tenant: int = 0
-    """Of a new request: whose share it counts to."""
+    """Of a new request: the tenant to whose share it counts."""
     cost: float = 1.0
     """Of a new request: its blocks, divided by its tenant's weight."""
     priority: int = PRIORITY_MAX
-    """The class that it has come to."""
+    """The class that it has reached."""
     tag: float = 0.0
     """Its place in that class: the smallest is served first."""
     request: tuple[int, str] | None = None
-    """What the calls of several ranks for one request have in common; None where there are no others."""
+    """What the calls of several ranks for one request have in common; None if no other rank calls for it."""
     is_answered: bool = False
-    """Whether it was answered together with another rank's."""
+    """Whether it was answered together with another rank's call."""
 
     @property
     def lease_id(self) -> LeaseId | None:
@@ -82,20 +82,20 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """A new request that waits to know what the remote store has of its prefix, and has no place in the line yet."""
+    """A new request that waits to learn what the remote store has of its prefix; it has no place in a queue yet."""
 
     waiter: Waiter
     keys: tuple[bytes, ...]
-    """What was asked for."""
+    """The keys that the store was asked for."""
 
 
 class FairQueue:
     """The new requests of one class, in the order of self-clocked fair queueing over tenants.
 
     A request's tag is  max(virtual time, the last tag that its tenant has here) + its cost,  and the virtual time is
-    the largest tag that was served. So between a request's coming, at virtual time v and with tag T, and its turn, the
-    later ones of any other tenant that are served cost at most  T - v,  which is its own cost and what its tenant had
-    here before it.
+    the largest tag that was served. If a request arrives at virtual time v and gets tag T, the later requests of any
+    other tenant that are served before its turn cost at most  T - v  together, which is the request's own cost and
+    what its tenant had here before it.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class FairQueue:
         if waiter.request is not None:
             for mate in self._waiters:
                 if mate.request == waiter.request:
-                    # Together they ask for one lease.
+                    # Both calls ask for the same lease.
                     waiter.tag = mate.tag
                     return bisect_left(self._waiters, _turn(waiter), key=_turn)
         tags = (other.tag for other in self._waiters if other.tenant == waiter.tenant)
@@ -124,15 +124,15 @@ class FairQueue:
         return bisect_left(self._waiters, _turn(waiter), key=_turn)
 
     def join(self, waiter: Waiter) -> None:
-        """Put a request where its share has it."""
+        """Put a request at the place that its tag gives it."""
         self._waiters.insert(self.place(waiter), waiter)
 
     def leave(self, waiter: Waiter) -> None:
-        """Take a request out; what it was not served counts to nobody."""
+        """Take a request out without counting it as served."""
         self._waiters.remove(waiter)
 
     def count(self, waiter: Waiter) -> None:
-        """Take note that a request was served."""
+        """Count a request as served."""
         self.virtual_time = max(self.virtual_time, waiter.tag)
 
 
@@ -148,9 +148,9 @@ class WaitingRoom:
         self._again: dict[int, Waiter] = {}
         self._classes = tuple(FairQueue() for _ in range(PRIORITY_MAX + 1))
         self.by_ticket: dict[int, Waiter] = {}
-        """All that wait; every call looks here, which costs less than to ask for the length."""
+        """All waiting calls; every command looks whether there are any here, which is cheaper than `len`."""
         self._rises_at = inf
-        """When the next one rises to a higher class, or earlier."""
+        """No request rises to a higher class before this time."""
 
     def __len__(self) -> int:
         """Count the waiting calls."""
@@ -193,8 +193,8 @@ class WaitingRoom:
     def precedes_forks(self, now: float) -> bool:
         """Tell whether a fork must take no block: other running requests wait, or a new one has waited for long.
 
-        A fork belongs to a running request, so it need not wait for all that are new; but it begins a request, too, so
-        that forks without end may not keep a new one waiting without end.
+        A fork belongs to a running request, so it need not wait for all new requests. But it also begins a request, so
+        an endless series of forks must not keep a new request waiting for ever.
         """
         if self._extends or self._reloads or self._again:
             return True
@@ -225,19 +225,19 @@ class WaitingRoom:
             self._extends[waiter.ticket] = waiter
 
     def rejoin(self, waiter: Waiter) -> None:
-        """Put a new request back that was served once: before all others."""
+        """Put a new request that was served once back, before all other new requests."""
         assert isinstance(waiter.command, Reserve)
         self._again = {waiter.ticket: waiter, **self._again}
         self.by_ticket[waiter.ticket] = waiter
 
     def serve(self, waiter: Waiter) -> None:
-        """Take a call out that has been served, or never had to wait; its tenant's share is the less."""
+        """Take out a call that has been served, or never had to wait, and count it to its tenant's share."""
         self.leave(waiter.ticket)
         if waiter.tag:
             self._classes[waiter.priority].count(waiter)
 
     def leave(self, ticket: int) -> Waiter | None:
-        """Take a call out that is not served any more, if it is there."""
+        """Take a call out without counting it as served, and return it; None if it does not wait."""
         waiter = self.by_ticket.pop(ticket, None)
         if waiter is None:
             return None
@@ -250,7 +250,7 @@ class WaitingRoom:
     # Ageing -------------------------------------------------------------------------------------------------------
 
     def _age(self, now: float) -> None:
-        """Let those rise that have waited for long enough; each joins its new class as if it came only now."""
+        """Let requests that have waited long enough rise; each joins its new class as if it came only now."""
         if now < self._rises_at:
             return
         for lower in range(PRIORITY_MAX):
