@@ -1,4 +1,4 @@
-"""Own what can be had of the device pool without anybody's doing: when the copies in flight have ended."""
+"""Own how much room there will be without anybody's doing: when the copies in flight have ended."""
 
 from collections import Counter
 from typing import Final
@@ -17,13 +17,13 @@ from kvleased.core.tenancy.tenants import Use, available_to
 from kvleased.core.tier.flights import Flight, Purpose
 
 _LEASE_AND_COPIES: Final = 3
-"""Holders of a block that two copies bring down, and nobody shares with a lease on its way there."""
+"""Holders of a block that a lease on its way down shares with nobody, and that two copies bring down."""
 
 
 def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
-    """Count the blocks that a call can get once all copies in flight have ended, if nobody else comes meanwhile.
+    """Count the blocks that a call can get once all copies in flight have ended, if no other call comes meanwhile.
 
-    What is protected, as the call's own prefix, does not count, even if it leaves the device by then.
+    Protected blocks, such as the call's own prefix, do not count, even if they leave the device by then.
     """
     blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
     if not state.is_limited:
@@ -32,13 +32,13 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
 
 
 def num_slots_soon(state: CacheState, protected: Ids) -> int:
-    """Count the slots of the host pool that can be had then, beside those of the caller's own blocks."""
+    """Count the slots of the host pool that can be had then, without those of the caller's own blocks."""
     held = [ids for flight in _under_way(state) for ids in _held_in(state.host, state, flight)]
     return num_slots_available(state, protected) + len(_let_go(state.host, held, protected))
 
 
 def is_granted_again(state: CacheState, lease: Lease) -> bool:
-    """Tell whether limits of tenants let a call have what its loading lease holds, once that is given up for it."""
+    """Tell whether tenants' limits let a call get again what its loading lease holds, once that lease is given up."""
     if not state.is_limited:
         return True
     flights = [state.flights[copy_id] for copy_id in lease.pending]
@@ -48,7 +48,7 @@ def is_granted_again(state: CacheState, lease: Lease) -> bool:
 
 
 def _blocks_coming(state: CacheState, protected: Ids) -> Ids:
-    """Return the blocks that nobody holds any more by then: they are free, or cached and can be evicted."""
+    """Return the blocks that nobody holds once the copies have ended: they are free, or cached and evictable."""
     flights = _under_way(state)
     held = [ids for flight in flights for ids in _held_in(state.device, state, flight)]
     return _let_go(state.device, held + _left_by_leases(state, flights), protected)
@@ -60,13 +60,13 @@ def _under_way(state: CacheState) -> list[Flight]:
 
 
 def _held_in(pool: Pool, state: CacheState, flight: Flight) -> list[Ids]:
-    """Return what a copy holds of a pool."""
+    """Return the blocks of a pool that a copy holds."""
     ends = zip(state.ends(flight.direction), (flight.sources, flight.targets), strict=True)
     return [ids for one, ids in ends if one is pool]
 
 
 def _let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
-    """Return what is held by nobody else; each of `held` is let go of once, and what is protected is left out."""
+    """Return the blocks that nobody holds once each of `held` lets go of its blocks, without the protected ones."""
     if not held:
         return NOWHERE
     ids, num_ends = np.unique(np.concatenate(held), return_counts=True)
@@ -74,7 +74,7 @@ def _let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
 
 
 def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
-    """Return the blocks of each lease that moves down, also those that need not be copied for it."""
+    """Return the blocks of each lease that moves down to stay there, also those that need not be copied for it."""
     leases = {
         one.lease_id: state.leases.by_id.get(one.lease_id)
         for one in flights
@@ -88,11 +88,11 @@ def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
 
 
 def _num_taken_back(state: CacheState) -> int:
-    """Count the blocks that leases take when they come back besides those that they left.
+    """Count the blocks that leases take when they come back, beyond those that they left.
 
-    What they share with others stays with those. They need it once more where another copy brings it down at the same
-    time: of two slots one has no key, and may be theirs; and what nobody else could find they need once more where a
-    copy that is lost keeps it.
+    Blocks that a lease shares with others stay with them. It needs such a block a second time if another copy brings it
+    down at the same time: of the two slots one has no key, and may be the lease's. It also needs a block a second time
+    if nobody else can find that block, and a lost copy keeps it.
     """
     num_taken = 0
     for lease in state.leases.by_id.values():
@@ -105,7 +105,7 @@ def _num_taken_back(state: CacheState) -> int:
 
 
 def _num_kept(state: CacheState, lease: Lease, blocks: Ids) -> int:
-    """Count the blocks that only a lease knows, and that do not come free when it leaves them."""
+    """Count the blocks that only a lease knows, and that do not become free when it leaves them."""
     device = state.device
     unfindable = blocks[device.records.state[blocks] != State.READY]
     own = [one.sources for one in _under_way(state) if one.lease_id == lease.lease_id]
@@ -114,7 +114,7 @@ def _num_kept(state: CacheState, lease: Lease, blocks: Ids) -> int:
 
 
 def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
-    """Return the blocks that others' copies bring to the host pool."""
+    """Return the blocks that copies other than the lease's own bring to the host pool."""
     sources = [
         one.sources
         for one in state.flights.values()
@@ -124,12 +124,12 @@ def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
 
 
 def _comes_back(lease: Lease) -> bool:
-    """Tell whether somebody waits for a lease to return as soon as it is down: then it leaves room for nobody."""
+    """Tell whether a call waits for a lease to come back as soon as it is down: then it leaves room for nobody."""
     return lease.next_reload is not None
 
 
 def _use_without(state: CacheState, blocks: Ids) -> Use:
-    """Return what tenants use once blocks have come free; those that are zeroed now are nobody's already."""
+    """Return what tenants use once blocks have become free; those that are being zeroed are nobody's already."""
     use = Use(by_tenant=dict(state.device.usage()), num_free=state.device.num_free + len(blocks))
     zeroed = [one.targets for one in state.flights.values() if one.direction is Direction.SCRUB]
     owned = np.setdiff1d(blocks, np.concatenate([NOWHERE, *zeroed]), assume_unique=True)

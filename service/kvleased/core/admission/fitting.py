@@ -1,4 +1,4 @@
-"""Own why a request is too long for a cache, whatever becomes of others; when it is asked is `granting`'s business."""
+"""Own why a request is too long for a cache, whatever else is in it; when to ask is `granting`'s business."""
 
 from kvlease.errors import NeverFitsError
 from kvleased.core.admission.parking import larger
@@ -11,7 +11,7 @@ from kvleased.counted import are, counted
 def never_fits(
     state: CacheState, num_tokens: int, tenant: int, num_keys: int, least_tokens: int
 ) -> NeverFitsError:
-    """Explain why no lease will ever cover so many tokens, and how many one of this tenant can, if those would help."""
+    """Explain why no lease will ever cover so many tokens, and how many this tenant's can, if that would help."""
     shape, covering = state.shape, state.covering
     longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
     need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)

@@ -37,7 +37,7 @@ _NO_COUNTS: Final = b""
 _NULL: Final = np.int32(NULL).tobytes()
 
 Row = Ids | NDArray[np.int32]
-"""Places of a group, NULL where no block is needed."""
+"""The entries of a group's places, NULL where no block is needed."""
 
 
 def check_tokens(
@@ -49,15 +49,15 @@ def check_tokens(
     num_keys: int = 0,
     least_tokens: int = 1,
 ) -> None:
-    """Refuse a number of tokens that can never be covered, and is not by the lease that is meant.
+    """Refuse a number of tokens that can never be covered, unless `lease` has the blocks for them already.
 
-    To ask for fewer than `least_tokens` would not help.
+    The refusal recommends fewer tokens only if a lease can cover `least_tokens`.
     """
     if num_tokens <= 0:
         msg = f"num_tokens is {num_tokens}, it must be at least 1"
         raise InvalidError(msg, resource="num_tokens", need=num_tokens)
     if num_tokens > state.covering.longest_tokens:
-        # The pool may have been larger when it was granted.
+        # The pool may have been larger when the lease got its blocks.
         if lease is not None and _had_been_granted(state, lease, num_tokens):
             return
         raise never_fits(state, num_tokens, tenant, num_keys, least_tokens)
@@ -96,7 +96,7 @@ def check_reserve(state: CacheState, command: Reserve) -> None:
 def attempt_reserve(
     state: CacheState, command: Reserve, now: float, waiter: Waiter | None = None
 ) -> Reserved | Lease | None:
-    """Grant a Reserve if that can be done now; `waiter` stands for its call, which may wait only where there is one.
+    """Grant a Reserve if that can be done now; its call can wait for copies only if there is a `waiter` for it.
 
     Returns the reply; or the lease, while bytes of its prefix are on their way and the reply must
     wait for them; or None, when there is no room yet.
@@ -143,9 +143,9 @@ def attempt_reserve(
 def num_fresh(
     state: CacheState, prefix: Match, num_tokens: int
 ) -> tuple[int, tuple[list[int], list[int]] | None]:
-    """Return how many fresh blocks a new lease needs behind its prefix, and in which places of each group.
+    """Return how many fresh blocks a new lease needs behind its prefix, and the places of each group for them.
 
-    The places are told apart only where the cache is not simple.
+    The places are None if the cache is simple.
     """
     if state.is_simple:
         return -(-num_tokens // state.covering.tokens_per_block) - len(prefix.blocks), None
@@ -157,7 +157,7 @@ def num_fresh(
 def _begin(
     state: CacheState, command: Reserve, waiter: Waiter | None, prefix: Match, now: float
 ) -> Lease:
-    """Return a new lease, which has nothing yet."""
+    """Return a new lease, which has no blocks yet."""
     tokens, skipped, unserved_keys = prefix.tier_tokens, NO_TIERS, NO_KEYS
     is_unanswered = False
     if waiter is not None:
@@ -185,9 +185,9 @@ def _begin(
 
 
 def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
-    """Hold a prefix and take fresh blocks for a lease; what comes from below is now an entry of the prefix.
+    """Hold a prefix and take fresh blocks for a lease; those loaded from below become entries of the prefix.
 
-    Returns the blocks that are the lease's own.
+    Returns the other fresh blocks, which are the lease's own.
     """
     device, num_below, granted = state.device, len(prefix.below), fresh
     if len(prefix.blocks):
@@ -209,7 +209,7 @@ def _take(state: CacheState, lease: Lease, prefix: Match, fresh: Ids) -> Ids:
 def _parts(
     state: CacheState, prefix: Match, granted: Ids, places: tuple[list[int], list[int]]
 ) -> list[Pieces]:
-    """Return the places of each group of a new lease: those of the prefix, and the granted ones."""
+    """Return the entries of each group of a new lease: those of the prefix, and the granted blocks."""
     begins, afters = places
     ends = state.covering.hit_ends(prefix.hit_tokens)
     counts = [len(part) for part in prefix.parts] or [0] * len(ends)
@@ -230,7 +230,7 @@ def _parts(
 
 
 def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
-    """Count each token of a request once: only when it is certain where its bytes come from."""
+    """Count the tokens of a request, once it is certain where their bytes come from, so that each counts once."""
     counters, hit_tokens = state.counters, lease.tier_tokens[-1]
     counters["leases_granted"] += 1
     if hit_tokens:
@@ -266,7 +266,7 @@ def reserved(state: CacheState, lease: Lease) -> Reserved:
         num_blocks=counts,
         covered_tokens=covered_tokens,
     )
-    # Seldom wanted, and each field costs every reserve.
+    # These are seldom wanted, and each further field would cost every reserve time.
     if disk or remote:
         reply = replace(reply, disk_hit_tokens=disk, remote_hit_tokens=remote)
     if isinstance(lease.request, Reserve) and lease.request.explain:
@@ -275,19 +275,19 @@ def reserved(state: CacheState, lease: Lease) -> Reserved:
 
 
 def pack_parts(state: CacheState, parts: Sequence[Row]) -> tuple[bytes, bytes]:
-    """Return the packed ids at the places of all groups, 0 where there is none, and the packed ends of the places."""
+    """Return the packed ids at the places of all groups, 0 where there is none, and the packed numbers of places."""
     if not parts:
         return b"", pack_counts(state, np.zeros(len(state.covering.groups), np.int64))
     ids: NDArray[np.signedinteger] = np.concatenate(parts)
     packed = pack(ids)
-    # Bytes are searched in a fraction of the time that numbers are compared in; what looks like NULL may be none.
+    # Searching bytes takes a fraction of the time of comparing numbers; bytes that look like NULL may be no NULL.
     if _NULL in packed:
         packed = pack(np.maximum(ids, 0))
     return packed, pack_counts(state, np.array([len(part) for part in parts]))
 
 
 def pack_counts(state: CacheState, counts: Counts) -> bytes:
-    """Return the counts of the groups as they travel; nothing where there is one group."""
+    """Return the counts of the groups as they travel; empty if there is one group."""
     return _NO_COUNTS if len(state.covering.groups) == 1 else pack(counts)
 
 
@@ -351,7 +351,7 @@ def unextended(state: CacheState, lease: Lease, num_tokens: int) -> Extended:
 
 
 def growth_of(state: CacheState, lease: Lease, num_tokens: int) -> tuple[Counts, Counts]:
-    """Return where the fresh places of a lease begin and end, [1, groups], so that it covers so many tokens."""
+    """Return where the fresh places that a lease needs to cover `num_tokens` begin and end, [1, groups] each."""
     begins, afters = _growth(state, lease, num_tokens)
     return np.array([begins]), np.array([afters])
 
@@ -373,7 +373,7 @@ def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     begins, afters = _growth(state, lease, num_tokens)
     count = sum(afters) - sum(begins)
     if state.covering.guessing:
-        # What the lease has and does not need any more moves on.
+        # Blocks that the lease has but no longer needs where they are move on.
         ends = rows.num_blocks[row].tolist()
         count -= state.covering.num_passed_by_one(rows.num_tokens.item(row), ends, begins, afters)
     return count

@@ -1,4 +1,4 @@
-"""Own the growth of rows in groups: what comes to their new places, and what moves on to those from places before."""
+"""Own the growth of rows in groups: which blocks come to new places, and which move there from earlier places."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,9 @@ def grow(
 ) -> Ids:
     """Add blocks, already in their states, to several rows: at the places from `begins` to before `afters`.
 
-    Both are [rows, groups]. The blocks come row by row, and in each group by group; places between the present ends and
-    `begins` need none. Speculative blocks that are passed over come first at the new places of their group, without
-    being among `blocks`. Returns what stands at all new places.
+    Both are [rows, groups]. The blocks are given row by row, and in each row group by group; places between the present
+    ends and `begins` need none. Speculative blocks that are passed over move to the first new places of their group;
+    they are not among `blocks`. Returns the blocks at all new places.
     """
     columns = leases.rows
     before = columns.num_blocks[rows].astype(np.int64)
@@ -40,7 +40,7 @@ def grow(
 def _added(
     leases: LeaseBook, begins: Counts, added: Counts, before: Counts, blocks: Ids
 ) -> tuple[Ids, Ids]:
-    """Return what is added to rows, NULL where no block is needed, and at which of a row's places."""
+    """Return the ids that are added to rows, NULL where no block is needed, and their places in the rows."""
     num_added = added.ravel()
     total = int(num_added.sum())
     within = np.arange(total) - (num_added.cumsum() - num_added).repeat(num_added)
@@ -52,7 +52,7 @@ def _added(
 def _with_moved(
     leases: LeaseBook, rows: Ids, num_new: Counts, passed: tuple[Counts, Counts], blocks: Ids
 ) -> Ids:
-    """Return blocks as they stand at so many new places: in each group those passed over, then the fresh ones."""
+    """Return the blocks at `num_new` new places: in each group those passed over, then the fresh ones."""
     counts = passed[1].ravel()
     num_fresh = num_new.ravel() - counts
     moved: NDArray[np.int32] = leases.rows.block_ids[_places_passed(leases, rows, *passed)]
@@ -60,7 +60,7 @@ def _with_moved(
 
 
 def _empty(leases: LeaseBook, rows: Ids, firsts: Counts, counts: Counts) -> None:
-    """Let no block stand at places that rows have passed over; kernels read block 0 there."""
+    """Empty the places that rows have passed over; kernels read block 0 there."""
     leases.rows.block_ids[_places_passed(leases, rows, firsts, counts)] = NULL
     for at, group in np.argwhere(counts).tolist():
         first = int(firsts[at, group])
@@ -68,7 +68,7 @@ def _empty(leases: LeaseBook, rows: Ids, firsts: Counts, counts: Counts) -> None
 
 
 def _places_passed(leases: LeaseBook, rows: Ids, firsts: Counts, counts: Counts) -> tuple[Ids, Ids]:
-    """Return the rows and places of what is passed over: `counts` places of each group from `firsts` on."""
+    """Return the rows and places that are passed over: `counts` places of each group from `firsts` on."""
     num_passed = counts.ravel()
     within = np.arange(num_passed.sum()) - (num_passed.cumsum() - num_passed).repeat(num_passed)
     places = (leases.covering.first_places + firsts).ravel().repeat(num_passed) + within

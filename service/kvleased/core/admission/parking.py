@@ -1,4 +1,4 @@
-"""Own the way of blocks out of use and back: from the free ones of a pool, to be taken last when they come back."""
+"""Own how free blocks of a pool go out of use, and how they come back: as those to be taken last."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from kvleased.core.ids import Ids
 
 
 def larger(num_parked: int, num_lacking: int, registering: str) -> str:
-    """Return how a pool comes to grant more blocks: those that a resize took may do, else `registering` tells how."""
+    """Say how a pool can grant more blocks: by a resize if it has enough parked ones, else as `registering` says."""
     if 0 < num_lacking <= num_parked:
         return f"bring some of its {num_parked} parked blocks back into use by kvlease resize"
     return registering
@@ -23,7 +23,7 @@ def park(pool: Pool, ids: Ids) -> None:
 
 
 def unpark(pool: Pool, ids: Ids) -> None:
-    """Have parked blocks be free again, to be taken after all that are free now."""
+    """Make parked blocks free again, to be taken after all that are free now."""
     pool.free.set(np.concatenate([pool.free.ids, ids]))
     pool.change(ids, Event.UNPARK)
     pool.num_parked -= len(ids)

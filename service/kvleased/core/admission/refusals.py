@@ -39,7 +39,7 @@ RETRY_AFTER_MS_MAX: Final = 5_000
 def refusal(
     state: CacheState, waiter: Waiter, num_ahead: int, waited: float = 0.0
 ) -> PoolFullError:
-    """Explain why a call was not served, at once or for all the seconds that it waited."""
+    """Explain why a call was not served, either at once or in the seconds that it waited."""
     if state.detail is Detail.CODE:
         return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
     lack = shortage(state, waiter, num_ahead)
@@ -60,7 +60,7 @@ def fork_full(
 
 
 def _instead(state: CacheState, waiter: Waiter, lack: Shortage) -> str:
-    """Say what may help besides another try: a longer wait, until there is none."""
+    """Say what may help besides another try: a longer wait, or something else if no longer wait is allowed."""
     longest = state.shape.wait_ms_max
     if waiter.command.wait_ms < longest:
         return "allow a longer wait_ms"
@@ -102,7 +102,7 @@ def _full(
 
 
 def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[str, int, str]:
-    """Return which resource there is no more of, how much of it there is in all, and that in words."""
+    """Return the resource that a call cannot get more of, the limit of it, and the shortage in words."""
     if lack.reason is Reason.LEASES:
         most = len(state.leases)
         return "leases", most, f"all {are(most, 'lease')} in use"
@@ -141,7 +141,7 @@ def _when(lack: Shortage) -> str:
 def busy(
     state: CacheState, waiter: Waiter, num_ahead: int, num_waiting: int, limit: int
 ) -> BusyError:
-    """Explain why a call may not even wait: `num_waiting` calls do, of its tenant unless all places are taken."""
+    """Explain why a call may not even wait: `num_waiting` others do, all of its tenant unless the cache is crowded."""
     whose = "" if state.is_crowded else "of this tenant "
     return BusyError(
         f"{counted(num_waiting, 'call', f'{whose}waits', f'{whose}wait')} already, and the limit is {limit}; "
@@ -157,7 +157,7 @@ def busy(
 
 
 def superseded(state: CacheState, wait_ms: int) -> BusyError:
-    """Explain why a call has lost its place: a later one for its request waits there, and is answered in `wait_ms`."""
+    """Explain why a call lost its place to a later call for the same request, which is answered within `wait_ms`."""
     return BusyError(
         "a later call for the same request took this one's place, of which there is one for each request; "
         "take the later call's answer, or ask again after retry_after_ms, when that one is answered",
@@ -171,7 +171,7 @@ def superseded(state: CacheState, wait_ms: int) -> BusyError:
 
 
 def superseded_for_lease() -> WrongStateError:
-    """Explain why a call about a lease has lost its place to a later one, which gets the answer."""
+    """Explain why a call about a lease lost its place to a later one, which gets the answer."""
     return WrongStateError(
         "a later call for the same lease took this one's place; take that one's answer",
         resource="lease",
@@ -209,7 +209,7 @@ def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
 def slots_full(
     state: CacheState, need: int, tenant: int, reused: Ids, changes: tuple[str, ...]
 ) -> PoolFullError:
-    """Explain why a lease cannot be moved to the host pool now, of whose slots it would reuse some."""
+    """Explain why a lease cannot be moved to the host pool now; it would reuse the slots `reused`."""
     host = state.host
     available = num_slots_available(state, reused)
     is_coming = need <= num_slots_soon(state, reused)
@@ -232,7 +232,7 @@ def slots_full(
 def keys_full(
     state: CacheState, blocks: tuple[int, int], tenant: int | None, changes: tuple[str, ...]
 ) -> PoolFullError:
-    """Explain why cached blocks cannot be brought to the device now; `blocks` are needed, and can be had."""
+    """Explain why cached blocks cannot be brought to the device now; `blocks` is how many are needed, and available."""
     need, available = blocks
     limit = state.shape.usable_blocks
     reason = Reason.COPIES if need <= available else Reason.BLOCKS
@@ -250,7 +250,7 @@ def keys_full(
 
 
 def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
-    """Explain why a call ends whose lease still waits for copies."""
+    """Explain why a call ends although its lease still waits for copies."""
     flights, request = [state.flights[copy_id] for copy_id in lease.pending], lease.request
     if lease.phase is not Phase.LOADING or request is None:
         return _late(state, flights, lease.tenant, _LONGER)
@@ -270,7 +270,7 @@ def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
 
 
 def flight_late(state: CacheState, flight: Flight) -> DeadlineError:
-    """Explain why a call ends whose own copy still goes on."""
+    """Explain why a call ends although its own copy still goes on."""
     return _late(state, [flight], None, _LONGER)
 
 
@@ -281,7 +281,7 @@ def _late(
     then: str,
     changes: tuple[str, ...] = (),
 ) -> DeadlineError:
-    """Return the refusal of a call that waited for these copies in vain, with what to do then."""
+    """Return the refusal of a call that waited for these copies in vain; `then` says what to do next."""
     num_blocks = sum(len(flight.targets) for flight in flights)
     return DeadlineError(
         f"the copies did not end before the caller's deadline: {are(num_blocks, 'block')} still being copied; {then}",
@@ -300,7 +300,7 @@ def _late(
 
 
 def patience(state: CacheState, lack: Shortage) -> int:
-    """Return when to try again: after a turn for each call before, or half of one if copies make room."""
+    """Return when to try again: after a turn for this call and each one ahead, or half a turn if copies make room."""
     turn = state.shape.retry_after_ms
     if lack.reason in (Reason.BLOCKS, Reason.COPIES) and lack.is_coming:
         return max(1, turn // 2)

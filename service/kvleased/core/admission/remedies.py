@@ -15,9 +15,9 @@ from kvleased.core.state import CacheState
 from kvleased.core.waiting import Waiter
 
 _WAIT_MS_LEAST: Final = 2_000
-"""The shortest wait that a refusal recommends, where calls may wait for so long."""
+"""The shortest wait that a refusal recommends, if calls may wait for so long."""
 _OF_BLOCKS: Final = (Reason.BLOCKS, Reason.LIMITS)
-"""Reasons for which a call that asks for less is served."""
+"""A call that is not served for one of these reasons may be served if it asks for less."""
 
 
 def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ...]:
@@ -27,12 +27,12 @@ def remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, ..
         isinstance(command, Extend)
         and state.leases.by_id[command.lease_id].phase is not Phase.ACTIVE
     ):
-        # It is on its way down, and can only be extended once it is back.
+        # The lease is on its way down, and can only be extended once it is back.
         return ()
     found = _remedies(state, waiter, lack)
     if not lack.prefix.remote_keys:
         return found
-    # The remote store may have forgotten by then what it said that it has.
+    # By then, the remote store may have forgotten what it said it has.
     forgotten = replace(waiter, remote_keys=frozenset())
     others = _remedies(state, forgotten, shortage(state, forgotten, lack.num_ahead))
     return tuple(one for one in found if one in others)
@@ -56,14 +56,14 @@ def _remedies(state: CacheState, waiter: Waiter, lack: Shortage) -> tuple[str, .
 
 
 def _is_bound(state: CacheState, waiter: Waiter) -> bool:
-    """Tell whether another call of its engine waits for the same request, which must ask for the same tokens."""
+    """Tell whether another call of the engine waits for the same request: then both must ask for the same tokens."""
     return waiter.request is not None and any(
         one is not waiter and one.request == waiter.request for one in state.callers
     )
 
 
 def _if_it_waited(state: CacheState, waiter: Waiter, lack: Shortage) -> Shortage:
-    """Return what a call lacks if it waits: it may have more of its prefix then, and need more blocks for that."""
+    """Return what a call would lack if it waited: it might get more of its prefix, and need more blocks for that."""
     command = waiter.command
     if command.wait_ms or not isinstance(command, Reserve) or not command.keys:
         return lack
@@ -72,7 +72,7 @@ def _if_it_waited(state: CacheState, waiter: Waiter, lack: Shortage) -> Shortage
 
 
 def longer_wait(state: CacheState, wait_ms: int) -> tuple[str, ...]:
-    """Return a wait that is longer than a call's own, if it may wait for longer."""
+    """Return a wait that is longer than a call's own, if calls may wait for longer."""
     longer = min(state.shape.wait_ms_max, max(_WAIT_MS_LEAST, 2 * wait_ms))
     return (f"wait_ms={longer}",) if longer > wait_ms else ()
 
@@ -87,7 +87,7 @@ def _num_tokens_at_once(state: CacheState, command: Reserve | Extend, lack: Shor
 
 
 def _in_time(state: CacheState, command: Reserve | Extend, lack: Shortage, least: int) -> list[str]:
-    """Return the most tokens that a call would get once blocks are copied or zeroed, if those are more."""
+    """Say how to ask for the most tokens that a call would get once copies and scrubs end, if above `least`."""
     num_tokens = _num_tokens(state, command, lack, lack.available_soon)
     if num_tokens <= least:
         return []
@@ -98,7 +98,7 @@ def _in_time(state: CacheState, command: Reserve | Extend, lack: Shortage, least
 def _num_tokens(
     state: CacheState, command: Reserve | Extend, lack: Shortage, num_blocks: int
 ) -> int:
-    """Return the most tokens for which so many fresh blocks do, or 0 where the call gets no block for them."""
+    """Return the most tokens for which `num_blocks` fresh blocks suffice, or 0 if the call would get none of them."""
     sizes = range(1, command.num_tokens)
 
     def is_too_much(num_tokens: int) -> bool:
@@ -118,5 +118,5 @@ def _asking_for(
         return []
     num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
     asked = asking_for(num_tokens, num_keys, state.shape.hash_tokens)
-    # With fewer keys less would be found below.
+    # With fewer keys, less would be found in the lower tiers.
     return [] if "num_keys" in asked and len(lack.prefix.below) else [asked]

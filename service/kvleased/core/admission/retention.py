@@ -1,6 +1,6 @@
-"""Own how long the blocks of a lease stay cached: the class that it leaves them; `eviction.classes` heeds it.
+"""Own how long the blocks of a lease stay cached: by the class that it gives them, which `eviction.classes` heeds.
 
-A restart forgets the classes: what was committed before is normal after it. What a fork computes is normal, too.
+A restart forgets the classes: blocks committed before it are normal after it. Blocks that a fork computes are normal.
 """
 
 from math import inf
@@ -20,7 +20,7 @@ PRIORITY_NORMAL: Final = _CLASSES.index(NORMAL)
 
 
 def check_class(state: CacheState, command: Reserve) -> None:
-    """Refuse a class or a time that makes no sense, and begin to go by classes with the first that is not normal."""
+    """Refuse a class or a time that makes no sense; the first class that is not normal puts classes into effect."""
     highest, retain_priority = len(_CLASSES) - 1, command.retain_priority
     if not 0 <= command.priority <= highest:
         msg = f"priority is {command.priority}, it must be from 0 to {highest}"
@@ -36,14 +36,14 @@ def check_class(state: CacheState, command: Reserve) -> None:
 
 
 def class_of(request: Reserve) -> int:
-    """Return the class that a request leaves its blocks: the number that it gives, or that of its priority."""
+    """Return the class that a request gives its blocks: its `retain_priority`, or that of its priority."""
     if request.retain_priority is not None:
         return request.retain_priority
     return _CLASSES[request.priority]
 
 
 def keep_class(state: CacheState, lease: Lease, entries: Ids) -> None:
-    """Give blocks that a lease is about to let go of its class, unless they have a higher one."""
+    """Give the lease's class to blocks that it is about to let go of, unless they have a higher one."""
     owners = state.device.owners
     assert owners is not None, "classes are kept beside the owners"
     if lease.phase is Phase.EVICTED:

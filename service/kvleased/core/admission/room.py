@@ -17,12 +17,12 @@ from kvleased.core.tier.flights import Purpose
 
 
 class Kept(NamedTuple):
-    """What a caller makes no room of: its own prefix, as a `Match` has it."""
+    """The caller's own prefix, as a `Match` has it: its blocks do not leave to make room."""
 
     blocks: Ids = NOWHERE
     below: Ids = NOWHERE
     behind: Ids | None = None
-    """Stays as long as there is anything else, also to wait for: without it the prefix is shorter at the next try."""
+    """Stays while anything else can leave or be waited for: without it, the prefix is shorter at the next try."""
 
 
 _NOTHING: Final = Kept()
@@ -31,11 +31,11 @@ _NOTHING: Final = Kept()
 def room(
     state: CacheState, count: int, tenant: int, kept: Kept = _NOTHING, *, may_wait: bool
 ) -> Ids | None:
-    """Return `count` free blocks for a tenant, having evicted what was needed; or None when there are none yet.
+    """Return `count` free blocks for a tenant, evicting others as needed; or None if there are not enough yet.
 
-    A caller that may wait loses nothing by it: cached blocks are written back before they leave, as far as there are
-    slots. For one that may not, they are dropped. Either way None means that whatever can make room has been started.
-    The caller's own prefix stays.
+    If the caller may wait, cached blocks are written back before they leave, as far as there are slots; if it may not,
+    they are dropped. Either way, None means that everything that can make room has been started. The caller's own
+    prefix stays.
     """
     state.history.tenant = tenant
     found = _room(state, count, tenant, kept, may_wait=may_wait)
@@ -45,7 +45,7 @@ def room(
 
 def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: bool) -> Ids | None:
     device = state.device
-    # Copies to a host pool whose mover hangs may take for ever, those under way, too.
+    # Copies to a host pool whose mover hangs may take for ever, also those that are under way.
     may_write_back = may_wait and Tier.HOST not in state.tiers_off
     num_own = num_above_maximum(state, tenant, count)
     found = None if num_own else device.suitable(count, tenant)
@@ -61,7 +61,7 @@ def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: b
     if found is None and not _num_coming(state):
         state.fly(Purpose.SCRUB, NOWHERE, device.unsuitable(count, tenant))
         if Tier.HOST in state.tiers_off:
-            # Nor may that end soon, so that other blocks leave in the place of those that it would ready.
+            # The scrub may not end soon either, so other blocks leave instead of those that it would make ready.
             return _room(state, count, tenant, kept, may_wait=may_wait)
     return found
 
@@ -74,10 +74,10 @@ def _is_made(
     counts: tuple[int, int],
     may_write_back: bool,
 ) -> bool:
-    """Let blocks leave that make room, as `_leaving` counts them; tell whether they have, and need not be waited for.
+    """Make room with the blocks that `_leaving` finds; False if they are too few, or some are written back first.
 
-    The next blocks of the caller's chain leave when nothing else is to be waited for: not while blocks that it gets
-    besides are copied or must be scrubbed.
+    The next blocks of the caller's chain leave only if there is nothing else to wait for: not while other blocks that
+    the caller gets are being copied or must be scrubbed.
     """
     next_blocks, below = NOWHERE, kept.below
     if kept.behind is not None:
@@ -95,7 +95,7 @@ def _is_made(
 
 
 def _parted_by(next_blocks: Ids, leaving: Ids) -> tuple[Ids, Ids]:
-    """Return what leaves first, and those of the next blocks that leave behind all else."""
+    """Return the blocks that leave first, and those of the next blocks that leave after all others."""
     if not len(next_blocks):
         return leaving, NOWHERE
     is_next = np.isin(leaving, next_blocks)
@@ -103,7 +103,7 @@ def _parted_by(next_blocks: Ids, leaving: Ids) -> tuple[Ids, Ids]:
 
 
 def _have_left(state: CacheState, leaving: Ids, below: Ids, may_write_back: bool) -> bool:
-    """Let blocks leave; False where some are written back first."""
+    """Evict blocks; return False if some are written back first."""
     if may_write_back and write_back(state, leaving, below):
         return False
     evict_blocks(state, leaving)
@@ -113,9 +113,10 @@ def _have_left(state: CacheState, leaving: Ids, below: Ids, may_write_back: bool
 def _leaving(
     state: CacheState, tenant: int, counts: tuple[int, int], protected: Ids, next_blocks: Ids
 ) -> Ids:
-    """Return so many blocks that make room, so many of them at least the tenant's own; fewer where there are no more.
+    """Return blocks that can leave: as many as `counts` says, and of the tenant's own at least as many as it says.
 
-    The next blocks of the caller's chain are among them only where there are no others.
+    There are fewer if there are no more. The next blocks of the caller's chain are among them only if there are no
+    others.
     """
     deficit, num_own = counts
     if len(next_blocks):
@@ -128,9 +129,9 @@ def _leaving(
 
 
 def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
-    """Count the blocks that a call could get if nobody else came: free, evictable and not part of its own prefix.
+    """Count the blocks that a call could get if no other call came: free, or evictable and not in its own prefix.
 
-    Where tenants have limits, it may be below 0; see `available_to`.
+    If tenants have limits, the count may be below 0; see `available_to`.
     """
     if state.is_limited:
         return available_to(state, tenant, protected)
@@ -140,7 +141,7 @@ def num_available(state: CacheState, tenant: int, protected: Ids) -> int:
 
 
 def num_at_once(state: CacheState, tenant: int, protected: Ids) -> int:
-    """Count the blocks of those that a call could have without waiting for any to be scrubbed for its tenant."""
+    """Count the blocks that a call could get without waiting for any to be scrubbed for its tenant."""
     device, available = state.device, max(0, num_available(state, tenant, protected))
     if device.is_only_of(tenant):
         return available
@@ -154,17 +155,17 @@ def num_at_once(state: CacheState, tenant: int, protected: Ids) -> int:
 def write_back(state: CacheState, victims: Ids, below: Ids = NOWHERE) -> bool:
     """Start copying the victims that have no copy below; tell whether there is anything to wait for.
 
-    Slots of the host pool among `below` are not taken for it: who makes room shall not lose its own prefix by that.
+    If there is, all other victims have been evicted: those that have a copy, and those for which there is no slot.
 
-    If there is, all others have been evicted: those that have a copy, and those for which there is no slot.
+    The copies take no host slots among `below`, so that a caller that makes room does not lose its own prefix.
     """
     is_dirty = are_dirty(state, victims)
     own_slots = below[parted(state, below).host]
     slots = host_slots(state, int(np.count_nonzero(is_dirty)), own_slots, at_most=True)
     if slots is None or not len(slots):
         return False
-    # What has a copy leaves at once: the new copies may push it out again, and then nothing ever would leave. So do the
-    # coldest of those that get none: the next event would find no slot for them either, and drop them only then.
+    # Victims that have a copy leave at once: the new copies may push that copy out, and then nothing would ever leave.
+    # The coldest of those that get no slot leave at once, too: the next event would find no slot for them either.
     is_dirty[is_dirty.nonzero()[0][: -len(slots)]] = False
     evict_blocks(state, victims[~is_dirty])
     state.fly(Purpose.WRITE_BACK, victims[is_dirty], slots, keyed=slots >= 0)
@@ -172,9 +173,9 @@ def write_back(state: CacheState, victims: Ids, below: Ids = NOWHERE) -> bool:
 
 
 def are_dirty(state: CacheState, blocks: Ids) -> NDArray[np.bool_]:
-    """Tell of each of READY device blocks whether neither the host pool nor the disk store has it.
+    """Tell for each READY device block whether neither the host pool nor the disk store has it.
 
-    What the remote store has does not count: it may forget it at any time.
+    A copy in the remote store does not count, because that store may forget it at any time.
     """
     is_dirty = state.device.is_unknown_to(state.host, blocks)
     if len(state.disk.index) and Tier.DISK not in state.tiers_off:
@@ -183,14 +184,17 @@ def are_dirty(state: CacheState, blocks: Ids) -> NDArray[np.bool_]:
 
 
 def num_slots_available(state: CacheState, protected: Ids) -> int:
-    """Count the slots of the host pool that could be had now, beside those of the caller's own blocks."""
+    """Count the slots of the host pool that could be had now, without those of the caller's own blocks."""
     return state.host.num_available - int(np.count_nonzero(state.host.holds[protected] == 0))
 
 
 def host_slots(
     state: CacheState, count: int, protected: Ids = NOWHERE, *, at_most: bool = False
 ) -> Ids | None:
-    """Return `count` free slots, having dropped the coldest ones for them, or None; or fewer, with `at_most`."""
+    """Return `count` free slots, dropping the coldest ones if needed; None if there are too few.
+
+    With `at_most`, return as many as can be had instead.
+    """
     host = state.host
     if at_most:
         count = min(count, num_slots_available(state, protected))
@@ -204,7 +208,7 @@ def host_slots(
 
 
 def disk_slots(state: CacheState, count: int) -> Ids:
-    """Return at most `count` free slots of the disk store, having dropped the coldest ones for them."""
+    """Return at most `count` free slots of the disk store, dropping the coldest ones if needed."""
     disk = state.disk
     count = min(count, disk.num_available, state.suspects.most)
     deficit = count - max(0, disk.num_free - state.suspects.num_kept_back)
@@ -228,7 +232,7 @@ def evict_blocks(state: CacheState, blocks: Ids) -> None:
         return
     state.counters["evictions"] += len(blocks)
     state.counters["blocks_dropped"] += _num_dropped(state, state.device, blocks)
-    # Nobody needs room where it is not made for a tenant.
+    # If no tenant is named for whom room is made, the blocks do not leave for lack of room.
     state.device.evict(blocks, Parting.EVICTED if state.history.tenant else Parting.DISPLACED)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
@@ -247,7 +251,7 @@ def _num_dropped(state: CacheState, pool: Pool, blocks: Ids) -> int:
 
 
 def _are_coming(state: CacheState, count: int, num_own: int, tenant: int) -> bool:
-    """Tell whether so many blocks can be had soon, so many of them of the tenant's own cache."""
+    """Tell whether `count` blocks can be had soon, at least `num_own` of them from the tenant's own blocks."""
     if count > _num_coming(state):
         return False
     if not num_own:

@@ -1,4 +1,4 @@
-"""Own what a call lacks at one instant, and why; what it is told of that is the business of `refusals`."""
+"""Own what a call lacks at one instant, and why; what the call is told of that is the business of `refusals`."""
 
 from dataclasses import dataclass
 
@@ -26,9 +26,9 @@ class Shortage:
     need: int
     """Blocks."""
     available: int
-    """Blocks that it could have if nobody else came."""
+    """Blocks that it could have if no other call came."""
     available_soon: int
-    """The same once the copies in flight have ended; below 0 where it cannot even have its prefix."""
+    """The same once the copies in flight have ended; below 0 if it cannot even have its prefix."""
     reason: Reason
     num_ahead: int
     prefix: Match
@@ -36,12 +36,12 @@ class Shortage:
 
     @property
     def is_coming(self) -> bool:
-        """Whether it lacks no block any more when the copies in flight have ended."""
+        """Whether it will lack no block once the copies in flight have ended."""
         return self.need <= self.available_soon
 
 
 def shortage(state: CacheState, waiter: Waiter, num_ahead: int) -> Shortage:
-    """Return what a call lacks that comes after `num_ahead` others."""
+    """Return what a call that comes after `num_ahead` others lacks."""
     command, prefix = waiter.command, _prefix(state, waiter)
     num_tokens = 0 if isinstance(command, Reload) else command.num_tokens
     need = need_of(state, command, prefix, num_tokens)
@@ -58,8 +58,8 @@ def lack_of(
     num_ahead: int,
     of_leases: Reason | None,
 ) -> Shortage:
-    """Return what a tenant's call lacks that needs so many blocks, and perhaps a lease that it cannot have."""
-    # Below 0 where not even the prefix may be had, so that a call that needs no block is not served either.
+    """Return what a tenant's call that needs `need` blocks lacks; `of_leases` is why it can have no lease, if so."""
+    # Below 0 if not even the prefix may be had, so that a call that needs no block is not served either.
     soon = available = num_available(state, tenant, prefix.blocks)
     if prefix.behind is not None:
         soon = _num_soon_beside(state, tenant, need, prefix.blocks, by_tier(prefix.behind)[0])
@@ -82,10 +82,11 @@ def lack_of(
 def _num_soon_beside(
     state: CacheState, tenant: int, need: int, blocks: Ids, next_blocks: Ids
 ) -> int:
-    """Count the blocks that a call can get soon beside those of its prefix, and the next ones that draft models read.
+    """Count the blocks that a call can get soon besides those of its prefix and the next ones, which draft models read.
 
-    A next block leaves when all else is ready, and is found in the host pool, or needed no more, when the call goes on.
-    Of several, some would leave before the others: they must stay, or the prefix is shorter and the call needs more.
+    A next block leaves when all else is ready; when the call goes on, it is found in the host pool or needed no more.
+    If there are several, some would leave before the others. So they must all stay, or the prefix is shorter and the
+    call needs more.
     """
     soon = num_soon(state, tenant, np.concatenate([blocks, next_blocks]))
     if need > soon and len(next_blocks) == 1:
@@ -96,7 +97,7 @@ def _num_soon_beside(
 
 
 def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
-    """Return why a tenant can have no other lease, however many blocks there are."""
+    """Return why a tenant can have no further lease, however many blocks there are; None if it can."""
     if not state.leases.free_rows:
         return Reason.LEASES
     if not state.keeps_rows:
@@ -107,7 +108,7 @@ def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
 
 
 def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, soon: int) -> Reason:
-    """Return why a call that is first has not got its blocks, of which it could have so many soon."""
+    """Return why the call at the head has not got its blocks; it could have `soon` blocks soon."""
     if state.is_limited and is_held_back(state, tenant, need, prefix.blocks):
         return Reason.LIMITS
     return Reason.COPIES if need <= soon else Reason.BLOCKS
@@ -121,7 +122,7 @@ def _prefix(state: CacheState, waiter: Waiter) -> Match:
     try:
         return match(state, command.keys, state.workers[command.worker_id], sources)
     except InvalidError:
-        # Found only when its turn comes, and told then.
+        # The mistake is found, and told to the caller, only when the call's turn comes.
         return NOTHING
 
 
