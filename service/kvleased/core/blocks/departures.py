@@ -1,7 +1,7 @@
-"""Own how many blocks left each tier and why, and how long those that were evicted had been there, and had been idle.
+"""Own how many blocks left each tier and why, and how long the evicted ones had been there and had been idle.
 
-A block knows the newest lease of when it became findable, for that costs nothing. The clock of leases, which is read at
-every tick, turns it into seconds; so a residence is known to about a tick.
+Each block has the id of the newest lease when it became findable, which costs nothing to note. The clock of leases,
+which is set at every tick, turns that id into seconds, so a residence is known to within about a tick.
 """
 
 from typing import Any, Final
@@ -20,11 +20,11 @@ _NOTES_MAX: Final = 1 << 11
 Seconds = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Codes = NDArray[np.uint8]
-"""The number of a tier, shifted, and of a reason."""
+"""The number of a tier, shifted, and that of a reason."""
 
 
 class LeaseClock:
-    """When leases were the newest, by what was noted now and then."""
+    """When each lease was the newest, estimated from what was noted now and then."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
@@ -41,18 +41,18 @@ class LeaseClock:
         return bool(self._ids)
 
     def note(self, lease_id: int, now: float) -> None:
-        """Note that a lease is the newest now; where it was before, nothing is new."""
+        """Note that a lease is the newest now; if it was already at the last note, that note gets the new time."""
         if self._ids and self._ids[-1] == lease_id:
             self._seconds[-1] = now
             return
         if len(self._ids) >= _NOTES_MAX:
-            # What is long ago need not be known to the second.
+            # Old times need not be known to the second.
             del self._ids[1:-1:2], self._seconds[1:-1:2]
         self._ids.append(lease_id)
         self._seconds.append(now)
 
     def seconds(self, lease_ids: Ids) -> Seconds:
-        """Return when each of the leases was the newest, as far as is known; something must be noted."""
+        """Return when each of the leases was the newest, as far as that is known; there must be a note."""
         first = self._ids[0]
         noted = np.array(self._ids) - first
         found: Seconds = np.interp(lease_ids - first, noted, self._seconds)
@@ -65,19 +65,19 @@ class Spans:
     def __init__(self) -> None:
         """Start empty."""
         self.counts: NDArray[np.int64] = np.zeros((_NUM_TIERS, len(_BOUNDS) + 1), np.int64)
-        """Not more than each bound and more than the one before; the last is of what is above all."""
+        """By tier and bound: spans up to the bound and above the one before; the last column is above all bounds."""
         self.seconds: Seconds = np.zeros(_NUM_TIERS)
-        """Their sums."""
+        """By tier: the sum of all spans."""
 
     def add(self, tiers: NDArray[np.uint8], seconds: Seconds, times: NDArray[np.int64]) -> None:
-        """Count spans of tiers, each so many times."""
+        """Count each span to its tier, as many times as `times` says."""
         places = tiers * np.intp(self.counts.shape[1]) + _BOUNDS.searchsorted(seconds)
         np.add.at(self.counts.ravel(), places, times)
         self.seconds += np.bincount(tiers, weights=seconds * times, minlength=_NUM_TIERS)
 
 
 class Departures:
-    """What is counted of the blocks that leave."""
+    """Counts of the blocks that left, and how long they had stayed."""
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -85,18 +85,19 @@ class Departures:
         self.counts: NDArray[np.int64] = np.zeros((_NUM_TIERS, 1 << _REASONS_SHIFT), np.int64)
         """By the numbers of tier and reason."""
         self.residence = Spans()
-        """From when a block was findable until it was evicted."""
+        """From when a block became findable until it was evicted."""
         self.idle = Spans()
-        """From when nobody held it any more until it was evicted."""
+        """From when a block's last holder let go of it until it was evicted."""
 
     def __repr__(self) -> str:
         """Show how many there were."""
         return f"<Departures {int(self.counts.sum())}>"
 
     def count(self, codes: Codes, since: Ids, when: Seconds, idle_at: Seconds) -> None:
-        """Count blocks that left; `since` and `idle_at` are 0 where an earlier life of the process knew them.
+        """Count blocks that left; `since` and `idle_at` are 0 if they are of an earlier life of the process.
 
-        Blocks of one request leave one behind the other, and all that is known of them is the same: they count as one.
+        Blocks of one request leave one after another, and all that is known of them is the same, so each such run is
+        looked up only once.
         """
         starts = _starts_of_runs(codes, since, when, idle_at)
         times = np.diff(starts, append=len(codes))
@@ -113,7 +114,7 @@ class Departures:
 
 
 def _starts_of_runs(*columns: NDArray[Any]) -> NDArray[np.intp]:
-    """Return where a row of the columns differs from the one before it; the first one does."""
+    """Return where a row of the columns differs from the row before it; the first row counts as different."""
     differs = np.ones(len(columns[0]), np.bool_)
     differs[1:] = False
     for column in columns:

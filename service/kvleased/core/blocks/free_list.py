@@ -6,12 +6,12 @@ from kvleased.core.ids import Ids
 
 
 class FreeList:
-    """A stack of free blocks in one array; what was freed last is taken first, and of that the first."""
+    """A stack of free blocks in one array: the batch freed last is taken first, and in it the first block."""
 
     def __init__(self, ids: Ids, capacity: int) -> None:
-        """Take the blocks that are free, the next to be taken first, and how many there may ever be."""
+        """Start with the free blocks `ids`, the next to be taken first; `capacity` is the most there can ever be."""
         self._ids: Ids = np.empty(capacity, np.intp)
-        """The blocks are at its end, so that a batch is read and written as it stands in memory."""
+        """The blocks are at its end, so that a batch is read and written in the order in which it lies in memory."""
         self._capacity = capacity
         self._offered: Ids | None = None
         self.count = 0
@@ -33,12 +33,12 @@ class FreeList:
         return self._ids[begin : begin + count]
 
     def offer(self, ids: Ids) -> Ids:
-        """Return these, which are the top in some order, so that taking this very array takes the top."""
+        """Return `ids`, which are the top blocks in some order; taking this very array takes the top at once."""
         self._offered = ids
         return ids
 
     def take(self, ids: Ids) -> None:
-        """Remove blocks; at once where they are what was offered last."""
+        """Remove blocks; this is quickest if they are the array that was offered last."""
         if ids is not self._offered:
             self.set(self.ids[~np.isin(self.ids, ids)])
             return
@@ -53,6 +53,6 @@ class FreeList:
         self.count += len(ids)
 
     def set(self, ids: Ids) -> None:
-        """Have just these blocks be free, the next to be taken first."""
+        """Make just these blocks free, the next to be taken first."""
         self.count, self._offered = len(ids), None
         self._ids[self._capacity - len(ids) :] = ids

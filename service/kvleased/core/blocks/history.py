@@ -1,7 +1,7 @@
-"""Own what is remembered of blocks that left a tier: the last so many, and when, why and for whom each one left.
+"""Own what is remembered of the last blocks that left a tier: when, why and for whom each one left.
 
-A block goes by 64 bits of its key here. What leaves is put aside as it comes, and entered many at a time; the entries
-form chains by place of a table, the newest first, and an entry is overwritten when it is the oldest of all.
+Here a block is named by 64 bits of its key. Departures are put aside as they come, and entered many at a time. The
+entries at one place of the table form a chain, the newest first; the oldest entry of all is overwritten next.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,18 @@ from kvleased.core.blocks.departures import Departures
 Digests = NDArray[np.int64]
 """The first words of keys."""
 Numbers = NDArray[np.int64]
-"""Of departures, counted from 1; 0 is none."""
+"""Numbers of departures, counted from 1; 0 is none."""
 
 ENTRIES_MIN: Final = 1 << 12
 ENTRIES_MAX: Final = 1 << 20
 """Departures of blocks that are remembered, to tell why a block is missed."""
 _BLOCKS_REMEMBERED: Final = 2
-"""Departures that are remembered for each block that there is."""
+"""Departures that are remembered for each block of the cache."""
 _PLACES_PER_ENTRY: Final = 2
 _PUT_ASIDE_MAX: Final = 1 << 11
 """Departures that are put aside before they are entered."""
 _STEPS_MAX: Final = 256
-"""Entries of a chain that are looked at; keys that somebody made collide are not worth more."""
+"""The most entries of a chain that are looked at; keys that somebody made to collide are not worth more."""
 
 
 class Parting(IntEnum):
@@ -58,16 +58,16 @@ class Found(NamedTuple):
     """What is remembered of some keys, as of one grant."""
 
     tiers: NDArray[np.uint8]
-    """Bits of the tiers in which each was then, and which it left later."""
+    """For each key, bits of the tiers that had it at the grant and that it left later."""
     numbers: Numbers
-    """The last departure before of each; 0 where there was none."""
+    """For each key, its last departure before the grant; 0 if there was none."""
 
 
 class History:
     """The departures of one cache."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Remember nothing yet; `num_blocks` are those of all tiers."""
+        """Remember nothing yet; `num_blocks` counts the blocks of all tiers."""
         wanted = min(max(_BLOCKS_REMEMBERED * num_blocks, ENTRIES_MIN), ENTRIES_MAX)
         num_entries = 1 << (wanted - 1).bit_length()
         self.now = 0.0
@@ -75,15 +75,15 @@ class History:
         self.tenant = 0
         """For whom room is being made; 0 is nobody."""
         self.moment = 0
-        """The newest lease; blocks that become findable are newer than it."""
+        """The newest lease; blocks that become findable are newer than this lease."""
         self.num_left = 0
         """Departures so far."""
         self.departures = Departures()
-        """What is counted of those that were entered."""
+        """What is counted of the departures that were entered."""
         self._aside: list[_Batch] = []
         self._num_aside = 0
         self._mask = num_entries - 1
-        # Memory that is zero costs nothing until it is written.
+        # Zeroed memory costs nothing until it is written.
         self._table: Numbers = np.zeros(_PLACES_PER_ENTRY * num_entries, np.int64)
         self._digest: Digests = np.zeros(num_entries, np.int64)
         self._before: Numbers = np.zeros(num_entries, np.int64)
@@ -102,7 +102,7 @@ class History:
 
     @property
     def began(self) -> float | None:
-        """When the oldest departure was that is remembered, in monotonic seconds; None where there is none."""
+        """When the oldest remembered departure was, in monotonic seconds; None if there is none."""
         if not self.num_left:
             return None
         self._enter()
@@ -116,7 +116,10 @@ class History:
         why: Parting,
         idle_at: NDArray[np.float64] | None = None,
     ) -> None:
-        """Note that blocks left a tier, in which they were findable `since` so new a lease, and who was `idle_at`."""
+        """Note that blocks left a tier.
+
+        `since` is the newest lease when each became findable there, `idle_at` the time when each was last let go of.
+        """
         if not len(digests):
             return
         if idle_at is None:
@@ -128,7 +131,7 @@ class History:
             self._enter()
 
     def tick(self) -> None:
-        """Take note of the time, and count what has left."""
+        """Note the time, and enter the departures that were put aside."""
         self.departures.clock.note(self.moment, self.now)
         self._enter()
 
@@ -138,7 +141,7 @@ class History:
         return self.departures
 
     def last_before(self, digests: Digests, num_left: Numbers) -> Numbers:
-        """Return the last departure of each key among the first `num_left`, which differ from key to key; 0 is none."""
+        """Return each key's last departure among the first `num_left`, a number per key; 0 if there is none."""
         self._enter()
         oldest = max(0, self.num_left - len(self._digest))
         chain = self._table[digests & (len(self._table) - 1)]
@@ -156,7 +159,10 @@ class History:
         return numbers
 
     def find(self, digests: Digests, num_left: int, moment: int) -> Found:
-        """Return what became of keys before a grant: when `num_left` had left, and no lease was newer than `moment`."""
+        """Return what became of keys by a grant and after it; `num_left` departures came before the grant.
+
+        `moment` is the id of the granted lease: a block that was findable before the grant has a smaller `since`.
+        """
         self._enter()
         oldest = self.num_left - len(self._digest)
         chain = self._table[digests & (len(self._table) - 1)]
@@ -190,7 +196,7 @@ class History:
         return tiers
 
     def tenants(self, numbers: Numbers) -> NDArray[np.uint64]:
-        """Return for whom the blocks of remembered departures made room."""
+        """Return the tenants for whom the blocks of remembered departures made room."""
         tenants: NDArray[np.uint64] = self._tenant[numbers & self._mask]
         return tenants
 
@@ -228,7 +234,7 @@ class History:
             self._before[to] = before[of]
 
     def _places_of(self, numbers: Numbers) -> Iterator[tuple[slice, slice]]:
-        """Yield where consecutive departures are entered, and which of them: in one piece, or round the end in two."""
+        """Yield where consecutive departures are entered, and which they are: one piece, or two if they wrap around."""
         begin, count, size = int(numbers[0]) & self._mask, len(numbers), len(self._digest)
         num_first = min(count, size - begin)
         yield slice(begin, begin + num_first), slice(0, num_first)
@@ -236,14 +242,14 @@ class History:
             yield slice(0, count - num_first), slice(num_first, count)
 
     def _chain(self, numbers: Numbers, buckets: NDArray[np.int64]) -> Numbers:
-        """Put entries at the heads of their chains, and return what comes behind each."""
+        """Put entries at the heads of their chains, and return the entry behind each."""
         table = self._table
         behind: Numbers = table[buckets]
         table[buckets] = numbers
         (lost,) = (table[buckets] != numbers).nonzero()
         if not len(lost):
             return behind
-        # Several want one place: they come one behind the other.
+        # Several entries belong at one place: they are chained one behind the other.
         is_shared = np.zeros(len(numbers), np.bool_)
         is_shared[lost] = True
         is_shared[table[buckets[lost]] - numbers[0]] = True

@@ -1,8 +1,8 @@
 """Own the way from keys to blocks: chains of blocks in arrays, so that a thousand keys cost little more than ten.
 
-A place of the table has the block that came there last, and each block the one that was there before it; the keys are
-those of the records. A key is a 256-bit hash, the first word of which says at which place its block is, and what is
-found was compared in full.
+Each place of the table names the block that came there last, and each block the one that came there before it; the
+keys are those of the records. A key is a 256-bit hash whose first word gives the place of its block. Every key that is
+found has been compared in full.
 """
 
 from typing import Final, Protocol
@@ -14,33 +14,33 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.ids import ZERO, Ids
 
 Words = NDArray[np.int64]
-"""Of keys; signed, so that they are places once they are masked."""
+"""Words of keys; signed, so that they are places once they are masked."""
 
 _NONE: Final = -1
 _NOWHERE: Final = np.array(_NONE, np.intp)
-"""The same as columns are compared with it: in half the time that a plain number takes."""
+"""The same as an array: comparing a column with it takes half the time that a plain number takes."""
 _PLACES_MIN: Final = 16
 _PLACES_PER_ENTRY: Final = 4
-"""At least so many, so that most blocks are alone at their place."""
+"""At least this many, so that most blocks are alone at their place."""
 _FEW: Final = 16
-"""Keys up to which looking for one after the other is quicker than calling numpy."""
+"""Up to this many keys, looking for one after the other is quicker than calling numpy."""
 _FEW_CHAINS: Final = 4
-"""Chains up to which following one after the other is."""
+"""Up to this many chains, following one after the other is quicker than calling numpy."""
 _BYTES_PER_WORD: Final = 8
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // _BYTES_PER_WORD
 _WORD: Final = np.dtype(np.int64)
 _NO_BLOCK: Final = b"\xff\xff\xff"
-"""Bytes that stand among packed int32 wherever _NONE does, and hardly ever where only blocks are."""
+"""Bytes that occur among packed int32 wherever _NONE does, and hardly ever where there are only blocks."""
 _NONE_BYTES: Final = b"\xff\xff\xff\xff"
 _NOTHING_FOUND: Final = np.array(_NONE, np.intp).tobytes()
 
 _Looked = tuple[bytes, Ids, NDArray[np.int32]]
-"""Packed keys, the places of all of them, and the block that comes first at each."""
+"""Packed keys, the place of each, and the block that comes first at each place."""
 _NOT_LOOKED: Final[_Looked] = b"", np.empty(0, np.intp), np.empty(0, np.int32)
 
 
 class Watcher(Protocol):
-    """Who is told of every block that is findable from now on, and of every one that is no more."""
+    """Something that is told of every block that becomes findable, and of every block that is found no more."""
 
     def add(self, blocks: Ids) -> None:
         """Note blocks that become findable."""
@@ -63,17 +63,17 @@ class KeyIndex:
         self._next: NDArray[np.int32] = np.full(len(keys), _NONE, np.int32)
         """The block behind each one at its place."""
         self._low_bits = np.array(self._mask)
-        """The mask as arrays are masked with it: in half the time that a plain number takes."""
+        """The mask as an array: masking an array with it takes half the time that a plain number takes."""
         self._words: Words = keys.view(np.int64)
         self._first_words: Words = self._words[:, 0]
-        # One number is read from a view of memory in a third of the time that it takes from an array.
+        # Reading one number from a memory view takes a third of the time of reading it from an array.
         self._place = self._table.data
         self._after = self._next.data
         self._word = self._words.reshape(-1).data
         self._key = keys.reshape(-1).data
         self._num_keys = 0
         self._looked = _NOT_LOOKED
-        """What was looked for last, while nothing has changed: who adds these very keys need not look for it again."""
+        """What was looked for last, while nothing has changed: adding these very keys need not look for them again."""
         self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class KeyIndex:
         return f"<KeyIndex {self._num_keys} keys in {self._mask + 1} places>"
 
     def get(self, key: bytes) -> int:
-        """Return the block of a key, -1 where there is none."""
+        """Return the block of a key; -1 if there is none."""
         word = int.from_bytes(key[:_BYTES_PER_WORD], "little", signed=True)
         block = self._place[word & self._mask]
         while block != _NONE:
@@ -97,7 +97,7 @@ class KeyIndex:
         return -1
 
     def find(self, packed: bytes) -> Ids:
-        """Return the block of each whole key, -1 where there is none."""
+        """Return the block of each whole key; -1 if there is none."""
         num_keys = len(packed) // BYTES_PER_KEY
         if num_keys <= _FEW:
             return self._find_one_by_one(packed, num_keys)
@@ -109,7 +109,7 @@ class KeyIndex:
         packed_first = first.tobytes()
         if packed_first == _NONE_BYTES * num_keys:
             return found
-        # None reads as the last block, and is not believed.
+        # Where there is no block, this looks at the last block; the result is ignored there.
         differs = self._first_words[found] != words
         if b"\1" in differs.tobytes():
             self._look_behind(found, words, differs)
@@ -129,11 +129,11 @@ class KeyIndex:
         self._num_keys += len(blocks)
         if self.watcher is not None:
             self.watcher.add(blocks)
-        # An array is written into another of the same kind in a sixth of the time.
+        # Writing an array into another one of the same element type takes a sixth of the time.
         narrow = blocks.astype(np.int32)
         self._next[blocks] = first
         self._table[places] = narrow
-        # Several may want one place: who was written last is there, the others come before it.
+        # Several may want one place: the block that was written last is there, and the others are put before it.
         at_places = self._table[places]
         while at_places.tobytes() != narrow.tobytes():
             (lost,) = (at_places != narrow).nonzero()
@@ -161,7 +161,7 @@ class KeyIndex:
         self._table[places[is_first]] = self._next[blocks[is_first]]
         (left,) = (~is_first).nonzero()
         while len(left) > _FEW:
-            # One of each chain at a time: the one before it has to stay.
+            # Take one block of each chain at a time, because the block before it has to stay meanwhile.
             _, chosen = np.unique(places[left], return_index=True)
             self._take_out(blocks[left[chosen]], places[left[chosen]])
             left = np.delete(left, chosen)
@@ -179,7 +179,7 @@ class KeyIndex:
         return np.concatenate(found).astype(np.intp)
 
     def pointers(self) -> tuple[bytes, bytes]:
-        """Return all that it knows besides the keys: two that point alike find the same keys."""
+        """Return all that the index knows besides the keys: two indexes with equal pointers find the same keys."""
         return self._table.tobytes(), self._next.tobytes()
 
     # Looking ------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class KeyIndex:
         return np.array(found, np.intp)
 
     def _look_behind(self, found: Ids, words: Words, differs: NDArray[np.bool_]) -> None:
-        """Go on, from the first blocks at places where these differ, to those that have the first words of the keys."""
+        """Where the first block at a place has another first word, go on to the block that has the key's first word."""
         differs &= found != _NOWHERE
         (left,) = differs.nonzero()
         while len(left) > _FEW_CHAINS:
@@ -211,7 +211,7 @@ class KeyIndex:
         return self._words.take(found, axis=0).tobytes()
 
     def _have_keys(self, found: Ids, packed: bytes) -> bool:
-        """Tell whether the keys agree in full, of which the first words do; else somebody made them so."""
+        """Tell whether keys whose first words agree agree in full; if not, somebody made them collide."""
         if found.tobytes() == _NOTHING_FOUND * len(found):
             return True
         is_found = found >= ZERO
@@ -227,7 +227,7 @@ class KeyIndex:
     # Writing ------------------------------------------------------------------------------------------------------
 
     def _take_out(self, blocks: Ids, places: Ids) -> None:
-        """Take blocks out of their chains, no two of them out of the same."""
+        """Take blocks out of their chains, no two of them out of the same chain."""
         before = self._table[places].astype(np.intp)
         is_first = before == blocks
         self._table[places[is_first]] = self._next[blocks[is_first]]

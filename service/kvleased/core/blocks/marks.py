@@ -1,7 +1,7 @@
 """Own the marks that tell the keys of one group from those of another, so that one index serves all groups.
 
-A block of group g is kept under the key that its last token has in the request's chain, XOR mark(g). mark(0) is 0, so
-a cache with one group keeps its blocks under the keys as they are sent.
+A block of group g is kept under key XOR mark(g), where key is that of the block's last token in the request's chain.
+mark(0) is 0, so a cache with one group keeps its blocks under the keys as they are sent.
 """
 
 from typing import Final
@@ -30,6 +30,6 @@ def marks(num_groups: int) -> Words:
 
 
 def key_words(keys: bytes) -> Words:
-    """Return packed keys as words; what is no whole key at the end is left out."""
+    """Return packed keys as words; an incomplete key at the end is left out."""
     num_keys = len(keys) // BYTES_PER_KEY
     return np.frombuffer(keys, np.uint64, num_keys * WORDS_PER_KEY).reshape(-1, WORDS_PER_KEY)

@@ -1,7 +1,7 @@
-"""Own whose bytes the blocks of a pool hold, and how many each tenant uses; what it may have is told in `tenants`.
+"""Own whose bytes the blocks of a pool hold, and how many each tenant uses; `tenants` tells what it may have.
 
-A tenant goes by a small number here, its place in the lists, so that blocks of several are counted in one go. Number 0
-is nobody: a block that is being zeroed is in use, but no tenant's.
+Here a tenant is named by a small number, its place in the lists, so that blocks of several tenants are counted in one
+go. Number 0 is nobody: a block that is being zeroed is in use, but belongs to no tenant.
 """
 
 from typing import Final
@@ -16,12 +16,12 @@ NOBODY: Final = 0
 
 
 class Owners:
-    """The tenants of a pool's blocks, and the order that its evictable blocks are kept in for their sake."""
+    """The tenants of a pool's blocks, and the eviction order that keeps their blocks apart."""
 
     def __init__(
         self, num_blocks: int, order: EvictionOrder, used: Ids, tenants: NDArray[np.uint64]
     ) -> None:
-        """Start with the blocks that are in use, whose each is, and the order of those that can be evicted."""
+        """Start with the blocks in use, the tenant of each, and the order of the evictable ones."""
         self._digests: list[int] = [NOBODY]
         self._numbers: dict[int, int] = {}
         self._used: list[int] = [0]
@@ -47,14 +47,14 @@ class Owners:
         return self.order.coldest_of(self._numbers[digest], count, protected)
 
     def take(self, blocks: Ids, tenant: int | NDArray[np.uint64] | None) -> None:
-        """Note that free blocks come into use for a tenant, each for its own, or to be zeroed for nobody."""
+        """Note that free blocks come into use: for one tenant, for one tenant each, or for nobody, to be zeroed."""
         self._count(blocks, tenant)
         self.order.forget(blocks)
 
     def free(self, blocks: Ids) -> None:
-        """Note that blocks are not in use any more."""
+        """Note that blocks are no longer in use."""
         owners = self._owner[blocks]
-        # Nearly always they are all one tenant's; bytes are compared in a tenth of the time that is counted in.
+        # Nearly always they are all one tenant's; comparing their bytes takes a tenth of the time of counting.
         first = owners[:1].tobytes()
         if first and owners.tobytes() == first * len(owners):
             self._used[owners[0]] -= len(blocks)

@@ -1,8 +1,8 @@
 """Own the blocks of one tier: which are free, findable under a key or evictable, and how often each is held.
 
-A hold is named by its holder: a lease, a copy or a pin lists the blocks that it holds, and lets go
-of each exactly once. `holds` merely counts them, so that the last one to let go knows it;
-`Cache.check` compares the count with the names.
+Every hold has a holder: a lease, a copy, a pin or a magazine lists the blocks that it holds, and
+lets go of each exactly once. `holds` only counts the holders, to tell when the last one lets go;
+`Cache.check` compares the counts with the lists.
 """
 
 from typing import Final
@@ -23,11 +23,11 @@ from kvleased.core.eviction import EvictionOrder
 from kvleased.core.eviction.order import deepest_first
 from kvleased.core.ids import Ids
 
-# Plain numbers: reading a member of an enumeration costs as much as a small array operation.
+# Plain numbers, because reading a member of an enumeration costs as much as a small array operation.
 _READY: Final = int(State.READY)
 _EVICT: Final = Event.EVICT
 _IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in range(256)])
-# Arrays of no dimensions: columns are set to them, and count with them, in half the time of plain numbers.
+# Arrays of no dimensions: setting columns to them, and calculating with them, takes half the time of plain numbers.
 _ONE: Final = np.array(1, np.uint64)
 _HOLDERS: Final = tuple(np.array(count, np.int32) for count in range(3))
 _PACKED_HOLDERS: Final = tuple(np.int32(count).tobytes() for count in range(2))
@@ -49,7 +49,7 @@ class Pool:
         layout_digest: int,
         null_blocks: int = 0,
     ) -> None:
-        """Take over columns of which every entry is FREE; the first `null_blocks` are never granted."""
+        """Take over columns in which every entry is FREE; the first `null_blocks` are never granted."""
         self.records = records
         self.order = order
         self.index = KeyIndex(records.key)
@@ -64,20 +64,20 @@ class Pool:
         """Blocks that are out of use until the pool grows again."""
         self._tenants = TenantDigests()
         self.owners: Owners | None = None
-        """Whose the blocks in use are; None while nobody needs to know, because it is one tenant at most."""
+        """The tenants of the blocks in use; None while nobody needs to know them, as with one tenant at most."""
         self.has_classes = False
         """Whether some leases are of another class than the normal one."""
         self._parts_tenants = False
         self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
-        """A key as one element, which is written in half the time of its bytes."""
+        """Each key as one element: writing it takes half the time of writing its bytes."""
         self._mark: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
         self.history: History | None = None
-        """What remembers the keys that leave; None where nobody does."""
+        """What remembers the keys that leave; None if nothing does."""
         self.tier_number = 0
         self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
         """The newest lease when each READY block became findable; 0 in an earlier life of the process."""
         self.idle_at: NDArray[np.float64] = np.zeros(len(records.state), np.float64)
-        """Monotonic seconds when nobody held each READY block any more; 0 in an earlier life of the process."""
+        """Monotonic seconds when the last holder of each READY block let go; 0 in an earlier life of the process."""
         self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
 
     def __len__(self) -> int:
@@ -118,19 +118,19 @@ class Pool:
         return self.records.key.take(ids, axis=0).tobytes()
 
     def cached(self, keys: bytes) -> Ids:
-        """Return the blocks of those of packed keys that are known, each once, in the order of the keys."""
+        """Return the blocks of the packed keys that are known, each block once, in the order of the keys."""
         found = self.index.find(keys)
         found = found[found >= 0]
         return found if self.are_distinct(found) else np.array([*dict.fromkeys(found.tolist())])
 
     def is_unknown_to(self, other: "Pool", ids: Ids) -> NDArray[np.bool_]:
-        """Tell of each of the READY blocks whether the other pool does not have its key."""
+        """Tell for each of the READY blocks whether the other pool does not have its key."""
         if not len(other.index):
             return np.ones(len(ids), np.bool_)
         return other.index.find(self.keys_of(ids)) < 0
 
     def tenants_of(self, ids: Ids) -> int | NDArray[np.uint64]:
-        """Return whose bytes blocks in use hold: each one's, or the one tenant that ever had any."""
+        """Return the tenants whose bytes blocks in use hold: one for each, or the only tenant that ever had any."""
         if len(self._tenants) == 1:
             return next(iter(self._tenants))
         return self.records.tenant[ids]
@@ -154,24 +154,24 @@ class Pool:
         num_idle = len(self.order)
         self.order.discard(ids)
         if num_idle - len(self.order) == len(ids):
-            # Nobody held any: a number is written in a third of the time that it takes to count one up.
+            # Nobody held any: writing a number takes a third of the time of counting up.
             self.holds[ids] = _HOLDERS[1]
         else:
             self.holds[ids] += 1
 
     def hold_to_copy(self, ids: Ids) -> None:
-        """Count one more holder of each block, which is a copy, so that policies take it for no use; no duplicates."""
+        """Count a copy as one more holder of each block, which policies do not take for a use; no duplicates."""
         self.order.set_aside(ids)
         self.holds[ids] += 1
 
     def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
         """Count one holder less of each block.
 
-        What nobody holds becomes evictable (READY) or free (the rest). Blocks are given in token order; or, with
-        `coldest`, in the order in which they were going to be evicted, at whose head they are put back.
+        Blocks that nobody holds any more become evictable (if READY) or free (if not). They are given in token order;
+        or, with `coldest`, in the order in which they were going to be evicted, and go back to the head of that order.
         """
         left = self.holds[ids]
-        # Bytes are compared in a tenth of the time that arrays are searched.
+        # Comparing bytes takes a tenth of the time of searching arrays.
         if left.tobytes() == _PACKED_HOLDERS[1] * len(ids):
             self.holds[ids] = _HOLDERS[0]
             idle = ids
@@ -193,7 +193,7 @@ class Pool:
         if state == _READY and coldest:
             self.order.add_coldest(idle)
         elif state == _READY:
-            self.order.add(idle[::-1].copy())  # for views are slow to index with
+            self.order.add(idle[::-1].copy())  # because indexing with a view is slow
             if self.history is not None:
                 self.idle_at[idle] = self.history.now
         elif state in _LAST_WORDS:
@@ -210,7 +210,7 @@ class Pool:
             return None
         top = self.free.top(count)
         if tenant is None:
-            # What nobody reads in order is best written in the order of the memory; narrow numbers are sorted quicker.
+            # Nobody reads these in order, so they are best written in memory's order; narrow numbers are sorted faster.
             return self.free.offer(np.sort(top.astype(np.int32)).astype(np.intp))
         if self.is_only_of(tenant) or self._is_suitable(top, tenant).all():
             return self.free.offer(top.copy())
@@ -236,11 +236,11 @@ class Pool:
         *,
         num_holders: int = 1,
     ) -> None:
-        """Take free blocks into use, each with so many holders; `tenant` names whose bytes they will hold."""
+        """Take free blocks into use, each with `num_holders`; `tenant` names whose bytes they will hold."""
         if isinstance(tenant, int):
             self.records.tenant[ids] = self._tenants[tenant]
         elif tenant is not None:
-            # Nearly always they are all one tenant's, which is told from bytes in a tenth of the time.
+            # Nearly always they are all one tenant's, which comparing bytes shows in a tenth of the time.
             is_one = tenant.tobytes() == tenant[:1].tobytes() * len(tenant)
             self._tenants.note((tenant[:1] if is_one else tenant).tolist())
             self.records.tenant[ids] = tenant
@@ -259,7 +259,7 @@ class Pool:
         self._free_up(ids, event)
 
     def _free_up(self, ids: Ids, event: Event) -> None:
-        # The generation goes first: an entry that a crash leaves in between then fails its seal.
+        # The generation is written first, so that an entry that a crash leaves in between fails its seal.
         generations = self.records.generation[ids]
         generations += _ONE
         self.records.generation[ids] = generations
@@ -276,14 +276,14 @@ class Pool:
     # Tenants and classes ------------------------------------------------------------------------------------------
 
     def part_tenants(self, *, at_once: bool) -> None:
-        """Know what each tenant uses as soon as there are two, or at once; the order keeps their blocks apart then."""
+        """Count what each tenant uses as soon as there are two, or at once; the order then keeps their blocks apart."""
         self._parts_tenants = True
         if at_once:
             self._begin_owners()
 
     @property
     def in_use(self) -> NDArray[np.bool_]:
-        """Tell of every block whether somebody's bytes may be there."""
+        """Tell for every block whether somebody's bytes may be there."""
         in_use: NDArray[np.bool_] = _IN_USE[self.records.state]
         return in_use
 
@@ -295,7 +295,7 @@ class Pool:
         return {one: (num_used, len(self.order)) for one in self._tenants if num_used}
 
     def begin_classes(self) -> None:
-        """Go by the classes of leases from now on; all before were normal."""
+        """Begin to use the classes of leases; all leases so far were normal."""
         owners = self._begin_owners() if self.owners is None else self.owners
         owners.order.begin_classes()
         self.has_classes = True
@@ -309,7 +309,7 @@ class Pool:
     # Keys ---------------------------------------------------------------------------------------------------------
 
     def expect(self, ids: Ids, keys: bytes) -> None:
-        """Write the packed keys under which blocks are to be published when they are filled."""
+        """Write the packed keys under which blocks will be published when they are filled."""
         self._keys[ids] = np.frombuffer(keys, self._keys.dtype)
 
     def publish(self, ids: Ids, keys: bytes, event: Event) -> None:
@@ -346,14 +346,14 @@ class Pool:
         self.change(ids, Event.RETIRE)
 
     def put_last(self, ids: Ids) -> None:
-        """Have free blocks taken after all others; those that were retired are free no more."""
+        """Move free blocks behind all other free ones; those that have been retired leave the free list."""
         free = self.free.ids[np.isin(self.free.ids, ids).argsort(kind="stable")]
         self.free.set(free[self.records.state[free] == State.FREE])
 
     def forget_all(self) -> int:
-        """Take all that is findable for lost, and return how much that was.
+        """Take all findable blocks for lost, and return how many they were.
 
-        What nobody holds is free at once, also what was retired; the rest is when it is let go of.
+        Blocks that nobody holds become free at once, retired ones too; the others when they are let go of.
         """
         (lost,) = (self.records.state == _READY).nonzero()
         idle = self.holds[lost] == 0
@@ -382,7 +382,7 @@ class Pool:
         return self.order.coldest(count, protected)
 
     def rebuild(self) -> None:
-        """Derive free list, order and index from the columns and holds, after a restart."""
+        """Derive free list, order and index from the columns and holds after a restart."""
         state = self.records.state
         self._tenants.note(set(np.unique(self.records.tenant).tolist()) - {0})
         if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
@@ -396,5 +396,5 @@ class Pool:
         self.order.add(deepest_first(idle, self.records.position[idle]))
 
     def are_sealed(self, ids: Ids) -> NDArray[np.bool_]:
-        """Tell of each of the blocks whether its seal matches its entry."""
+        """Tell for each of the blocks whether its seal matches its entry."""
         return np.equal(self.records.seal[ids], self._seals.of(ids))

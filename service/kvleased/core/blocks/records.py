@@ -1,11 +1,11 @@
 """Own the columns that outlive a crash: one entry per block, slot and lease, in arrays that the caller provides.
 
-The daemon lays the columns over shared memory that the supervisor keeps, tests over plain arrays;
-the core works on them in place, so there is no second copy of the state and no log to replay. Where
-they lie is `kvleased.memory`'s business.
+The daemon lays the columns over shared memory that the supervisor keeps; tests lay them over plain
+arrays. The core works on them in place, so there is no second copy of the state and no log to
+replay. Where they lie is `kvleased.memory`'s business.
 
-A block's entry is whole only when its seal matches: the seal is written after every other column and before the state
-becomes READY, so that a crash at any instant leaves an entry either whole or recognisably not.
+A block's entry is whole only if its seal matches: the seal is written after every other column and before the state
+becomes READY, so that after a crash at any instant an entry is either whole or recognisably not.
 """
 
 from dataclasses import dataclass
@@ -42,16 +42,16 @@ ROW_COLUMNS: Final = (
     ("ranks", np.uint64, 1),
     ("ranks_ever", np.uint64, 1),
 )
-"""The same for the lease rows; `num_blocks`, an int32 for each group, and `block_ids`, one for each place, follow."""
+"""The same for the lease rows; `num_blocks`, an int32 per group, and `block_ids`, an int32 per place, follow."""
 
 MAGAZINES_MAX: Final = 32
-"""Magazines of one cache: as many as a block has bits for them."""
+"""Magazines of one cache: a block has a bit for each."""
 
 MAGAZINE_COLUMNS: Final = (("name", np.uint64, 1), ("sequence", np.uint64, 1))
 """The same for the magazines."""
 
 HOLDER_COLUMNS: Final = (("held_by", np.uint32, 1),)
-"""What is kept of each block for the magazines."""
+"""The same for what the magazines record of each block."""
 
 NULL: Final = -1
 """Stands at a place of a row that needs no block."""
@@ -64,15 +64,15 @@ class TierRecords:
     state: NDArray[np.uint8]
     generation: NDArray[np.uint64]
     tenant: NDArray[np.uint64]
-    """64 bits that name the tenant whose bytes are or were last in the block; 0 means it holds zeros."""
+    """64 bits that name the tenant whose bytes are, or were last, in the block; 0 means that it holds zeros."""
     checksum: NDArray[np.uint64]
-    """xxh3 of the bytes, 0 where none was taken."""
+    """xxh3 of the bytes; 0 if none was taken."""
     position: NDArray[np.uint32]
     """Index of the block in its chain, so that a restart can evict leaves first again."""
     seal: NDArray[np.uint64]
     key: NDArray[np.uint8]
     is_remote: NDArray[np.bool_]
-    """Whether the bytes have come from the remote store, or gone there. The seal knows nothing of it: where it is wrong
+    """Whether the bytes have come from the remote store, or gone there. The seal does not cover this: if it is wrong
     after a crash, the store is asked once more, or another node computes what it could have found."""
 
     @classmethod
@@ -95,24 +95,24 @@ class LeaseRows:
     """The block table: a row of block ids per lease, and what a restart must know of the lease."""
 
     lease_id: NDArray[np.int64]
-    """0 where the row is unused; written last when a row comes to life and first when it ends."""
+    """0 if the row is unused; written last when a row comes to life and first when it ends."""
     worker_id: NDArray[np.int64]
     request_digest: NDArray[np.uint64]
     num_tokens: NDArray[np.int32]
     """Tokens that the lease is to cover."""
     num_computed: NDArray[np.int32]
-    """Tokens whose states are written, by the worker's word; those of a prefix that was found among them."""
+    """Tokens whose states the worker says are written, including those of a prefix that was found."""
     hit_tokens: NDArray[np.int32]
-    """Those of them that were found when the lease was granted, or that its parent had when it forked off."""
+    """Those of them that were found when the lease was granted, or that its parent had when it was forked."""
     phase: NDArray[np.int32]
     asked: NDArray[np.uint64]
-    """64 bits of what the request asked for, so that after a restart too another request under its name is noticed."""
+    """64 bits of what the request asked for, so that even after a restart another request of the same id is noticed."""
     engine: NDArray[np.uint64]
-    """64 bits that name the engine whose ranks share the lease; 0 where a process calls for all of them."""
+    """64 bits that name the engine whose ranks share the lease; 0 if one process calls for all of them."""
     ranks: NDArray[np.uint64]
-    """A bit for each rank that shares it."""
+    """A bit for each rank that shares the lease."""
     ranks_ever: NDArray[np.uint64]
-    """A bit for each rank that ever did."""
+    """A bit for each rank that ever shared it."""
     num_blocks: NDArray[np.int32]
     """[rows, groups]: the end of the places in use."""
     block_ids: NDArray[np.int32]
@@ -164,9 +164,9 @@ class MagazineRecords:
     """What a restart must know of the magazines, and which of them hold each device block."""
 
     name: NDArray[np.uint64]
-    """64 bits that name the magazine of each place; 0 where there is none: written last and first as of a row."""
+    """64 bits that name the magazine at each place, or 0; written last when it begins and first when it ends."""
     sequence: NDArray[np.uint64]
-    """Of its last exchange; written before anything is carried out, so that nothing ever is twice."""
+    """That of its last exchange; written before the exchange is carried out, so that none is carried out twice."""
     held_by: NDArray[np.uint32]
     """A bit for each place whose magazine holds the block."""
 
@@ -205,5 +205,5 @@ class CacheRecords:
 
 
 def key_digests(records: TierRecords) -> NDArray[np.uint64]:
-    """Return 64 bits of the key of each entry, as a view that changes with them."""
+    """Return 64 bits of the key of each entry, as a view that changes with the keys."""
     return records.key.view(np.uint64)[:, 0]

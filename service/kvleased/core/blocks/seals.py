@@ -1,6 +1,6 @@
-"""Own the seal of an entry: 64 bits over everything that a restart must believe, so that a half-written entry shows.
+"""Own the seal of an entry: 64 bits over everything that a restart must believe, which reveal a half-written entry.
 
-A seal tells damage and unfinished writes, not malice: whoever can write the records can write seals.
+A seal reveals damage and unfinished writes, not malice: whoever can write the records can write seals.
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ _ODD_OF_LAYOUT: Final = 0x1D8E4E27C47D124F
 _MASK: Final = 2**64 - 1
 _SHIFT: Final = np.array(29, np.uint64)
 _ONE: Final = np.array(1, np.uint64)
-"""As arrays: columns are shifted and marked with them in two thirds of the time of numbers."""
+"""These are arrays because shifting and marking columns with them takes two thirds of the time of plain numbers."""
 _ENTRIES_AT_ONCE: Final = 1024
 """Entries whose columns stay in the nearest cache while they are mixed."""
 
@@ -37,7 +37,7 @@ class Seals:
     """The seals that the entries of one tier ought to carry."""
 
     def __init__(self, records: TierRecords, layout_digest: int) -> None:
-        """Look at the columns of a tier, whose bytes are laid out as a digest says."""
+        """Look at the columns of a tier; `layout_digest` says how its bytes are laid out."""
         words: NDArray[np.uint64] = records.key.view(np.uint64)
         self._columns = (
             *words.T,
@@ -58,7 +58,7 @@ class Seals:
         for at, column in enumerate(self._columns):
             mixed[at] = column[ids]
         mixed ^= mixed >> _SHIFT
-        # One product of a row and the columns is the sum of eight products, in a third of the time.
+        # One product of a row and the columns gives the sum of the eight products in a third of the time.
         total: NDArray[np.uint64] = _ODD.dot(mixed)
         total += self._of_layout
         # Zero is what an unused entry carries.

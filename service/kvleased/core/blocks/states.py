@@ -150,19 +150,19 @@ SLOT_TRANSITIONS: Final[Transitions] = {
 """The life of a slot in a lower tier."""
 
 ILLEGAL: Final = 255
-"""Stands in a compiled table where no transition is."""
+"""Stands in a compiled table where there is no transition."""
 
 _ILLEGAL_BYTE: Final = bytes([ILLEGAL])
 
 CompiledTransitions = tuple[tuple[bytes, NDArray[np.uint8]], ...]
-"""For each event a row for `bytes.translate`, the state after by the state before, or ILLEGAL; and the state after.
+"""For each event: a row for `bytes.translate` from the state before to the state after or ILLEGAL; and the state after.
 
-That is an array of no dimensions, which a column is set to in half the time that a plain number takes.
+The latter is an array of no dimensions: setting a column to it takes half the time that a plain number takes.
 """
 
 
 def compile_transitions(transitions: Transitions) -> CompiledTransitions:
-    """Return the transitions in the form that `advance` looks them up in."""
+    """Return the transitions in the form in which `advance` looks them up."""
     rows = [bytearray([ILLEGAL]) * 256 for _ in Event]
     afters = [ILLEGAL for _ in Event]
     for before, events in transitions.items():
@@ -182,16 +182,16 @@ def advance(
 ) -> None:
     """Make one transition for all `ids`, or none at all: an illegal one is our own mistake and changes nothing."""
     row, after = table[event]
-    # Bytes are translated and searched in a tenth of the time that array operations take.
+    # Translating and searching bytes takes a tenth of the time of array operations.
     is_legal = _ILLEGAL_BYTE not in states[ids].tobytes().translate(row)
     assert is_legal, f"{event.name} from {np.unique(states[ids])}"
     states[ids] = after
 
 
 def by_state(states: NDArray[np.uint8]) -> list[tuple[int, slice | NDArray[np.bool_]]]:
-    """Return each of the states that are there, and where: a slice where those of one state follow one another.
+    """Return each state that occurs, and where: as a slice if all entries of the state follow one another.
 
-    They nearly always do, for what is cached comes before what is private; to be sliced takes a fraction of the time.
+    They nearly always do, because cached blocks come before private ones; slicing takes a fraction of the time.
     """
     packed = rest = states.tobytes()
     found: list[tuple[int, slice | NDArray[np.bool_]]] = []
