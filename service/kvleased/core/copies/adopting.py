@@ -1,4 +1,4 @@
-"""Own the taking over of what an earlier life left in the disk store: slots that are free here, under their labels."""
+"""Own how what an earlier life left in the disk store is taken over: slots that are free here become READY again."""
 
 from collections.abc import Hashable, Sequence
 from typing import Final
@@ -14,11 +14,11 @@ from kvleased.core.state import CacheState, split_keys
 from kvleased.core.tier.labels import LABEL
 
 _GENERATIONS_END: Final = np.uint64(2**62)
-"""No slot ever comes to such a generation, so a label that names one was not written here."""
+"""No slot ever reaches this generation, so a label that names it or a later one was not written here."""
 
 
 def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
-    """Publish free disk slots under their labels, except those that may not be believed or whose key is there."""
+    """Publish free disk slots under their labels, except those with an incredible label or with a key that is known."""
     del now
     slots: Ids = np.frombuffer(command.slot_ids, np.int32).astype(np.intp)
     labels = np.frombuffer(command.labels, LABEL)
@@ -42,11 +42,11 @@ def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
 
 
 def _chosen(state: CacheState, slots: Ids, labels: NDArray[np.void]) -> Ids:
-    """Return the places of the slots to take over, in the order of their blocks in their chains."""
+    """Return the indices of the slots to take over, in the order of their blocks in their chains."""
     disk = state.disk
     is_good = (slots >= 0) & (slots < len(disk))
     is_good[is_good] = disk.records.state[slots[is_good]] == State.FREE
-    # A search that begins anew tells of earlier uses of a slot in this life, too: a load would look for another label.
+    # A search that begins anew also reports earlier uses of a slot in this life; a load would expect another label.
     is_good[is_good] &= labels["generation"][is_good] >= disk.records.generation[slots[is_good]]
     is_good &= labels["tenant"] != 0
     is_good &= labels["generation"] < _GENERATIONS_END
@@ -55,13 +55,13 @@ def _chosen(state: CacheState, slots: Ids, labels: NDArray[np.void]) -> Ids:
     is_good &= _is_first(split_keys(keys), is_good)
     is_good &= _is_first(slots.tolist(), is_good)
     (chosen,) = is_good.nonzero()
-    # Leaves leave before what they hang on.
+    # In this order, leaves will be evicted before the blocks that they continue.
     in_order: Ids = chosen[labels["position"][chosen].argsort(kind="stable")]
     return in_order
 
 
 def _is_first(names: Sequence[Hashable], is_good: NDArray[np.bool_]) -> list[bool]:
-    """Tell of each of some names whether it is good and no good one before it is the same."""
+    """Tell for each name whether it is good and differs from all good ones before it."""
     seen: set[Hashable] = set()
     found = []
     for name, good in zip(names, is_good.tolist(), strict=True):

@@ -1,14 +1,15 @@
-"""Own the copies in the background that bring blocks down to the tiers below, before anybody needs their room.
+"""Own the background copies that bring blocks down to lower tiers before anybody needs their room.
 
-What is copied when:
-- to the host pool: what was committed (write-through), or was found so often (after so many hits); else nothing, for
-  blocks are written back when they are about to leave;
-- to the disk store and the remote store, from the host pool: under write-through all that came there, else those slots
-  that will leave next, so that a part of the pool is free or has copies below.
+What is copied:
+- to the host pool: under write-through, blocks that were committed; under after-n-hits, blocks that were found often
+  enough; otherwise nothing, because blocks are written back when they are about to leave;
+- to the disk store and the remote store, from the host pool: under write-through, all that came to the host pool;
+  otherwise the slots that will leave next, so that a part of the host pool is free or has copies below.
 
-What is below already is never copied again, and nothing to a disk store before all that it has is known: slots that
-seem free may not be. Each mover has one such copy at a time, and it holds no more than a part of a pool: what others
-need is never far. While calls wait for room, nothing more is brought to the host pool: what leaves for them goes first.
+Blocks that a lower tier has are not copied there again. Nothing is copied to a disk store before all that it has is
+known, because slots that seem free may not be. Each mover has one background copy at a time, which holds only a part of
+a pool, so that others soon get what they need. While calls wait for room, no background copy to the host pool starts:
+blocks that leave for these calls go first.
 """
 
 from typing import Final
@@ -26,7 +27,7 @@ from kvleased.core.tier.dirt import Marks
 from kvleased.core.tier.flights import CHORES, Purpose
 
 BLOCKS_MAX: Final = 256
-"""Blocks of one copy in the background."""
+"""The most blocks of one background copy."""
 _LOOKED_AT: Final = 4096
 """Marks that are looked at in one go."""
 _SHARE_OF_POOL: Final = 8
@@ -54,7 +55,7 @@ def clean(state: CacheState, now: float) -> None:
 
 
 def _offload(state: CacheState) -> None:
-    """Copy blocks to the host pool, which keeps room for those who cannot do without."""
+    """Copy blocks to the host pool, but leave a part of it available for copies that must be made."""
     host = state.host
     most = min(_most(state.device), host.num_available - len(host) // _SHARE_OF_POOL)
     if most <= 0:
@@ -75,13 +76,13 @@ def _store(state: CacheState) -> None:
 def _share(state: CacheState) -> None:
     marks = state.dirt.share
     sources = _dirty_slots(state, marks, None)
-    # What the store did not take is offered again after all others, so that it does not hold them up.
+    # Slots that the store did not take are offered again after all others, so that they do not hold these up.
     in_order = state.dirt.share_tried[sources].argsort(kind="stable")
     _start(state, Purpose.SHARE, marks, sources[in_order][: _most(state.host)], NOWHERE)
 
 
 def _start(state: CacheState, purpose: Purpose, marks: Marks, sources: Ids, targets: Ids) -> None:
-    """Start one copy, unless there is nothing to be copied; what is copied is clean from now on."""
+    """Start one copy, unless there is nothing to copy; its sources count as clean from now on."""
     if not len(sources):
         return
     marks[sources] = False
@@ -93,7 +94,7 @@ def _most(pool: Pool) -> int:
 
 
 def _dirty_slots(state: CacheState, marks: Marks, below: Pool | None) -> Ids:
-    """Return slots to be copied to a store, in the order of their blocks or in that in which they would leave."""
+    """Return slots to copy to a store, in the order of their blocks, or in the order in which they would leave."""
     host = state.host
     if state.dirt.writes_through:
         return _marked(state, marks, host, below)
@@ -105,7 +106,7 @@ def _dirty_slots(state: CacheState, marks: Marks, below: Pool | None) -> Ids:
 
 
 def _marked(state: CacheState, marks: Marks, pool: Pool, below: Pool | None) -> Ids:
-    """Return READY blocks that are marked and not below, in the order in which they come in their chains."""
+    """Return READY blocks that are marked and not below, in the order of their places in their chains."""
     (marked,) = marks.nonzero()
     marked = marked[:_LOOKED_AT]
     is_ready = pool.records.state[marked] == State.READY
@@ -120,7 +121,7 @@ def _marked(state: CacheState, marks: Marks, pool: Pool, below: Pool | None) -> 
 def _unknown(
     state: CacheState, marks: Marks, looked_at: tuple[Pool, Ids], below: Pool | None
 ) -> Ids:
-    """Return those of the blocks that the pool below does not have; the others are clean."""
+    """Return the blocks that the pool below does not have; unmark the others, which are clean."""
     pool, ids = looked_at
     if below is None or not len(ids):
         return ids

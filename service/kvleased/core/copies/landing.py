@@ -5,10 +5,10 @@ Cases at the end of a flight:
 - done, but some bytes were not there or did not match their checksum or label: those sources are retired; new leases
   that wait for the flight start over, without the retired bytes; an evicted lease that needed them ends, and
   its worker recomputes;
-- failed, the mover saying so: the targets are free again; an evicted lease is still in the host
-  pool, a lease on its way there is still on the device, and new leases start over without the tier
-  that the bytes were to come from;
-- lost, the mover saying nothing: the same for the leases, but both ends stay held until the mover speaks or is dead.
+- failed, as the mover says: the targets are free again; an evicted lease is still in the host pool,
+  a lease on its way there is still on the device, and new leases start over without the tier from
+  which the bytes were to come;
+- lost, because the mover says nothing: the same for the leases, but both ends stay held until it speaks or is dead.
 """
 
 from functools import partial
@@ -56,7 +56,7 @@ from kvleased.core.verbs.seating import end_waits
 from kvleased.core.waiting import Waiter
 
 Marks = NDArray[np.bool_]
-"""Of pairs of a copy."""
+"""One for each pair of a copy."""
 
 _COUNTED: Final = {
     Purpose.WRITE_BACK: "offloads",
@@ -70,7 +70,7 @@ _COUNTED: Final = {
     Purpose.STORE: "disk_stores",
     Purpose.SHARE: "remote_stores",
 }
-"""The counters of blocks that arrived; what leases take along is counted when they do."""
+"""The counters of blocks that arrived; blocks that leases take along are counted when the leases arrive."""
 
 
 def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
@@ -93,13 +93,13 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
 
 
 def _is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
-    """Tell whether a copy is so large that it ends in parts, behind which nobody would be served who started over."""
+    """Tell whether a copy is large and so ends in parts; not if calls start over, which nothing would serve then."""
     starts_over = command.failed and flight.purpose not in HELD_BY_LEASES
     return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
 
 def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> None:
-    """Take over what came, and tell of what did not; who waits is told last, of a large copy in a part of its own."""
+    """Take over what came, and report what did not; those who wait are told last, for a large copy in another part."""
     _unlist_loading(state, flight)
     failed = None
     if command.failed:
@@ -122,7 +122,7 @@ def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> N
 
 
 def copy_failed(state: CacheState, command: CopyFailed, now: float) -> Outcome:
-    """Undo a copy of which the mover says that it writes no more."""
+    """Undo a copy after its mover has said that it writes no more of it."""
     flight = state.flights.pop(command.copy_id, None)
     if flight is None:
         state.counters["copies_unknown"] += 1
@@ -142,7 +142,7 @@ def copy_lost(state: CacheState, command: CopyLost, now: float) -> Outcome:
 
 
 def doubt(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
-    """Expect nothing more of a copy that may still be writing: whatever its mover says of it, it came to nothing."""
+    """Expect nothing more of a copy that may still be writing: whatever its mover says later, it counts as failed."""
     _unlist_loading(state, flight)
     flight.is_lost = True
     state.dirt.failed(flight, now)
@@ -152,7 +152,7 @@ def doubt(state: CacheState, flight: Flight, error: KVLeaseError, now: float) ->
 
 
 def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
-    """End all copies in flight that were a mover's: it writes their targets no more."""
+    """End all copies in flight of a dead mover, which no longer writes their targets."""
     for copy_id, flight in list(state.flights.items()):
         if MOVER_OF[flight.direction] is not command.mover:
             continue
@@ -165,7 +165,7 @@ def mover_died(state: CacheState, command: MoverDied, now: float) -> Outcome:
 
 
 def _take_over(state: CacheState, flight: Flight, failed: Marks | None, checksums: bytes) -> None:
-    """Make the targets what they were copied for, but for those that failed, if any did."""
+    """Make the targets what they were copied for, except those that failed."""
     source_pool, target_pool = state.ends(flight.direction)
     if checksums:
         values = np.frombuffer(checksums, np.uint64)
@@ -213,7 +213,7 @@ def _settle(state: CacheState, flight: Flight, failed: Marks | None, now: float)
 
 
 def _let_go(state: CacheState, flight: Flight, failed: Marks | None) -> None:
-    """Let go of both ends of a copy that is done; of what a lease holds besides, behind the answer."""
+    """Let go of both ends of a finished copy; if it moved a lease, only after the answer."""
     source_pool, target_pool = state.ends(flight.direction)
     good = flight.targets
     if failed is not None and len(good):
@@ -227,7 +227,7 @@ def _let_go(state: CacheState, flight: Flight, failed: Marks | None) -> None:
 
 
 def _count_prefetched(state: CacheState, flight: Flight, num_copied: int) -> None:
-    """Answer the call that waits for cached blocks, or let it wait for those that come from another tier."""
+    """Answer the call that waits for cached blocks, unless others of them are still coming from another tier."""
     num_reloaded = flight.num_before + num_copied
     for other in state.flights.values():
         if other.ticket == flight.ticket and other.purpose in PREFETCHES:
@@ -261,7 +261,7 @@ def _advance_lease(state: CacheState, lease: Lease, flight: Flight, now: float) 
 
 
 def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) -> None:
-    """Let the call that asked for a lease on its way down wait for room, as one that came only now."""
+    """Let the call that asked to reload a lease on its way down wait for room, as if it came only now."""
     waiter = Waiter(
         ticket=ticket,
         command=command,
@@ -302,7 +302,7 @@ def _let_go_of_lost(state: CacheState, flight: Flight) -> None:
 
 
 def _suspect(state: CacheState, flight: Flight) -> None:
-    """Have slots of the disk store, to which a copy came to nothing, not be taken again at once, or never."""
+    """Take disk slots to which a copy failed after all others from now on; retire those that are bad."""
     if flight.direction is Direction.STORE:
         bad = state.suspects.failed(flight.targets)
         state.counters["disk_failures"] += len(bad)
@@ -311,13 +311,13 @@ def _suspect(state: CacheState, flight: Flight) -> None:
 
 
 def _are_cold(state: CacheState, flight: Flight) -> bool:
-    """Tell whether the sources of a copy were those to leave next, and are so again."""
+    """Tell whether the sources of a copy were the blocks to leave next, and are so again."""
     is_cold = flight.purpose in (Purpose.STORE, Purpose.SHARE) and not state.dirt.writes_through
     return is_cold or flight.purpose is Purpose.WRITE_BACK
 
 
 def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> None:
-    """Note of the other blocks with the same keys, too, that the remote store has their bytes."""
+    """Note for all blocks with the copied keys, in every pool, that the remote store has their bytes."""
     keys = state.keys_of(flight, good)
     for pool, remote in zip(state.pools, state.dirt.remote, strict=True):
         remote[pool.cached(keys)] = True
@@ -325,7 +325,7 @@ def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> 
 
 def _check_generations(state: CacheState, flight: Flight) -> None:
     for pool, ids, generations in _recorded(state, flight):
-        # Bytes are compared in a fraction of the time that elements are.
+        # Comparing bytes takes a fraction of the time of comparing elements.
         assert pool.records.generation[ids].tobytes() == generations.tobytes(), (
             "reused while a copy was in flight"
         )
@@ -383,7 +383,7 @@ def _give_up(state: CacheState, lease: Lease, error: KVLeaseError | None) -> Non
 
 
 def cancel(state: CacheState, command: Cancel, now: float) -> Outcome:
-    """Forget a waiting caller; a lease that only it would have learned of ends."""
+    """Forget a waiting caller, and end the lease, if any, that only this caller would have learned of."""
     del now
     if (
         state.waiting.leave(command.ticket) is not None

@@ -1,8 +1,8 @@
-"""Own what becomes of those that wait for a copy which does not bring them what they wait for, or not as the first.
+"""Own what becomes of leases and calls that wait for a copy that does not bring what they wait for, or not first.
 
-What was damaged below is retired, so that other tiers may still serve; a tier from which nothing came is not tried
-again for the same call. New leases start over with what there is then, or go without it when their time is up; an
-evicted lease whose own bytes are damaged ends.
+Damaged slots are retired, so that other tiers may still serve; a tier from which nothing came is not tried again for
+the same call. New leases start over with what there is then, or go without the copy when their time is up; an evicted
+lease whose own bytes are damaged ends.
 """
 
 from dataclasses import replace
@@ -42,7 +42,8 @@ def retire_sources(
 ) -> None:
     """Take damaged slots out of use, and end the evicted leases whose bytes they had.
 
-    The remote store forgets what it likes. What did not get down to a store stays where it is.
+    Nothing is retired for the remote store, which may forget anything, nor for a copy down to a store, whose sources
+    stay where they are.
     """
     if flight.direction is Direction.FETCH:
         state.counters["remote_misses"] += int(np.count_nonzero(failed))
@@ -61,22 +62,22 @@ def retire_sources(
 
 
 def _retire(pool: Pool, damaged: Ids) -> int:
-    """Retire slots that are in use still, and return how many."""
+    """Retire the slots that are still in use, and return how many they are."""
     in_use = _in_use(pool, damaged)
     pool.retire(in_use)
     return len(in_use)
 
 
 def _in_use(pool: Pool, slots: Ids) -> Ids:
-    """Return the slots that are in use still: they may have been retired meanwhile, or forgotten with their store."""
+    """Return the slots that are still in use: others were retired meanwhile, or forgotten with their store."""
     in_use: Ids = slots[np.isin(pool.records.state[slots], (State.READY, State.RESERVED))]
     return in_use
 
 
 def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
-    """Have nobody join copies that bring keys which are in these blocks now; who waits for them gets these instead.
+    """Let no call join copies of keys that these blocks have now; leases that wait for them get these blocks instead.
 
-    There are such copies where a call was not to join the one that had been started first.
+    There are such copies if a call was not to join the copy that had been started first.
     """
     coming = state.loading.find(keys)
     while (is_late := coming >= 0).any():
@@ -92,7 +93,7 @@ def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
 
 
 def _exchange(state: CacheState, lease: Lease, late: Ids, instead: Ids) -> None:
-    """Put other blocks into the place of those that a lease waits for, of which its worker was told nothing yet."""
+    """Replace blocks that a lease waits for by others; its worker has not been told of the former."""
     is_reload = lease.phase is Phase.RELOADING
     entries = lease.moving_to.copy() if is_reload else state.leases.blocks_of(lease)
     other = dict(zip(late.tolist(), instead.tolist(), strict=True))
@@ -110,7 +111,7 @@ def _exchange(state: CacheState, lease: Lease, late: Ids, instead: Ids) -> None:
 def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:
     """Part all leases and callers from a flight that did not bring what they wait for.
 
-    Leases whose own bytes are damaged have ended by now; the others only wait for the wrong copy.
+    Leases whose own bytes are damaged have ended by now; the others only waited for the wrong copy.
     """
     state.wake_caller(flight, error)
     source_pool, _ = state.ends(flight.direction)
@@ -118,7 +119,7 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
     for lease in waiting_for(state, flight):
         lease.pending.clear()
         if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
-            # Without the bytes it is worth nothing.
+            # Without the bytes, a fork is worth nothing.
             forget_lease(state, lease, error)
         elif lease.phase is Phase.LOADING:
             if not is_retired:
@@ -132,9 +133,9 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
 
 
 def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float) -> bool:
-    """Grant the calls for a new lease, whose time is up while it loads, what the device has of its prefix by itself.
+    """Grant the calls for a new lease whose time is up while it loads, with what the device alone has of its prefix.
 
-    Where there is no room for that they are refused with the error. Returns False, and does nothing, for other leases.
+    If there is no room for that, they are refused with the error. Returns False, and does nothing, for other leases.
     """
     if lease.phase is not Phase.LOADING or not isinstance(lease.request, Reserve):
         return False
@@ -152,13 +153,13 @@ def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float)
 
 
 def _start_over(state: CacheState, lease: Lease) -> None:
-    """Let the calls for a new lease be the next ones again, each by itself and in their order."""
+    """Put the calls for a new lease back at the head of the line, each by itself and in their order."""
     for waiter in reversed(_waiters(state, lease)):
         state.waiting.rejoin(waiter)
 
 
 def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
-    """End a new lease that nobody knows of, and return what stands for the calls that wait for it, in their order."""
+    """End a new lease that nobody knows of, and return a waiter for each call that waits for it, in their order."""
     request, ticket = lease.request, lease.ticket
     assert isinstance(request, Reserve), "nobody loads after a restart"
     assert ticket is not None, "a loading lease ends with its caller"

@@ -1,4 +1,4 @@
-"""Own what follows when a store below stops working, works again, or turns out to be another one than before."""
+"""Own what follows when a lower tier stops working, works again, or turns out to be another one than before."""
 
 from kvlease.errors import CopyFailedError
 from kvleased.core.commands import TierChanged
@@ -10,7 +10,7 @@ from kvleased.core.verbs.asking import end_all_asking
 
 
 def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome:
-    """Note whether a lower tier works; nobody waits for the word of one that does not."""
+    """Note whether a lower tier works; no call waits for the answer of a store that does not."""
     state.dirt.is_due = state.dirt.is_any
     if command.is_empty:
         assert command.tier is Tier.DISK, "what the remote store has is not known here"
@@ -26,7 +26,7 @@ def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome
     was_on = command.tier not in state.tiers_off
     state.tiers_off.add(command.tier)
     if command.tier is Tier.REMOTE:
-        # Only what went while it was watched may have come back without what it had.
+        # Only if its mover saw the store stop may the store come back without what it had.
         state.was_remote_away |= was_on and not command.is_mover_away
         end_all_asking(state, now)
     return Outcome(reply=Done())
@@ -35,7 +35,8 @@ def tier_changed(state: CacheState, command: TierChanged, now: float) -> Outcome
 def _forget_disk(state: CacheState, now: float) -> None:
     """Take everything in the disk store for lost, and what the host pool has for not stored.
 
-    Loads under way go on: what they bring has been verified. Of stores nobody knows which of the two they went to.
+    Loads under way go on, because the bytes that they bring are verified. Copies to the store that are under way count
+    as failed, because nobody knows whether they went to the old store or to the new one.
     """
     for flight in state.flights.values():
         if flight.direction is Direction.STORE and not flight.is_lost:
