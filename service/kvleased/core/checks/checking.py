@@ -1,6 +1,6 @@
 """Own the invariants of a cache as code: each function returns what does not hold, in words.
 
-They run after every few simulated events and on request in production; `docs/reliability.md` tells which
+They run after every few simulated events, and on request in production; `docs/reliability.md` tells which
 promise each one keeps. Sets of blocks are compared as one byte per block, which costs a tenth of sorting them.
 """
 
@@ -33,7 +33,7 @@ _STATES: Final = 256
 
 
 def _among(*states: State) -> NDArray[np.bool_]:
-    """Return a table that tells of each state whether it is one of these."""
+    """Return a table that tells for each state whether it is one of these."""
     table = np.zeros(_STATES, np.bool_)
     table[list(states)] = True
     return table
@@ -50,7 +50,7 @@ _EVICTING: Final = Phase.EVICTING
 _RELOADING: Final = Phase.RELOADING
 _NAMES: Final = ("device", "host", "disk")
 _GOING_TO: Final = (_RELOADING, _EVICTING)
-"""The phase of the leases that are on their way to each of the tiers that leases have."""
+"""The phase of leases on their way to the device, and of those on their way to the host pool."""
 _ON_HOST: Final = (Phase.EVICTED, _RELOADING)
 _MOVING: Final = (_LOADING, _EVICTING, _RELOADING)
 _NOT_TO_BE_SEEN: Final = (*_ON_HOST, _LOADING)
@@ -70,21 +70,21 @@ _MAY_LIST: Final = np.array(
 
 @dataclass(frozen=True, slots=True)
 class _Tier:
-    """One tier, and all that leases list and others hold there."""
+    """One tier, with all that leases list there and all that others hold there."""
 
     name: str
     pool: Pool
     leases: list[Lease]
     owners: Ids
-    """The place of the lease that lists each of the ids."""
+    """For each of `ids`, the place in `leases` of the lease that lists it."""
     ids: Ids
-    """All that the leases list, one after the other."""
+    """All blocks that the leases list, lease by lease."""
     held: list[Ids]
-    """What each of the holders has, the leases' own lists as one."""
+    """The blocks of each holder; all that leases list counts as one holder."""
 
 
 def violations(state: CacheState, sound: Sound) -> list[str]:
-    """Return every invariant that does not hold; what is as it was when it was sound is not gone through again."""
+    """Return every invariant that does not hold; laws that held for unchanged data are not checked again."""
     return [
         *(
             f"{name}: {text}"
@@ -111,7 +111,7 @@ def violations(state: CacheState, sound: Sound) -> list[str]:
 
 
 def _looked_at(state: CacheState) -> tuple[object, ...]:
-    """Return all that the laws of lists look at; which places groups have, and which pools copies, never changes."""
+    """Return all that the laws of lists look at, except groups' places and copies' pools, which never change."""
     rows, magazines = state.records.rows, state.magazines
     return (
         [
@@ -134,7 +134,7 @@ def _looked_at(state: CacheState) -> tuple[object, ...]:
 
 
 def _lists(state: CacheState) -> list[str]:
-    """What leases list, and what they and others hold, against each other and the states."""
+    """Compare what leases list, what all holders hold, and the states of blocks."""
     tiers = _tiers(state)
     lost = [text for tier in tiers for text in _strays(tier)]
     if lost:
@@ -175,7 +175,7 @@ def _joined(parts: list[Ids]) -> Ids:
 
 
 def _strays(tier: _Tier) -> list[str]:
-    """Leases that list what is not a block."""
+    """Return which leases list a block that does not exist."""
     if not len(tier.ids):
         return []
     # Without its sign, a number below zero is larger than any block.
@@ -194,7 +194,7 @@ def _whose(tier: _Tier, chosen: NDArray[np.bool_]) -> list[Lease]:
 
 
 def _holds(tier: _Tier) -> list[str]:
-    """The counts against the holders' own lists: every hold has a name, and nobody holds twice."""
+    """Compare the counts of holds with the holders' own lists: every hold has a holder, and nobody holds twice."""
     counted = np.bincount(_joined(tier.held), minlength=len(tier.pool))
     is_wrong = counted != tier.pool.holds
     if not is_any(is_wrong):
@@ -226,7 +226,7 @@ def _owners(tier: _Tier) -> list[str]:
 
 
 def _twice(numbers: Ids) -> Ids:
-    """Return the numbers that are there more than once."""
+    """Return the numbers that appear more than once."""
     numbers.sort()
     again: Ids = numbers[1:][numbers[1:] == numbers[:-1]]
     return again
@@ -236,7 +236,7 @@ def _twice(numbers: Ids) -> Ids:
 
 
 def _rows(state: CacheState) -> list[str]:
-    """The shared block table against the leases."""
+    """Compare the shared block table with the leases."""
     found = []
     rows, leases = state.records.rows, list(state.leases.by_id.values())
     lease_ids, worker_ids = rows.lease_id.tolist(), rows.worker_id.tolist()
@@ -272,7 +272,7 @@ def _free_rows(state: CacheState, used: list[int]) -> list[str]:
 
 
 def _books(state: CacheState) -> list[str]:
-    """The lists by which leases are found, against the leases."""
+    """Compare the lists by which leases are found with the leases."""
     found = []
     leases = state.leases
     if {lease_id for own in leases.by_worker.values() for lease_id in own} != leases.by_id.keys():
@@ -315,7 +315,7 @@ def _state_of_targets(flight: Flight) -> State:
 
 
 def _loading(state: CacheState) -> list[str]:
-    """What is listed as loading is in flight, once, and not on the device already."""
+    """Every key that is listed as loading is in flight, once, and not on the device already."""
     blocks = state.loading.blocks
     if not len(blocks):
         return []
@@ -333,7 +333,7 @@ def _loading(state: CacheState) -> list[str]:
 
 
 def _waits(state: CacheState) -> list[str]:
-    """No lease waits for a copy that is not in flight, none that moves waits for nothing, and no call for nobody."""
+    """Leases wait only for copies in flight, every moving lease waits for one, and calls wait for what exists."""
     found = []
     for lease in state.leases.by_id.values():
         if bool(lease.pending) != (lease.phase in _MOVING):
@@ -354,7 +354,7 @@ def _waits(state: CacheState) -> list[str]:
 
 
 def _bounds(state: CacheState) -> list[str]:
-    """Limits, and workers that exist."""
+    """No more calls and pins than the limits allow, and every lease belongs to a worker that exists."""
     found = []
     shape = state.shape
     if len(state.waiting) + len(state.asking) > shape.max_waiting + shape.max_leases:

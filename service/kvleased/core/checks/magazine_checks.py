@@ -1,4 +1,4 @@
-"""Own the invariants of magazines: that bits, counts, names and processes agree, and that private means private."""
+"""Own the invariants of magazines: bits, counts, names and processes agree, and private blocks are in one place."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from kvleased.core.state import CacheState
 
 
 def magazine_violations(state: CacheState, listed: Ids) -> list[str]:
-    """Return what does not hold of blocks in magazines; `listed` are the device blocks of all leases."""
+    """Return what does not hold for blocks in magazines; `listed` are the device blocks of all leases."""
     book = state.magazines
     held_by = book.records.held_by
     if not len(book) and not held_by.any():
@@ -39,7 +39,7 @@ def magazine_violations(state: CacheState, listed: Ids) -> list[str]:
 
 
 def member_violations(state: CacheState) -> list[str]:
-    """The names in the records and the processes, against the magazines."""
+    """Compare the names in the records, and the processes, with the magazines."""
     found, book = [], state.magazines
     named = {place: name for place, name in enumerate(book.records.name.tolist()) if name}
     if named != {one.place: name for name, one in book.by_name.items()}:

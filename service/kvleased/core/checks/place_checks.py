@@ -10,11 +10,11 @@ from kvleased.core.checks.sound import Sound
 from kvleased.core.state import CacheState
 
 _MOVE_ON: Final = (Keeps.WINDOW, Keeps.CHUNK)
-"""Groups whose places move on with what is computed, but only when the lease is extended."""
+"""Groups whose places move on as tokens are computed, but only when the lease is extended."""
 
 
 def place_violations(state: CacheState, sound: Sound) -> list[str]:
-    """Return what does not hold of the places of leases and of the rows that kernels read."""
+    """Return what does not hold for the places of leases and the rows that kernels read."""
     return sound.unless_known(
         "places", _looked_at(state), lambda: [*_places(state), *_kernels(state)]
     )
@@ -51,7 +51,7 @@ def _places(state: CacheState) -> list[str]:
             keeps = covering.groups[group].keeps
             least = most = covering.last_covered(group, computed, tokens)
             if lease.members is not None:
-                # A rank that left may have been further than those that are there.
+                # A rank that has left may have been further than those that are present.
                 furthest = max(tokens, lease.members.furthest(computed))
                 most = covering.last_covered(group, furthest, furthest)
             if keeps in _MOVE_ON:

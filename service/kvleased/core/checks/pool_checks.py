@@ -19,18 +19,18 @@ _NEVER_UNHELD: Final = np.array([byte in _USES for byte in range(256)])
 
 
 def pool_violations(name: str, pool: Pool, sound: Sound) -> list[str]:
-    """Return what does not hold of a pool."""
+    """Return what does not hold for a pool."""
     order = [*pool.order]
     return sound.unless_known(name, _looked_at(pool, order), lambda: _pool(pool, order))
 
 
 def is_any(chosen: NDArray[np.bool_]) -> bool:
-    """Tell whether anything is chosen; bytes are searched in a tenth of the time that an array is."""
+    """Tell whether anything is chosen; searching bytes takes a tenth of the time of searching an array."""
     return b"\1" in chosen.tobytes()
 
 
 def _looked_at(pool: Pool, order: list[int]) -> tuple[object, ...]:
-    """Return all that the laws of a pool look at; what a pool is made with never changes."""
+    """Return all that the laws of a pool look at, except what it is made with, which never changes."""
     columns = pool.records
     return (
         columns.state.tobytes(),
@@ -51,7 +51,7 @@ def _looked_at(pool: Pool, order: list[int]) -> tuple[object, ...]:
 
 
 def _pool(pool: Pool, in_order: list[int]) -> list[str]:
-    """Conservation, free list, index and order against the states."""
+    """Compare holds, free list, index and order with the states, which must add up to all blocks."""
     found: list[str] = []
     states, holds = pool.records.state, pool.holds
     null_blocks = len(pool) - pool.num_usable
@@ -77,7 +77,7 @@ def _pool(pool: Pool, in_order: list[int]) -> list[str]:
 
 
 def _is_just(ids: Ids, wanted: NDArray[np.bool_]) -> bool:
-    """Tell whether ids are just those that are wanted, each once."""
+    """Tell whether `ids` are just the wanted ones, each once."""
     listed = np.zeros(len(wanted), np.bool_)
     listed[ids] = True
     packed = wanted.tobytes()
@@ -85,7 +85,7 @@ def _is_just(ids: Ids, wanted: NDArray[np.bool_]) -> bool:
 
 
 def _index(pool: Pool, is_ready: NDArray[np.bool_]) -> list[str]:
-    """The index and the seals against the ready blocks."""
+    """Compare the index and the seals with the ready blocks."""
     found: list[str] = []
     indexed = pool.index.blocks()
     if not _is_just(indexed, is_ready) or len(pool.index) != len(indexed):

@@ -9,7 +9,7 @@ _ON_DEVICE = (Phase.ACTIVE, Phase.QUARANTINED)
 
 
 def rank_violations(state: CacheState) -> list[str]:
-    """Return what does not hold of the ranks that call apart, and of the leases that they share."""
+    """Return what does not hold for the ranks that call apart, and for the leases that they share."""
     found = []
     if any(
         worker_id not in state.workers or state.ranks.worker_at(place) != worker_id
@@ -34,7 +34,7 @@ def rank_violations(state: CacheState) -> list[str]:
 
 
 def _membership(state: CacheState, lease: Lease, members: Members) -> list[str]:
-    """Members live, in their places, and the row says who they are."""
+    """The members of a lease are attached at their places, and its row says which they are."""
     found = []
     rows, row = state.records.rows, lease.row
     for worker_id, member in members.present.items():
@@ -61,7 +61,7 @@ def _membership(state: CacheState, lease: Lease, members: Members) -> list[str]:
 
 
 def _progress(state: CacheState, lease: Lease, members: Members) -> list[str]:
-    """What counts as computed is what all ranks have committed, and nobody was told of places that there are not."""
+    """The tokens counted as computed are those that all ranks have committed, and no rank knows of missing places."""
     found = []
     rows, row = state.records.rows, lease.row
     if int(rows.num_computed[row]) != max(members.hit_tokens, members.agreed()):
@@ -76,7 +76,7 @@ def _progress(state: CacheState, lease: Lease, members: Members) -> list[str]:
 
 
 def _lists(state: CacheState) -> list[str]:
-    """The leases by worker are those that each has a part in."""
+    """The leases listed for each worker are those in which it has a part."""
     parts: dict[int, set[int]] = {}
     for lease in state.leases.by_id.values():
         present = [lease.worker_id] if lease.members is None else [*lease.members.present]

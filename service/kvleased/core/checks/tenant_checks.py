@@ -1,4 +1,4 @@
-"""Own the invariants of tenants: what is counted to each, and that nobody has more than it may."""
+"""Own the invariants of tenants: the counts for each are right, and none has more than it may have."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from kvleased.core.tenancy.tenants import limits_of, num_owed, pinned_by_tenant
 
 
 def tenant_violations(state: CacheState) -> list[str]:
-    """Return what does not hold of tenants: the counts are what the columns say, and the minima can all be had."""
+    """Return what does not hold for tenants: counts match the columns, maxima are kept, and minima can be had."""
     found = []
     usage = state.device.usage()
     records, usable = state.device.records, state.shape.usable_blocks
@@ -36,7 +36,7 @@ def tenant_violations(state: CacheState) -> list[str]:
 
 
 def _lease_violations(state: CacheState) -> list[str]:
-    """Return which counts of leases are not what the leases say, or above a cap that was not lowered meanwhile."""
+    """Return which counts of leases are wrong, or above the tenant's limit and above what it had when that was set."""
     counted = Counter([lease.tenant for lease in state.leases.by_id.values()])
     found = []
     if counted != state.leases_by_tenant():

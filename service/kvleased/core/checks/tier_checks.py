@@ -1,4 +1,4 @@
-"""Own the invariants of what goes on between the tiers: copies up and down, calls that ask the remote store, marks."""
+"""Own the invariants of traffic between tiers: copies up and down, calls that ask the remote store, and marks."""
 
 from collections import Counter
 
@@ -13,12 +13,12 @@ from kvleased.core.tier.flights import CHORES, SOURCE_TIERS
 
 
 def tier_violations(state: CacheState) -> list[str]:
-    """Return what does not hold."""
+    """Return what does not hold between the tiers."""
     return [*_ways_up(state), *_chores(state), *_asking(state), *_marks(state)]
 
 
 def _ways_up(state: CacheState) -> list[str]:
-    """What is on its way to the device under a key is listed as loading, and nothing else is."""
+    """Blocks on their way to the device under a key are listed as loading, and nothing else is."""
     found, num_coming = [], 0
     for flight in state.flights.values():
         if flight.direction not in SOURCE_TIERS or flight.is_lost:
@@ -33,7 +33,7 @@ def _ways_up(state: CacheState) -> list[str]:
 
 
 def _chores(state: CacheState) -> list[str]:
-    """Each mover has one copy in the background at most, and it reads nothing that may still be written."""
+    """Each mover has at most one background copy, and that copy reads nothing that may still be written."""
     found = []
     chores = [one for one in state.flights.values() if one.purpose in CHORES]
     by_mover = Counter(MOVER_OF[flight.direction] for flight in chores)
@@ -50,7 +50,7 @@ def _chores(state: CacheState) -> list[str]:
 
 
 def _asking(state: CacheState) -> list[str]:
-    """Only new requests of workers that are there ask the remote store, while it works, and hold no place elsewhere."""
+    """Only new requests of attached workers ask the remote store, while it works, and none of them waits elsewhere."""
     found = []
     waiting = {waiter.ticket for waiter in state.waiting}
     for ticket, asking in state.asking.items():
@@ -65,7 +65,7 @@ def _asking(state: CacheState) -> list[str]:
 
 
 def _marks(state: CacheState) -> list[str]:
-    """What the remote store has is not to be copied there."""
+    """No slot that the remote store has is marked to be copied there."""
     dirt = state.dirt
     if not dirt.shares:
         return []
