@@ -373,7 +373,7 @@ def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     begins, afters = _growth(state, lease, num_tokens)
     count = sum(afters) - sum(begins)
     if state.covering.guessing:
-        # Blocks that the lease has but no longer needs where they are move on.
+        # Blocks that the lease no longer needs at their places move on to new ones.
         ends = rows.num_blocks[row].tolist()
         count -= state.covering.num_passed_by_one(rows.num_tokens.item(row), ends, begins, afters)
     return count
