@@ -159,7 +159,7 @@ class History:
         return numbers
 
     def find(self, digests: Digests, num_left: int, moment: int) -> Found:
-        """Return what became of keys by a grant and after it; `num_left` departures came before the grant.
+        """Return what had become of keys before a grant, which `num_left` departures preceded, and what did later.
 
         `moment` is the id of the granted lease: a block that was findable before the grant has a smaller `since`.
         """

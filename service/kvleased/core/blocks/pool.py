@@ -75,9 +75,9 @@ class Pool:
         """What remembers the keys that leave; None if nothing does."""
         self.tier_number = 0
         self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
-        """The newest lease when each READY block became findable; 0 in an earlier life of the process."""
+        """The newest lease when each READY block became findable; 0 if that was in an earlier life of the process."""
         self.idle_at: NDArray[np.float64] = np.zeros(len(records.state), np.float64)
-        """Monotonic seconds when the last holder of each READY block let go; 0 in an earlier life of the process."""
+        """Monotonic seconds when each READY block's last holder let go; 0 if that was in an earlier life."""
         self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
 
     def __len__(self) -> int:
