@@ -18,7 +18,7 @@ _GENERATIONS_END: Final = np.uint64(2**62)
 
 
 def adopt(state: CacheState, command: Adopt, now: float) -> Outcome:
-    """Publish free disk slots under their labels, except those with an incredible label or with a key that is known."""
+    """Publish free disk slots under their labels, unless a label cannot be trusted or its key is known already."""
     del now
     slots: Ids = np.frombuffer(command.slot_ids, np.int32).astype(np.intp)
     labels = np.frombuffer(command.labels, LABEL)

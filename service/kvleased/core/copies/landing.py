@@ -93,7 +93,7 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
 
 
 def _is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
-    """Tell whether a copy is large and so ends in parts; not if calls start over, which nothing would serve then."""
+    """Tell whether a copy is so large that it ends in parts; not if calls start over, for nothing would serve them."""
     starts_over = command.failed and flight.purpose not in HELD_BY_LEASES
     return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
