@@ -57,7 +57,7 @@ class Reserve:
     num_tokens: int
     wait_ms: int = 0
     priority: int = 1
-    """0 is low, 1 normal, 2 high: how soon it is served, and how long its blocks stay unless `retain_priority` says."""
+    """0 is low, 1 normal, 2 high: how soon it is served, and, without `retain_priority`, how long its blocks stay."""
     retain_seconds: int = 0
     """Seconds after their last use for which committed blocks keep that priority; 0: for as long as they are cached."""
     explain: bool = False
@@ -207,7 +207,7 @@ class Exchange:
     """Packed int32, like all blocks here."""
     publish_keys: bytes = b""
     publish_positions: bytes = b""
-    """Packed uint32 of the blocks' places in their chains; empty where nobody knows."""
+    """Packed uint32 of the blocks' places in their chains; empty if they are not known."""
     retract_blocks: bytes = b""
     drop_blocks: bytes = b""
     hold_keys: bytes = b""
@@ -236,7 +236,7 @@ class CopyDone:
 
     copy_id: CopyId
     checksums: bytes = b""
-    """Packed uint64 of what was written, one a pair; empty when none were asked for."""
+    """Packed uint64 of what was written, one for each pair; empty if none were asked for."""
     failed: tuple[int, ...] = ()
     """Positions in the batch whose bytes were not there, or were not what their checksum or label says."""
 

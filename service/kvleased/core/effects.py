@@ -97,9 +97,9 @@ class Missed:
     group: int = 0
     """The group whose blocks were missing."""
     is_below: bool = False
-    """Whether a lower tier had them, which the call could not wait for."""
+    """Whether a lower tier had them, but the call could not wait for a copy."""
     remote_silence: Silence | None = None
-    """Why the remote store, which may have them, said nothing about them; None if it did, or would not be asked."""
+    """Why the remote store, which may have them, told nothing of them; None if it answered, or would not be asked."""
     num_tokens: int = 0
     """How many tokens are missing, if they fill no block."""
     num_remembered: int = 0

@@ -29,7 +29,7 @@ class IdCount:
         """The largest id that was ever issued."""
 
     def __repr__(self) -> str:
-        """Show how far it is."""
+        """Show the largest id that was issued."""
         return f"<IdCount at {self.newest}>"
 
 

@@ -1,10 +1,10 @@
 """Own which slots of the disk store are suspected of being impossible to write; what a pool does is `pool`'s business.
 
-A copy to the store that fails does not say at which of its slots it failed. The next copy would get the same slots
-again, and one bad sector would turn the store off for ever. So slots that failed are taken after all others, and the
-next copies are smaller, until a slot fails alone. That slot is not taken again before another copy has succeeded. If it
-then fails alone once more, the disk works and the slot does not, so the slot is retired. If nothing can be written at
-all, no copy succeeds, and so no slot is retired.
+A failed copy to the store does not say at which of its slots it failed. If nothing were done about it, the next copy
+would get the same slots again, and one bad sector would turn the store off for ever. So slots that failed are taken
+after all others, and the next copies are smaller, until a slot fails alone. That slot is not taken again before another
+copy has succeeded. If it then fails alone once more, the disk works and the slot does not, so the slot is retired. If
+nothing can be written at all, no copy succeeds, and so no slot is retired.
 """
 
 from typing import Final
