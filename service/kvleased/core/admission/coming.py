@@ -32,7 +32,7 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
 
 
 def num_slots_soon(state: CacheState, protected: Ids) -> int:
-    """Count the host slots that can be had once all copies in flight have ended, without the caller's own blocks' slots."""
+    """Count the host slots that can be had once all copies in flight have ended, without the protected ones."""
     held = [ids for flight in _under_way(state) for ids in _held_in(state.host, state, flight)]
     return num_slots_available(state, protected) + len(_let_go(state.host, held, protected))
 
