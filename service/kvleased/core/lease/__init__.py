@@ -1,1 +1,1 @@
-"""What is known of leases: their phases, places and rows, who shares each, and how many each tenant has."""
+"""What is known of leases: their phases, places and rows, which ranks share each, and how many each tenant has."""

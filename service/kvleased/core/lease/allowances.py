@@ -1,10 +1,10 @@
-"""Own how many of a cache's rows and pins are kept for each tenant; who has how many now is the state's business.
+"""Own how many of a cache's rows and pins are kept for each tenant; how many each tenant has now is in the state.
 
-The allowance of a tenant, out of a number of rows, or of pins, is
+A tenant's allowance, out of `count` rows or pins, is the sum of two parts, but never more than the tenant may have:
 
-    the part of them that its minimum is of the pool  +  an equal part, among those attached, of half of all others
+    count * (the tenant's minimum / the pool)  +  (half of what the parts of all minima leave) / (attached tenants)
 
-and no more than it may have. The parts of the minima are rounded up as long as all of them fit, else down.
+The parts of the minima are rounded up if all of them then fit, and down if not.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,29 +16,29 @@ from kvleased.core.shape import CacheShape
 
 
 class Allowances:
-    """What is kept of so many rows, or pins, under the limits of a cache."""
+    """The rows, or the pins, that are kept for tenants under the limits of a cache."""
 
     def __init__(
         self, shape: CacheShape, count: int, most_of: Callable[[TenantLimits], int]
     ) -> None:
-        """Divide them; `most_of` tells how many a tenant with such limits may have."""
+        """Divide `count` rows or pins; `most_of` tells how many a tenant with given limits may have."""
         self._most_of = most_of
         self._tenants, self._default = shape.tenants, shape.tenant_default
         self.parts = _parts(shape, count)
-        """Those of the minima, by tenant."""
+        """The part that each tenant is owed for its minimum, by tenant."""
         self._num_even = (count - sum(self.parts.values())) // 2
-        """Those that are kept in equal parts for all who are attached."""
+        """How many are kept in equal parts for all attached tenants."""
         self.most = sum(self.parts.values()) + self._num_even
-        """What is kept for all tenants together, at most."""
+        """How many are kept for all tenants together, at most."""
 
     @classmethod
     def of_rows(cls, shape: CacheShape) -> Self:
-        """Divide the rows of the block table, of which nobody is kept more than its leases may be."""
+        """Divide the rows of the block table; no tenant is kept more rows than it may have leases."""
         return cls(shape, shape.max_leases, lambda limits: limits.leases_max)
 
     @classmethod
     def of_pins(cls, shape: CacheShape) -> Self:
-        """Divide the pins; several may hold the same blocks, so a budget of blocks bounds none unless it is 0."""
+        """Divide the pins; several may hold the same blocks, so only a block budget of 0 limits a tenant's pins."""
         count = shape.max_pins
         return cls(shape, count, lambda limits: count if limits.pinned_blocks_max else 0)
 
@@ -49,7 +49,7 @@ class Allowances:
     def owed(
         self, has: Mapping[int, int], attached: AbstractSet[int], others: Iterable[int]
     ) -> int:
-        """Count what the others still lack of what is kept for them."""
+        """Count the rows or pins that are kept for `others` and that they do not have yet; `has` is what each has."""
         even = self._num_even // max(1, len(attached))
         return sum(
             max(0, self._kept(one, even if one in attached else 0) - has.get(one, 0))

@@ -1,4 +1,4 @@
-"""Own the places of a row by group: which of them a lease has, when, and of which keys their blocks are; made once."""
+"""Own the places of a row, by group: which places a lease has at which time, and which keys name their blocks."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from kvleased.core.shape import CacheShape
 
 
 class Covering:
-    """The places of all groups of a cache."""
+    """The places of all groups of a cache, derived once from its shape."""
 
     def __init__(self, shape: CacheShape) -> None:
         """Derive everything from a cache's numbers."""
@@ -32,25 +32,25 @@ class Covering:
         self.hash_tokens = shape.hash_tokens
         self.hit_tokens = shape.hit_tokens
         self.tokens_per_block = shape.groups[0].tokens_per_block
-        """Of the first group; where the cache is simple, of all there is."""
+        """Of the first group, which is the only one of a simple cache."""
         self.block_of_column = np.array(self.tokens_per_block, np.int32)
-        """The same as a column of tokens is divided by it: in a third of the time that a plain number takes."""
+        """The same as an array: it divides a column of tokens in a third of the time that a plain number takes."""
         self.widths = np.array([group.table_blocks for group in shape.groups], np.int64)
         self.starts = list(accumulate((g.table_blocks for g in shape.groups), initial=0))[:-1]
         """Where each group's part of a row begins."""
         self.first_places = np.array(self.starts, np.int64)
-        """The same, to calculate with many rows."""
+        """The same as an array, to calculate with many rows."""
         self.shared = _shared(shape)
-        """The groups whose blocks are found by key; none where prefixes are not shared."""
+        """The groups whose blocks are found by key; empty if prefixes are not shared."""
         self.is_drafted = any(shape.groups[at].is_drafted for at in self.shared)
-        """Whether a prefix must have more blocks in some group than are used."""
+        """Whether some group needs more blocks of a prefix to be cached than are used of it."""
         self.first_key_of = next(
             (at for at in self.shared if shape.groups[at].keeps is Keeps.EVERYTHING), None
         )
-        """A group whose first block every prefix that is found has, if there is one."""
+        """A group whose first block is part of every prefix that is found; None if there is no such group."""
         self.giving_back = tuple(at for at, group in enumerate(shape.groups) if group.gives_back)
         self.guessing = tuple(at for at in self.giving_back if shape.groups[at].extra_blocks)
-        """The groups that have states of speculative tokens, too."""
+        """The groups that also keep states of speculative tokens."""
         self.marks = marks(len(shape.groups))
         self.end_tokens = np.concatenate(
             [np.arange(1, g.table_blocks + 1) * max(1, g.tokens_per_block) for g in shape.groups]
@@ -58,7 +58,7 @@ class Covering:
         """The token at which each place of a row ends."""
         self.fit(shape)
         self.planned_tokens = self._longest(replace(shape, parked_blocks=0))
-        """The same where no block is out of use."""
+        """Tokens of the longest request that fits when no block is parked."""
         self._places = np.arange(shape.table_width)
         self._of_one = [Places(group) for group in shape.groups]
 
@@ -72,9 +72,9 @@ class Covering:
     def growth(
         self, num_computed: Counts, num_tokens: Counts, ends: Counts
     ) -> tuple[Counts, Counts]:
-        """Return where the fresh places begin and end, [leases, groups], so that leases cover their tokens.
+        """Return where the fresh places that leases need to cover their tokens begin and end, [leases, groups].
 
-        `ends` is where their places end now. Places between those and the fresh ones need no block.
+        `ends` is where the places of each lease end now. Places between that end and the fresh ones need no block.
         """
         afters, begins = np.empty(ends.shape, np.int64), np.empty(ends.shape, np.int64)
         for at, group in enumerate(self.groups):
@@ -86,7 +86,7 @@ class Covering:
     def growth_of_one(
         self, num_computed: int, num_tokens: int, ends: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Return the same of one lease: where its fresh places begin and end in each group."""
+        """Return where the fresh places of one lease begin and end in each group."""
         begins, afters = [], []
         for one, before in zip(self._of_one, ends, strict=True):
             begin, after = one.growth(num_computed, num_tokens, before)
@@ -97,10 +97,10 @@ class Covering:
     def passed(
         self, num_tokens: Counts, ends: Counts, begins: Counts, afters: Counts
     ) -> tuple[Counts, Counts] | None:
-        """Return the speculative places whose blocks move on as leases grow: the first ones and their numbers.
+        """Return the speculative places whose blocks move on as leases grow: the first such place, and how many.
 
-        Both are [leases, groups]; None where there are none. The leases cover `num_tokens` now, with the places before
-        `ends`; the fresh places begin and end as `growth` says.
+        Both are [leases, groups]; the result is None if no block moves on. The leases now cover `num_tokens` with the
+        places before `ends`. The fresh places begin and end where `growth` says.
         """
         if not self.guessing:
             return None
@@ -115,7 +115,7 @@ class Covering:
     def num_passed_by_one(
         self, num_tokens: int, ends: Sequence[int], begins: Sequence[int], afters: Sequence[int]
     ) -> int:
-        """Return of one lease how many places those are in all groups."""
+        """Return how many speculative places of one lease move their blocks on, in all groups."""
         return sum(
             min(
                 self._of_one[at].num_passed(num_tokens, ends[at], afters[at]),
@@ -125,7 +125,7 @@ class Covering:
         )
 
     def hit_ends(self, hit_tokens: int) -> list[int]:
-        """Return for each group the end of the places whose blocks are part of a prefix that was found."""
+        """Return for each group where the places that hold blocks of a found prefix end."""
         ends = [one.first_needed(hit_tokens) for one in self._of_one]
         for at in self.shared:
             ends[at] = hit_tokens // self.groups[at].tokens_per_block
@@ -136,21 +136,21 @@ class Covering:
         return self._of_one[at].first_needed(num_computed)
 
     def last_covered(self, at: int, num_computed: int, num_tokens: int) -> int:
-        """Return the end of the places of a group that a lease has at most."""
+        """Return where the places that a lease has in a group end at most."""
         return self._of_one[at].last_covered(num_computed, num_tokens)
 
     def first_held(self, at: int, num_computed: int, end: int) -> int:
-        """Return the first place of a group from which on every place before `end` has a block."""
+        """Return the first place of a group such that it and all later places before `end` have a block."""
         first = self.first_needed(at, num_computed)
         group = self.groups[at]
         return max(first, end - 1 - group.extra_blocks) if group.keeps is Keeps.STATE else first
 
     def fit(self, shape: CacheShape) -> None:
-        """Take note that another number of blocks can be granted now, which bounds the longest request."""
+        """Find the longest request again, because another number of blocks can be granted now."""
         self.longest_tokens = self._longest(shape)
         """Tokens of the longest request that ever fits."""
         self.longest_of_column = np.array(self.longest_tokens, np.uint32)
-        """The same as a column of tokens is compared with it."""
+        """The same as an array, for comparisons with a column of tokens."""
 
     # Tokens -------------------------------------------------------------------------------------------------------
 
@@ -160,11 +160,11 @@ class Covering:
         return min([one.covered(end, num_tokens) for one, end in pairs])
 
     def room_tokens(self, ends: Sequence[int]) -> int:
-        """Return how many tokens the places have room for, whatever was asked for."""
+        """Return how many tokens the places before the ends have room for."""
         return min([one.room(end) for one, end in zip(self._of_one, ends, strict=True)])
 
     def whole_tokens(self, ends: Sequence[int]) -> int:
-        """Return the same of the groups only whose places do not move on with what is computed."""
+        """Return the room, in tokens, of those groups alone that have no window or chunk to move on."""
         rooms = [
             one.room(end)
             for group, one, end in zip(self.groups, self._of_one, ends, strict=True)
@@ -173,15 +173,16 @@ class Covering:
         return min(rooms, default=ENDLESS)
 
     def most(self, num_tokens: int) -> list[int]:
-        """Return for each group the blocks that a request of so many tokens ever holds at once."""
+        """Return for each group the most blocks that a request of so many tokens holds at once."""
         return [most_blocks(group, num_tokens) for group in self.groups]
 
     # Keys ---------------------------------------------------------------------------------------------------------
 
     def block_keys(self, at: int, words: Words, first_key: int = 0) -> tuple[int, Words]:
-        """Return the first block of a group that ends among the keys of a chain from `first_key` on, and all such keys.
+        """Return the first block of a group that ends within a part of a chain, and the keys of all such blocks.
 
-        The keys are those under which the blocks are kept, one for each of the blocks that follow one another.
+        `words` are the keys of that part, which starts at `first_key`. The blocks follow one another. The keys returned
+        are those under which the blocks are kept, one for each block.
         """
         keys_per_block = self.groups[at].keys_per_block
         first = first_key // keys_per_block
@@ -189,7 +190,7 @@ class Covering:
         return first, chosen ^ self.marks[at]
 
     def every_key(self, keys: bytes) -> bytes:
-        """Return all keys under which blocks that end at the tokens of packed keys can be kept, in their order."""
+        """Return, in order, all keys under which blocks that end at the tokens of packed keys can be kept."""
         if len(self.shared) <= 1 and not self.marks[list(self.shared)].any():
             return keys
         marked = key_words(keys)[:, None] ^ self.marks[list(self.shared)]

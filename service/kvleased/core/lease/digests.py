@@ -1,4 +1,4 @@
-"""Own the digests by which a row of the table knows its request: what it is called, and what it asks for."""
+"""Own the digests that stand for a request in a row of the table: one of its id, and one of what it asks for."""
 
 import xxhash
 
@@ -6,12 +6,12 @@ from kvleased.core.commands import Fork, Reserve
 
 
 def request_digest(request_id: str) -> int:
-    """Return 64 bits that stand for an engine's request id in a row; who finds two of the same harms but itself."""
+    """Return 64 bits that stand for a request id in a row; a caller whose ids collide harms only its own requests."""
     return xxhash.xxh3_64_intdigest(request_id.encode())
 
 
 def asked_digest(request: Reserve | Fork) -> int:
-    """Return 64 bits that stand for what a request asks for, its name apart."""
+    """Return 64 bits that stand for what a request asks for, whatever its id."""
     if isinstance(request, Reserve):
         named = request.keys
         if request.retain_priority is not None:

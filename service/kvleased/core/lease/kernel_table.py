@@ -1,17 +1,17 @@
-"""Own what kernels read of mapped leases: the only writer of the kernel rows; which blocks a lease has is `leases`'.
+"""Own the kernel rows, which kernels read of mapped leases, as their only writer; `leases` has the blocks themselves.
 
 Block b of a group stands in its row as n kernel blocks, b*m … b*m + n-1, with n = kernel_blocks_per_block and
 m = kernel_block_stride; a place that needs no block (NULL) reads as block 0.
 
-Workers read the rows while they are written, and there is no lock between them: a row's `sequence` is odd from before
-the first byte of a change until after its last, and larger by two afterwards. A reader takes its copy only if the
-number was even before and is the same after copying, and else copies again. That is enough because the daemon alone
-writes, one command at a time, so no two changes of a row overlap; and because stores become visible in the order in
-which they are made, as they do on x86-64.
+Workers read the rows while the daemon writes them, without a lock. A row's `sequence` is odd from before the first byte
+of a change until after the last, and afterwards it is larger by two. A reader takes its copy only if the number was
+even before it copied and is the same afterwards; otherwise it copies again. That is enough for two reasons. The daemon
+alone writes, one command at a time, so no two changes of a row overlap. And stores become visible in the order in which
+they are made, as they do on x86-64.
 
 A crash within a change leaves an odd number, so readers refuse the row until it is written again. Recovery asks
-`published` which rows were in use, publishes anew those of the leases that it believes, and calls `reset` on all
-others: a row that stays mapped is never seen unmapped.
+`published` which rows were in use, publishes the rows of the leases that it believes anew, and calls `reset` on all
+others. So a row that stays mapped is never seen unmapped.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ from kvleased.core.blocks.records import KernelRows
 
 _SEQUENCE_MASK: Final = 2**32 - 1
 _ZERO: Final = np.array(0, np.int32)
-"""What columns are compared with in half the time that a plain number takes."""
+"""0 as an array: comparing a column with it takes half the time that a plain number takes."""
 
 Ints = NDArray[np.integer[Any]]
 """Block ids, or NULL, or counts."""
 
 
 class KernelTable:
-    """Write the rows that kernels read; appending and giving back leave rows alone that are not published."""
+    """Write the rows that kernels read; `append`, `append_many` and `give_back` skip rows that are not published."""
 
     def __init__(self, rows: KernelRows, groups: Sequence[GroupShape]) -> None:
         """Take over rows as they are; after a crash, `reset` them."""
         self.rows = rows
         self.is_used = bool(rows.num_published.any())
-        """Whether any row was ever published; until then no append has anything to do here."""
+        """Whether any row was ever published; until then an append has nothing to do here."""
         self._has_nulls = any(group.gives_back for group in groups)
         self._num_parts = [group.kernel_blocks_per_block for group in groups]
         self._strides = [group.kernel_block_stride for group in groups]
@@ -50,7 +50,7 @@ class KernelTable:
         self._stride_of = np.array(self._strides, np.intp)
         self._first_of = np.array(self._firsts, np.intp)
         self._num_first: Ints = rows.num_published[:, 0]
-        """What is published of the first group."""
+        """By row: how many kernel blocks of the first group are published."""
         self._is_plain = all(parts == 1 for parts in (*self._num_parts, *self._strides))
 
     def __repr__(self) -> str:
@@ -63,13 +63,13 @@ class KernelTable:
         return any(self.rows.num_published[row].tolist())
 
     def published(self, rows: Ints) -> NDArray[np.bool_]:
-        """Tell of many rows whether kernels may read them."""
+        """Tell for each of many rows whether kernels may read it."""
         if len(self._firsts) == 1:
             return self._num_first[rows] > _ZERO
         return np.any(self.rows.num_published[rows], axis=1)  # type: ignore[no-any-return]  # 2-D, so an array
 
     def publish(self, row: int, parts: Sequence[Ints]) -> None:
-        """Write all of a row: for each group its block ids, with NULL at places that need none."""
+        """Write a whole row: for each group its block ids, with NULL at places that need no block."""
         sequence = self._begin(row)
         for group, ids in enumerate(parts):
             kernel_ids = self._expanded(group, ids)
@@ -79,7 +79,7 @@ class KernelTable:
         self._end(row, sequence)
 
     def append(self, row: int, group: int, at: int, ids: Ints) -> None:
-        """Put block ids, or NULL, at the places of a group from `at` on, and end what is published behind them."""
+        """Put block ids, or NULL, at the places of a group from `at` on; the group's published part then ends there."""
         if not self.is_published(row):
             return
         sequence = self._begin(row)
@@ -92,13 +92,13 @@ class KernelTable:
         self._end(row, sequence)
 
     def append_many(self, rows: Ints, starts: Ints, counts: Ints, ids: Ints) -> None:
-        """Append to several rows at once, each named once, in all groups.
+        """Append to several rows at once, in all groups; each row is named once.
 
-        `starts` and `counts` are [rows, groups]: the places that a row has of a group, and how many are added, NULL
-        ones among them. `ids` is what is added, row by row, and in each group by group.
+        `starts` and `counts` are [rows, groups]: how many places a row has of a group, and how many are added,
+        including NULL ones. `ids` are the added ids, row by row, and within each row group by group.
         """
         is_published = self.published(rows)
-        # Nearly always all of them are, or none; bytes are searched faster than an array.
+        # Nearly always all rows are published, or none; bytes are searched faster than an array.
         packed = is_published.tobytes()
         if b"\1" not in packed:
             return
@@ -113,7 +113,7 @@ class KernelTable:
         self.rows.sequence[rows] = sequences + np.uint32(1)
 
     def give_back(self, row: int, group: int, first: int, end: int) -> None:
-        """Let the places from `first` to before `end` of a group read as block 0."""
+        """Let the places of a group from `first` to just before `end` read as block 0."""
         if first >= end or not self.is_published(row):
             return
         sequence = self._begin(row)
@@ -132,13 +132,13 @@ class KernelTable:
         self._end(row, sequence)
 
     def reset(self, rows: Ints) -> None:
-        """Let kernels read nothing of some rows, and end changes that a crash cut off."""
+        """Let kernels read nothing of some rows, and end the changes that a crash cut off."""
         self.rows.sequence[rows] |= np.uint32(1)
         self.rows.num_published[rows] = 0
         self.rows.sequence[rows] += np.uint32(1)
 
     def _begin(self, row: int) -> int:
-        """Make readers wait; return the odd number, which is the one there if a crash left it."""
+        """Make readers wait; return the row's odd sequence number, which a crash may have left there."""
         self.is_used = True
         sequence = self.rows.sequence.item(row) | 1
         self.rows.sequence[row] = sequence
@@ -158,7 +158,7 @@ class KernelTable:
         return expanded
 
     def _put_many(self, rows: Ints, starts: Ints, counts: Ints, ids: Ints) -> None:
-        """Write the kernel ids of block ids; the cases: one group whose blocks are kernel blocks, and any groups."""
+        """Write the kernel ids of block ids; the cases: one group with one kernel block a block, and any groups."""
         if self._is_plain and len(self._firsts) == 1:
             num_added, start_of = counts[:, 0], starts[:, 0]
             places = (start_of - num_added.cumsum() + num_added).repeat(num_added)

@@ -1,7 +1,7 @@
 """Own the leases of a cache: what each holds, which phase of its life it is in, and its row of the block table.
 
-The row is the lease's own memory of its blocks: there is no second list. Which places of it a lease has, and when, is
-told in `covering`; which phase follows which, in `phases`; what the phases mean for blocks, in `states`.
+The row is the only list of a lease's blocks. `covering` tells which places of the row a lease has, and when; `phases`
+tells which phase follows which; `states` tells what the phases mean for blocks.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ _ACTIVE: Final = Phase.ACTIVE
 NOWHERE: Final[Ids] = np.empty(0, np.intp)
 
 Pieces = tuple[Ids, ...]
-"""The places of a group, one piece behind the other."""
+"""The entries of a group's places, in pieces that follow one another."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class Lease:
 
     lease_id: LeaseId
     worker_id: WorkerId
-    """Whose it is; where ranks share it, one of them."""
+    """The worker that has the lease; if ranks share it, one of them."""
     tenant: int
     request: Reserve | Fork | None
     """What was asked for; None after a restart."""
@@ -50,23 +50,23 @@ class Lease:
     deadline: float
     """Monotonic seconds at which the lease expires unless renewed."""
     granted_at: float = 0.0
-    """Monotonic seconds at which its caller was answered; long ago after a restart, which no answer outlives."""
+    """Monotonic seconds at which its caller was answered; -inf after a restart, which no waiting answer outlives."""
     tier_tokens: TierTokens = (0, 0, 0, 0)
-    """Tokens of its prefix that were found in the tiers down to each."""
+    """Tokens of its prefix that were found, for each tier: in that tier and those above it."""
     skipped: frozenset[Tier] = frozenset()
     """Tiers from which a copy for its prefix has failed."""
     unserved_keys: frozenset[bytes] = frozenset()
-    """Keys of copies from the remote store, which has no index, that failed."""
+    """Keys of failed copies from the remote store, which has no index."""
     is_unanswered: bool = False
-    """Whether its call asked the remote store what it has, and had no answer."""
+    """Whether its call asked the remote store what it has, and got no answer."""
     num_left_before: int = 0
-    """Departures, as the history counts them, before its prefix was looked for."""
+    """Departures, as the history counts them, before the search for its prefix."""
     misses: tuple[Missed, ...] | None = None
     """Why the rest of its prefix was not found; None while nobody has asked."""
     num_shared: int = 0
-    """Blocks that a fork has from its parent."""
+    """Blocks that a fork shares with its parent."""
     num_copied: int = 0
-    """Blocks that a fork has copies of."""
+    """Blocks of the parent that were copied for a fork."""
     num_reloading: int = 0
     """Blocks that the last reload had to copy."""
     pending: set[CopyId] = field(default_factory=set)
@@ -75,11 +75,11 @@ class Lease:
     """The call that waits for the phase to change."""
     ticket_deadline: float = 0.0
     next_reload: Reload | None = None
-    """While EVICTING: the ticket is of this call, which wants the lease back once it is down."""
+    """While EVICTING: the reload that `ticket` stands for, if one waits to bring the lease back once it is down."""
     moving_to: Ids
     """Where the entries of the row go while EVICTING (slots) or RELOADING (blocks), in the order of `blocks_of`."""
     members: Members | None = None
-    """The ranks that share it; None where a process calls for all of them."""
+    """The ranks that share it; None if one process calls for all ranks."""
 
     @property
     def hit_tokens(self) -> tuple[int, int, int, int]:
@@ -89,7 +89,7 @@ class Lease:
 
     @property
     def active_worker(self) -> int:
-        """Whose it is while it is active and one worker's alone, else 0; the fast way through a step knows no other."""
+        """The worker of an active lease that no ranks share, else 0; the fast way through a step takes only those."""
         return self.worker_id if self.phase is _ACTIVE and self.members is None else 0
 
     @property
@@ -99,7 +99,7 @@ class Lease:
 
     @property
     def holder(self) -> int:
-        """Whose request it is for: the worker's, or the engine's."""
+        """Whose request the lease is for: the worker's id, or, if ranks share it, minus the engine's number."""
         return self.worker_id if self.members is None else -self.members.engine
 
 
@@ -109,24 +109,24 @@ class LeaseBook:
     def __init__(
         self, rows: LeaseRows, covering: Covering, kernel: KernelTable, *, are_charged: bool = False
     ) -> None:
-        """Take over rows of which none is in use, and the table that shows kernels those that are mapped."""
+        """Take over unused rows, and the table that shows mapped leases to kernels."""
         self.rows = rows
         self.covering = covering
         self.kernel = kernel
         self.num_blocks: NDArray[np.int32] = rows.num_blocks[:, 0]
-        """The end of the places in use of the first group: where a cache is simple, of all there are."""
+        """By row: where the places in use of the first group end; a simple cache has no other group."""
         self._num_published: NDArray[np.int32] = kernel.rows.num_published[:, 0]
         self.by_id: dict[LeaseId, Lease] = {}
         self.by_request: dict[tuple[int, int], LeaseId] = {}
-        """By holder and digest of the request; where an engine has asked for one anew, its newest lease."""
+        """By holder and digest of the request; if an engine has asked for a request anew, the newest lease of it."""
         self._older: dict[tuple[int, int], set[LeaseId]] = {}
-        """The others of those that an engine has asked for anew; of them the newest counts when that one ends."""
+        """The older leases of requests asked for anew; when the newest one ends, the next newest takes its place."""
         self.by_worker: defaultdict[WorkerId, set[LeaseId]] = defaultdict(set)
         self.charges: Charges | None = Charges([]) if are_charged else None
-        """What each tenant has of leases; None while nobody needs to know."""
+        """How many leases each tenant has; None if nobody needs to know."""
         self.free_rows: list[int] = list(range(len(rows.lease_id)))[::-1]
         self.names = RowNames(rows.lease_id)
-        """Which rows the ids of active leases name, for the fast way through a step."""
+        """The rows that the ids of active leases name, for the fast way through a step."""
 
     def __len__(self) -> int:
         """Count the leases."""
@@ -137,7 +137,7 @@ class LeaseBook:
     def blocks_of(self, lease: Lease) -> Ids:
         """Return the entries of the lease's row: block ids, or slot ids while EVICTED or RELOADING.
 
-        They come in the order of the tokens at which they end, over all groups; places that need no block are left out.
+        They come in the order of the tokens at which they end, over all groups, without places that need no block.
         """
         row = lease.row
         if self.covering.is_simple:
@@ -151,7 +151,7 @@ class LeaseBook:
         return len(self.places_of(lease.row))
 
     def packed(self, row: int) -> bytes:
-        """Return the entries of a row of a simple cache as they travel: packed int32."""
+        """Return the entries of a row of a simple cache as replies carry them: packed int32."""
         return self.rows.block_ids[row, : self.num_blocks.item(row)].tobytes()
 
     def places_of(self, row: int) -> Ids:
@@ -162,19 +162,19 @@ class LeaseBook:
         return in_order
 
     def entries_at(self, row: int, places: Ids) -> Ids:
-        """Return what stands at places of a row."""
+        """Return the entries at some places of a row."""
         entries: Ids = self.rows.block_ids[row, places].astype(np.intp)
         return entries
 
     def part(self, row: int, group: int) -> NDArray[np.int32]:
-        """Return a group's part of a row, all of its places, to be read or written."""
+        """Return a view of a group's part of a row, with all of its places, to be read or written."""
         start = self.covering.starts[group]
         end = start + self.covering.groups[group].table_blocks
         part: NDArray[np.int32] = self.rows.block_ids[row, start:end]
         return part
 
     def parts_of(self, row: int) -> list[NDArray[np.int32]]:
-        """Return the places in use of each group, NULL where no block is needed."""
+        """Return for each group the entries of the places in use, NULL where no block is needed."""
         ends = self.rows.num_blocks[row].tolist()
         return [self.part(row, group)[:end] for group, end in enumerate(ends)]
 
@@ -191,9 +191,9 @@ class LeaseBook:
         num_tokens: int,
         num_computed: int,
     ) -> None:
-        """Write a new lease's row and make the lease known; the blocks are already in their states.
+        """Write a new lease's row and make the lease known; the blocks must already be in their states.
 
-        `parts` are the places of each group, from the first one on.
+        `parts` are the entries of each group, from its first place on.
         """
         assert lease.phase in BEGINNINGS, f"no lease begins as {lease.phase.name}"
         rows, row = self.rows, lease.row
@@ -221,7 +221,7 @@ class LeaseBook:
         self.adopt(lease, digest)
 
     def adopt(self, lease: Lease, digest: int) -> None:
-        """Make a lease known whose row is written already."""
+        """Make a lease known; its row must already be written."""
         self.by_id[lease.lease_id] = lease
         if self.charges is not None:
             self.charges.charge(lease.tenant)
@@ -233,7 +233,7 @@ class LeaseBook:
         self.by_worker[lease.worker_id].add(lease.lease_id)
 
     def append(self, lease: Lease, blocks: Ids, num_tokens: int) -> None:
-        """Add blocks, already in their states, to the end of the row of a lease of a simple cache."""
+        """Add blocks, already in their states, to the end of a lease's row in a simple cache."""
         rows, row = self.rows, lease.row
         before = int(self.num_blocks[row])
         after = before + len(blocks)
@@ -251,7 +251,7 @@ class LeaseBook:
     ) -> None:
         """Add blocks, already in their states, to the ends of several rows: `counts[i]` of them to `rows[i]`.
 
-        This is for simple caches; `growing` is for all.
+        This is for simple caches; `growing` is for all caches.
         """
         columns = self.rows
         before = self.num_blocks[rows]
@@ -268,10 +268,10 @@ class LeaseBook:
             self.kernel.append_many(rows, before[:, None], counts[:, None], blocks)
 
     def give_back(self, lease: Lease, num_computed: int) -> Ids:
-        """Empty the places that no token after `num_computed` needs; returns their blocks, the last to end last."""
+        """Empty the places that no token after `num_computed` needs; return their blocks, ordered by where they end."""
         rows, row = self.rows, lease.row
         before = int(rows.num_computed[row])
-        # A crash from here on leaves blocks at places that recovery empties.
+        # A crash from here on leaves blocks at these places; recovery empties them.
         rows.num_computed[row] = num_computed
         left: list[NDArray[np.int32]] = []
         ends: list[Counts] = []
@@ -302,7 +302,7 @@ class LeaseBook:
     def rewrite(self, lease: Lease, entries: Ids, phase: Phase) -> None:
         """Replace the entries of a lease's row, in the order of `blocks_of`.
 
-        A crash in between leaves a row that is not believed.
+        A crash in between leaves a row that a restart does not believe.
         """
         rows, row = self.rows, lease.row
         self.kernel.clear(row)
@@ -311,14 +311,14 @@ class LeaseBook:
         self.enter(lease, phase)
 
     def put(self, row: int, entries: Ids) -> None:
-        """Write the entries of a row that kernels are shown nothing of."""
+        """Write the entries of a row that is not published to kernels."""
         if self.covering.is_simple:
             self.rows.block_ids[row, : len(entries)] = entries
         else:
             self.rows.block_ids[row, self.places_of(row)] = entries
 
     def close(self, lease: Lease) -> None:
-        """Forget a lease; its holds are the caller's to end."""
+        """Forget a lease; the caller ends its holds on blocks."""
         self.rows.lease_id[lease.row] = 0
         self.names.give(lease.row, 0)
         del self.by_id[lease.lease_id]
@@ -340,7 +340,7 @@ class LeaseBook:
         self.by_worker[member.worker_id].add(lease.lease_id)
 
     def unshare(self, lease: Lease, members: Members, worker_id: WorkerId) -> None:
-        """Take a rank out of a lease, which others go on with."""
+        """Take a rank out of a lease that other ranks keep."""
         members.part(worker_id, has_learned=lease.phase is not Phase.LOADING)
         lease.worker_id = next(iter(members.present))
         self._write_members(lease, members)
@@ -373,9 +373,9 @@ class LeaseBook:
             self.by_worker[worker_id].discard(lease.lease_id)
 
     def _write_members(self, lease: Lease, members: Members) -> None:
-        """Let a row say who shares its lease."""
+        """Write into a row which ranks share its lease."""
         rows, row = self.rows, lease.row
         rows.worker_id[row] = lease.worker_id
-        # Before the ranks that are there, so that a crash in between cannot leave one of them out.
+        # Written before `ranks`, so that a crash in between cannot leave out a rank that is there.
         rows.ranks_ever[row] = members.mask_ever
         rows.engine[row], rows.ranks[row] = members.engine, members.mask

@@ -1,6 +1,6 @@
-"""Own the granted leases some of whose keys may not have been found, until there is time to see what became of them.
+"""Own granted leases that may have missed some keys, until there is time to see what became of those keys.
 
-To put one aside costs next to nothing; what it missed is taken from its request later.
+Putting a lease aside costs next to nothing; the keys that it missed are taken from its request later.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from kvleased.core.commands import Reserve
 from kvleased.core.lease.leases import Lease
 
 LEASES_MAX: Final = 512
-"""Leases that wait; what comes above is not looked up, and counted."""
+"""Leases that wait at most; the missed keys of further leases are counted, but not looked up."""
 
 
 class Missing(NamedTuple):
@@ -19,21 +19,21 @@ class Missing(NamedTuple):
 
     keys: bytes
     first_key: int
-    """Of them, in the request's chain."""
+    """The index of the first one in the request's chain."""
     num_left: int
     """Departures before the grant."""
     lease_id: int
 
 
 class MissingKeys:
-    """What was put aside."""
+    """The leases that were put aside."""
 
     def __init__(self, hash_tokens: int) -> None:
-        """Start empty; a key stands for so many tokens."""
+        """Start empty; each key stands for `hash_tokens` tokens."""
         self._hash_tokens = hash_tokens
         self._aside: deque[Lease] = deque()
         self.num_dropped = 0
-        """Keys that nobody looks up."""
+        """Missed keys that are never looked up, because there was no room."""
 
     def __len__(self) -> int:
         """Count the leases that wait."""
@@ -44,7 +44,7 @@ class MissingKeys:
         return f"<MissingKeys {len(self)} leases, {self.num_dropped} keys dropped>"
 
     def put(self, lease: Lease) -> None:
-        """Put a lease aside that has just been granted, if there is room."""
+        """Put a lease that has just been granted aside, if there is room."""
         if len(self._aside) < LEASES_MAX:
             self._aside.append(lease)
         else:
@@ -53,7 +53,7 @@ class MissingKeys:
             self.num_dropped += num_keys - lease.tier_tokens[-1] // self._hash_tokens
 
     def take(self, num_keys: int) -> list[Missing]:
-        """Return what those that were put aside first have missed, until it is as many keys as are asked for."""
+        """Return what leases have missed, oldest first, until there are at least `num_keys` keys or no more leases."""
         taken: list[Missing] = []
         while self._aside and num_keys > 0:
             missed = self._missed(self._aside.popleft())

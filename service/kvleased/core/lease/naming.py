@@ -1,7 +1,7 @@
-"""Own which rows of the table the ids of leases name, found for a whole column of ids at once.
+"""Own which rows of the table lease ids name, and find them for a whole column of ids at once.
 
-A row is found by the lower bits of the id of the lease that took it. Where a younger lease with the same ones took
-their place, the older is not found here, and must be looked up by its whole id.
+A row is found by the lower bits of the id of the lease that took it. If a younger lease has the same lower bits, the
+older one is not found here and must be looked up by its whole id.
 """
 
 from typing import Final, NamedTuple
@@ -16,33 +16,33 @@ _PLACES_PER_ROW: Final = 4
 
 
 class Named(NamedTuple):
-    """What a column of ids names to a worker, until any row changes hands; nobody writes to its arrays."""
+    """What a column of ids names for a worker; valid until any row changes hands, and its arrays are never written."""
 
     worker_id: WorkerId
     lease_ids: bytes
     num_changes: int
-    """How often rows had changed hands when they were looked up."""
+    """How often rows had changed hands when the ids were looked up."""
     rows: Ids
     is_active: NDArray[np.bool_]
-    """Of each id whether it names an active lease of the worker that was found."""
+    """For each id, whether it was found and names an active lease of the worker."""
     are_active: bool
-    """Whether each does."""
+    """Whether every id does so."""
     are_distinct: bool
     """Whether no row is named twice."""
 
 
 class RowNames:
-    """The rows of active leases, by the ids of these."""
+    """The rows of active leases, by lease id."""
 
     def __init__(self, lease_ids: NDArray[np.int64]) -> None:
-        """Begin without names; `lease_ids` is the column of the table, which is the leases' to write."""
+        """Begin without names; `lease_ids` is the table's column, which only `LeaseBook` writes."""
         self.worker_of: NDArray[np.int64] = np.zeros(len(lease_ids), np.int64)
-        """Whose lease a row is, while that is active and one worker's alone; 0 is no worker."""
+        """By row: the worker of its lease if that is active and no ranks share it, else 0."""
         self._lease_ids = lease_ids
         self._last_row: NDArray[np.intp] = np.zeros(_places(len(lease_ids)), np.intp)
-        """The row of the last lease whose id has these lower bits."""
+        """By the lower bits of a lease id: the row of the last lease with these bits."""
         self._low_bits = np.array(len(self._last_row) - 1)
-        """The mask of these, as arrays are masked with it: in half the time that a plain number takes."""
+        """The mask of the lower bits as an array: it masks a column in half the time that a plain number takes."""
         self._mask = len(self._last_row) - 1
         self._mark: NDArray[np.intp] = np.zeros(len(lease_ids), np.intp)
         self._num_changes = 0
@@ -53,19 +53,19 @@ class RowNames:
         return f"<RowNames {np.count_nonzero(self.worker_of)} of {len(self.worker_of)}>"
 
     def name(self, lease_id: LeaseId, row: int, worker_id: int) -> None:
-        """Let an id name a row that its lease has taken, and give it to whose lease it is."""
+        """Let an id name the row that its lease has taken, and give the row to the lease's worker."""
         self._last_row[lease_id & self._mask] = row
         self.give(row, worker_id)
 
     def give(self, row: int, worker_id: int) -> None:
-        """Write whose lease a row is now; every change of what ids name ends here, so nothing older is remembered."""
+        """Write which worker a row belongs to now; every change of a name ends here, so no older look-up is reused."""
         self.worker_of[row] = worker_id
         self._num_changes += 1
 
     def find(self, lease_ids: bytes, worker_id: WorkerId) -> Named:
-        """Return what a packed column of ids names to a worker.
+        """Return what a packed column of ids names for a worker.
 
-        One step names mostly what the last one did; it is not looked up again then.
+        Most steps name the same ids as the step before; then the last look-up is returned again.
         """
         last = self._last
         if (
@@ -84,7 +84,7 @@ class RowNames:
 
     @property
     def is_sound(self) -> bool:
-        """Whether what is remembered is what would be found now."""
+        """Whether the remembered look-up is what would be found now."""
         last = self._last
         if last.num_changes != self._num_changes:
             return True
@@ -112,5 +112,5 @@ class RowNames:
 
 
 def _places(num_rows: int) -> int:
-    """Return a power of two with so much room to spare that leases seldom fall on the same place."""
+    """Return a power of two that is large enough for two leases to seldom have the same lower bits."""
     return 1 << (_PLACES_PER_ROW * num_rows).bit_length()

@@ -1,10 +1,11 @@
 """Own the life of a lease: its phases, and every transition between them, as one table.
 
-The law in prose. A lease begins when its blocks are granted, and is ACTIVE at once, or LOADING while bytes of its
-prefix are on their way; then its caller waits. An ACTIVE lease may go down to the host pool and come back: EVICTING,
-EVICTED, RELOADING. While it moves, both ends of the way are held, and a copy that fails leaves it where it was. A lease
-that is not renewed in time is QUARANTINED while it is on the device, where its worker could still write, and ends while
-it is in the host pool, where no worker can. Any phase ends by its owner's word or by the proof of its owner's death.
+The law in prose. A lease begins when its blocks are granted. It is ACTIVE at once, or first LOADING while bytes of its
+prefix are copied and its caller waits. An ACTIVE lease may go down to the host pool and come back: EVICTING, EVICTED,
+RELOADING. While it moves, both the blocks and the slots are held, and a copy that fails leaves it where it was. If a
+lease is not renewed in time, what happens depends on where it is: on the device, where its worker could still write, it
+is QUARANTINED; in the host pool, where no worker can write, it ends. In any phase, a lease ends when its owner says so
+or is proven dead.
 """
 
 from enum import IntEnum, StrEnum
@@ -31,11 +32,11 @@ class Phase(IntEnum):
 
 
 OFF_DEVICE: Final = (Phase.EVICTING, Phase.EVICTED, Phase.RELOADING)
-"""Phases in which nobody is told of blocks: the bytes are in the host pool, or about to be there, or to leave it."""
+"""Phases in which no caller is told of blocks: the bytes are in the host pool, or on their way there or back."""
 
 
 class End(StrEnum):
-    """How a lease ended that had been granted."""
+    """How a granted lease ended."""
 
     RELEASED = "released"
     """By its owner's word."""
@@ -44,17 +45,17 @@ class End(StrEnum):
     DIED = "died"
     """Its worker's death was proven."""
     EXPIRED = "expired"
-    """It was not renewed in time, in the host pool; on the device it would be quarantined and live on."""
+    """It was in the host pool and not renewed in time; on the device it would be quarantined and live on."""
     ORPHANED = "orphaned"
     """Its worker had lost it."""
     DAMAGED = "damaged"
-    """Its bytes in the host pool were not what they were."""
+    """Its bytes in the host pool were damaged."""
 
 
 ENDED: Final[dict[End, str]] = {
     end: "leases_released" if end is End.RELEASED else f"leases_ended_{end}" for end in End
 }
-"""The counters of ends; with the live leases but those that are LOADING they add up to all granted and recovered."""
+"""The counters of ends; with the live leases that are not LOADING, they add up to all leases granted and recovered."""
 
 MOVING: Final = 7
 """The phase of a row that is being rewritten; a restart does not believe such a row."""
@@ -105,4 +106,4 @@ AFTER_RESTART: Final[dict[Phase, Phase]] = {
     Phase.EVICTED: Phase.EVICTED,
     Phase.RELOADING: Phase.EVICTED,
 }
-"""What a lease is taken for when the control process starts anew; in any other phase it ends: nobody knows of it."""
+"""The phase of each lease after the control process has restarted; in other phases a lease ends: no caller knows it."""

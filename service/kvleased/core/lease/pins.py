@@ -1,4 +1,4 @@
-"""Own what is known of the pins of a cache; who may have another one is told in `keeping`."""
+"""Own the pins of a cache and their blocks; `keeping` tells who may have another pin."""
 
 from kvlease.ids import PinId
 from kvleased.core.ids import Ids
@@ -11,4 +11,4 @@ class Pins(dict[PinId, Ids]):
         """Begin with none."""
         super().__init__()
         self.made_at: dict[PinId, float] = {}
-        """Monotonic seconds, by pin."""
+        """When each pin was made, in monotonic seconds."""

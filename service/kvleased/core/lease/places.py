@@ -1,7 +1,7 @@
-"""Own the places that one lease has of one group, in plain numbers; of many leases at once, `kvlease.groups` tells.
+"""Own the places that one lease has of one group, in plain numbers; for many leases at once see `kvlease.groups`.
 
-The formulas are the same. But for one lease a small array costs ten times what a number does, and a request of several
-groups asks a dozen times.
+The formulas are the same. But for one lease, a small array costs ten times as much as a number, and a request of
+several groups needs a dozen such results.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ class Places:
     __slots__ = ("_chunk", "_extra", "_is_fixed", "_is_state", "_max", "_most", "_size", "_window")
 
     def __init__(self, group: GroupShape) -> None:
-        """Take a group's numbers apart, so that no question compares members of an enumeration."""
+        """Take a group's numbers apart, so that no later call compares members of an enumeration."""
         self._size = group.tokens_per_block
         self._extra = group.extra_blocks
         self._most = group.table_blocks
@@ -38,7 +38,7 @@ class Places:
         return 0
 
     def last_covered(self, num_computed: int, num_tokens: int) -> int:
-        """Return the end of the places that a lease has at most."""
+        """Return where the places of a lease end at most."""
         if self._is_fixed:
             return self._max
         end = min(-(-num_tokens // self._size) + self._extra, self._most)
@@ -53,7 +53,7 @@ class Places:
         return min(max(first_filled, end), after), after
 
     def num_passed(self, num_tokens: int, end: int, after: int) -> int:
-        """Return how many places of speculative tokens' states a lease of so many tokens passes over as it grows."""
+        """Return how many places of speculative states a lease of `num_tokens` passes over as it grows to `after`."""
         first_guessed = (num_tokens - 1) // self._size + 1
         return max(0, min(end, after - 1 - self._extra) - first_guessed)
 
@@ -64,7 +64,7 @@ class Places:
         return min(num_tokens, end * self._size)
 
     def room(self, end: int) -> int:
-        """Return how many tokens the places before `end` have room for, with fewer speculative ones at the table's."""
+        """Return how many tokens the places before `end` have room for, less speculative ones unless the table ends."""
         if self._is_fixed:
             return ENDLESS
         return (end if end == self._most else max(0, end - self._extra)) * self._size

@@ -1,7 +1,7 @@
-"""Own who shares a lease: the ranks of an engine that each call for themselves, how far each has come, what each knows.
+"""Own which ranks of an engine share a lease, how far each has computed, and what each has been told.
 
-A process that calls for all ranks of its engine has no place here, and its leases no members. What calls of members
-mean for their lease is told in `joining` and `parting`.
+This is for ranks that each call for themselves. A process that calls for all ranks of its engine has no place here, and
+its leases have no members. `joining` and `parting` tell what the calls of members mean for their lease.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ RANKS_MAX: Final = 64
 
 
 class Place(NamedTuple):
-    """What a worker is to its engine."""
+    """Which rank of which engine a worker is."""
 
     engine: int
     """64 bits that name the engine and its tenant; 0 is no engine."""
@@ -26,22 +26,22 @@ class Place(NamedTuple):
 
 
 NO_PLACES: Final[Mapping[WorkerId, Place]] = MappingProxyType({})
-"""Where every process calls for all ranks of its engine."""
+"""The places if every process calls for all ranks of its engine."""
 
 
 class RankBook:
-    """The workers that are one rank of an engine each."""
+    """The workers that are each one rank of an engine."""
 
     def __init__(self, num_ranks: int, *, is_recurrent: bool) -> None:
         """Start empty."""
         self.num_ranks = num_ranks
         self.is_recurrent = is_recurrent
-        """Whether the cache keeps states, each of which is of one token."""
+        """Whether the cache keeps recurrent states, each of which belongs to one token."""
         self.places: dict[WorkerId, Place] = {}
         self._workers: dict[Place, WorkerId] = {}
 
     def sit(self, worker_id: WorkerId, place: Place) -> None:
-        """Give a worker its place, which is free."""
+        """Give a worker its place, which must be free."""
         assert place not in self._workers, "a place is for one worker"
         self.places[worker_id] = place
         self._workers[place] = worker_id
@@ -57,12 +57,12 @@ class RankBook:
         return self._workers.get(place)
 
     def holder_of(self, worker_id: WorkerId) -> int:
-        """Return whose requests those of a worker are: its own, or its engine's, which is never a worker's id."""
+        """Return the holder of a worker's requests: the worker's id or, negative and so no worker's, its engine's."""
         place = self.places.get(worker_id)
         return worker_id if place is None or self.num_ranks == 1 else -place.engine
 
     def members_for(self, worker_id: WorkerId) -> "Members | None":
-        """Return the members of a new lease, of which its caller is the first; None where there can be no other."""
+        """Return the members of a new lease, with its caller as the first; None if there can be no other member."""
         place = self.places.get(worker_id)
         if place is None or self.num_ranks == 1:
             return None
@@ -76,16 +76,16 @@ class Member:
     worker_id: WorkerId
     rank: int
     joined_id: LeaseId
-    """The id under which it joined, in one order with those of leases; the first member's is the lease's own."""
+    """The id under which it joined, from the same count as lease ids; the first member's is the lease's own."""
     told: list[int] = field(default_factory=list)
-    """The ends of the places that it knows, by group."""
+    """By group: where the places that it has been told of end."""
     num_tokens: int = 0
     """Tokens that it wants the lease to cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A member's call that waits for its lease, beside those of others."""
+    """A member's call that waits for its lease, beside the calls of other members."""
 
     ticket: int
     worker_id: WorkerId
@@ -93,7 +93,7 @@ class Call:
     joined_id: LeaseId
 
     def answer(self, result: Reply | KVLeaseError) -> Reply | KVLeaseError:
-        """Return what the caller is told where all are told `result`."""
+        """Return `result`, which all waiting members get, as this caller is told it."""
         if isinstance(result, Reserved):
             return replace(result, joined_id=self.joined_id)
         if isinstance(result, Forked):
@@ -104,7 +104,7 @@ class Call:
 class Members:
     """The ranks that share one lease.
 
-    A rank that has not joined yet has computed nothing; what a rank had committed counts after it left, too.
+    A rank that has not joined yet has computed nothing. What a rank has committed still counts after it has left.
     """
 
     def __init__(self, place: Place, worker_id: WorkerId, book: RankBook) -> None:
@@ -114,14 +114,14 @@ class Members:
         self.num_ranks = book.num_ranks
         self.is_recurrent = book.is_recurrent
         self.hit_tokens = 0
-        """Tokens of the prefix that was found: what every rank had before it computed anything."""
+        """Tokens of the prefix that was found, which every rank has before it computes anything."""
         self.ahead_tokens = 0
-        """How far a rank may be ahead that nobody remembers any more, after a restart."""
+        """How many tokens some rank may have computed, after a restart, which forgets what each rank had committed."""
         self.present: dict[WorkerId, Member] = {worker_id: first}
         self.commits: dict[int, list[int]] = {place.rank: []}
-        """By rank that ever joined: what it has committed and not all have; its newest commit is always there."""
+        """By rank that ever joined: its commits that not all ranks have made, and always its newest one."""
         self.evicts: dict[WorkerId, Call] = {}
-        """Calls of the members that wait until all others want the lease off the device, too."""
+        """Calls of members that wait until all other members want the lease off the device, too."""
 
     def __repr__(self) -> str:
         """Show life: which ranks are there and how far they have come."""
@@ -130,7 +130,7 @@ class Members:
 
     @property
     def mask(self) -> int:
-        """A bit for each rank that is there."""
+        """A bit for each rank that has the lease now."""
         return sum(1 << one.rank for one in self.present.values())
 
     @property
@@ -145,22 +145,22 @@ class Members:
 
     @property
     def all_want_down(self) -> bool:
-        """Whether every rank that may write has asked for the lease to leave the device; one yet to come may."""
+        """Whether all ranks have joined (one yet to come may write) and all present ones want the lease evicted."""
         return self.have_all_joined and self.evicts.keys() == self.present.keys()
 
     def begin(self, lease_id: LeaseId, ends: list[int], num_tokens: int, hit_tokens: int) -> None:
-        """Note what the lease begins with, which its first members are told."""
+        """Note the places and tokens that the lease begins with; its first members are told of them."""
         self.hit_tokens = hit_tokens
         for member in self.present.values():
             member.told, member.num_tokens, member.joined_id = [*ends], num_tokens, lease_id
 
     def join(self, member: Member) -> None:
-        """Let a rank share the lease; one that was there before begins anew."""
+        """Let a rank share the lease; a rank that had it before begins anew."""
         self.present[member.worker_id] = member
         self.commits[member.rank] = []
 
     def part(self, worker_id: WorkerId, *, has_learned: bool) -> Member:
-        """Take a member out; what it has committed stays so. Who never learned of the lease is yet to come."""
+        """Take a member out; its commits still count. If it never learned of the lease, it counts as not joined."""
         member = self.present.pop(worker_id)
         if not has_learned:
             del self.commits[member.rank]
@@ -171,7 +171,7 @@ class Members:
     def agreed(self, worker_id: WorkerId | None = None, num_tokens: int = 0) -> int:
         """Return how many tokens all ranks have committed, once a member has committed `num_tokens`.
 
-        Where there are states, that is the newest commit that all have made alike.
+        If the cache keeps states, that is the newest commit that all ranks have made at the same token.
         """
         if not self.have_all_joined:
             return 0
@@ -185,7 +185,7 @@ class Members:
         return min(max(commits, default=0) for commits in made)
 
     def note(self, worker_id: WorkerId, num_tokens: int) -> None:
-        """Note a commit of a member; commits that all have made are forgotten, but for each rank's newest."""
+        """Note a commit of a member; forget commits that all ranks have made, except each rank's newest."""
         self.commits[self.present[worker_id].rank].append(num_tokens)
         agreed = self.agreed()
         for commits in self.commits.values():
@@ -194,21 +194,21 @@ class Members:
             commits[:] = sorted({one for one in commits if one >= least or one == newest})
 
     def forget_behind(self, num_tokens: int) -> None:
-        """Forget what ranks had committed in blocks that have left the lease; what comes in their places is unwritten.
+        """Forget commits beyond `num_tokens`: those blocks have left the lease, and new ones there are unwritten.
 
-        Who is there still wants all that it has committed, so this is about ranks that have parted.
+        A present rank still wants all that it has committed, so this concerns ranks that have parted.
         """
         self.ahead_tokens = min(self.ahead_tokens, num_tokens)
         for commits in self.commits.values():
             commits[:] = sorted({min(one, num_tokens) for one in commits})
 
     def computed_by(self, worker_id: WorkerId, num_computed: int) -> int:
-        """Return how many tokens a member has computed, where all have computed `num_computed`."""
+        """Return how many tokens a member has computed, if all ranks have computed `num_computed`."""
         own = self.commits[self.present[worker_id].rank]
         return max([num_computed, self.ahead_tokens, *own])
 
     def furthest(self, num_computed: int) -> int:
-        """Return how many tokens the rank that is furthest has computed."""
+        """Return how many tokens the furthest rank has computed."""
         return max([num_computed, self.ahead_tokens, *map(_newest, self.commits.values())])
 
 
