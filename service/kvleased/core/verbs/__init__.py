@@ -1,1 +1,1 @@
-"""What callers ask for, verb by verb; whose turn it is; and what becomes of leases by it."""
+"""The verbs that callers ask for, the order in which calls are served, and the ends of leases and workers."""

@@ -1,9 +1,10 @@
-"""Own the calls that wait to know what the remote store has of their prefix, before they are served as all others are.
+"""Own the calls that first wait to learn which blocks of their prefix the remote store has.
 
-The remote store has no index here, so it is asked: for the blocks of a prefix that no tier has, by a call that may
-wait. Such a call holds nothing and has no place in the line. It goes on as soon as the store has answered; without an
-answer, and with nothing from there, when the store turns out not to work, or when its own time is over. It asks once.
-Ranks of an engine that call apart each ask for themselves, and share the lease of the first of them that goes on.
+The remote store has no index here, so a call that may wait asks it for the blocks of its prefix that no tier has.
+Meanwhile the call holds nothing and has no place in the line. When the store has answered, the call goes on like any
+other. If the store turns out not to work, or the call's time is over, it goes on without an answer and takes nothing
+from the store. A call asks once. Ranks of an engine that call apart each ask for themselves; the first to go on gets
+the lease, and the others share it.
 """
 
 from typing import Final, NamedTuple
@@ -31,7 +32,7 @@ from kvleased.core.verbs.seating import (
 from kvleased.core.waiting import Asking
 
 LABELS_MAX: Final = 1024
-"""Blocks that the remote store is asked for at once; what comes behind them is computed."""
+"""Blocks that a call asks the remote store for at most; blocks behind them are computed."""
 
 
 class _Blocks(NamedTuple):
@@ -39,11 +40,11 @@ class _Blocks(NamedTuple):
 
     keys: bytes
     positions: Ids
-    """Of the keys in the chain."""
+    """The index of each key in the chain."""
 
 
 def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
-    """Let a call wait until the remote store has told what it has; None where there is nothing to ask for."""
+    """Ask the remote store what it has, and let the call wait for the answer; None if there is nothing to ask for."""
     check_call(state, command)
     if Tier.REMOTE in state.tiers_off or state.is_crowded or not state.covering.shared:
         return None
@@ -64,7 +65,7 @@ def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
 
 
 def supersede_asking(state: CacheState, command: Reserve, ticket: int | None) -> None:
-    """Answer the earlier calls of a request that still wait to know, once a later one has got further."""
+    """Answer the earlier calls of a request that still wait for the remote store, as a later call has replaced them."""
     for asking in list(state.asking.values()):
         other = asking.waiter
         if other.worker_id != command.worker_id or other.ticket == ticket:
@@ -84,12 +85,12 @@ def _missing(state: CacheState, command: Reserve) -> _Blocks:
     try:
         prefix = match(state, command.keys, tenant, EVERYWHERE)
     except InvalidError:
-        # Told when its turn comes.
+        # The call is refused for this when its turn comes.
         return _Blocks(b"", np.empty(0, np.intp))
     behind = _behind(command, prefix) if state.is_simple else _in_groups(state, command, prefix)
     _, has, _ = look_everywhere(state, behind.keys, None, EVERYWHERE)
     if state.is_simple and has[:1].any():
-        # Another tenant has what would come next.
+        # Another tenant has the block that would come next, so the prefix ends here.
         has[:] = True
     (missing,) = (~has).nonzero()
     missing = missing[behind.positions[missing].argsort(kind="stable")][:LABELS_MAX]
@@ -97,7 +98,7 @@ def _missing(state: CacheState, command: Reserve) -> _Blocks:
 
 
 def _behind(command: Reserve, prefix: Match) -> _Blocks:
-    """Return the blocks behind a prefix in a simple cache, as many as may be asked for."""
+    """Return the blocks behind a prefix in a simple cache, at most `LABELS_MAX`."""
     first = len(prefix.entries)
     keys = command.keys[first * BYTES_PER_KEY : (first + LABELS_MAX) * BYTES_PER_KEY]
     return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY))
@@ -120,7 +121,7 @@ def _in_groups(state: CacheState, command: Reserve, prefix: Match) -> _Blocks:
 
 
 def probed(state: CacheState, command: Probed, now: float) -> Outcome:
-    """Let a call go on that has waited for what the remote store says."""
+    """Take the remote store's answer, and let the call that has waited for it go on."""
     asking = state.asking.get(command.probe_id)
     if asking is None:
         state.counters["probes_unknown"] += 1
@@ -128,7 +129,7 @@ def probed(state: CacheState, command: Probed, now: float) -> Outcome:
     if not command.is_present:
         _go_on_unanswered(state, asking, now)
         return Outcome(reply=Done())
-    # What is cut short tells nothing of the rest.
+    # An answer that is cut short tells nothing of the remaining keys.
     told = zip(asking.keys, command.is_present, strict=False)
     keys = frozenset(key for key, is_present in told if is_present)
     state.counters["remote_present"] += len(keys)
@@ -155,13 +156,13 @@ def _go_on_unanswered(state: CacheState, asking: Asking, now: float) -> None:
 
 
 def end_asking(state: CacheState, now: float) -> None:
-    """Let those calls go on without an answer whose time is up: what they lack is told as to any other."""
+    """Let calls whose time is up go on without an answer: if they lack room, they are refused as any others."""
     for asking in list(state.asking.values()):
         if asking.waiter.deadline <= now:
             _go_on_unanswered(state, asking, now)
 
 
 def end_all_asking(state: CacheState, now: float) -> None:
-    """Let all calls go on without an answer, for there will be none."""
+    """Let all calls go on without an answer, because none will come."""
     for asking in list(state.asking.values()):
         _go_on_unanswered(state, asking, now)

@@ -1,6 +1,6 @@
-"""Own the dropping of what is cached, of one tenant or of all: in every tier that is known here, but for what is held.
+"""Own the clearing of a cache: drop the cached blocks of one tenant or of all from all known tiers, unless held.
 
-What the remote store has is its own business, and what a copy is bringing somewhere comes to be cached there yet.
+The remote store keeps what it has. Blocks that a copy is bringing to a tier are cached there when it is done.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from kvleased.core.state import CacheState
 
 
 def clear(state: CacheState, command: Clear, now: float) -> Outcome:
-    """Drop cached blocks that nobody holds, and tell of those that somebody does."""
+    """Drop cached blocks that nobody holds, and report what holds the others."""
     del now
     cached = [_cached(pool, command.tenant_digest) for pool in state.pools]
     dropped = [
@@ -31,7 +31,7 @@ def clear(state: CacheState, command: Clear, now: float) -> Outcome:
 
 
 def _cached(pool: Pool, tenant: int | None) -> Ids:
-    """Return the findable blocks of a pool that are a tenant's, or everybody's."""
+    """Return the findable blocks of a pool: one tenant's, or all if `tenant` is None."""
     is_chosen = pool.records.state == State.READY
     if tenant is not None:
         is_chosen &= pool.records.tenant == tenant
@@ -39,13 +39,13 @@ def _cached(pool: Pool, tenant: int | None) -> Ids:
 
 
 def _drop(pool: Pool, blocks: Ids) -> int:
-    """Make cached blocks that nobody holds free, and return how many."""
+    """Make cached blocks that nobody holds free; return how many there are."""
     pool.evict(blocks, Parting.DROPPED)
     return len(blocks)
 
 
 def _cleared(state: CacheState, cached: list[Ids], dropped: list[int]) -> Cleared:
-    """Return the answer, which names what holds the blocks that stay."""
+    """Return the answer, which says what holds the blocks that stay."""
     is_held = [np.zeros(len(pool), np.bool_) for pool in state.pools]
     for pool, blocks, held in zip(state.pools, cached, is_held, strict=True):
         held[blocks] = pool.holds[blocks] > 0

@@ -1,4 +1,4 @@
-"""Own what workers say about their blocks and ask about cached ones: commit, map, lookup, pin and unpin."""
+"""Own the verbs by which workers publish blocks and use cached ones: commit, map, lookup, pin and unpin."""
 
 from typing import Final, NamedTuple
 
@@ -28,24 +28,24 @@ from kvleased.core.verbs.ending import renew
 from kvleased.core.verbs.joining import agreed_commit
 from kvleased.counted import counted
 
-# Reading a member of an enumeration costs as much as a small array operation, and comparing an array with one ten.
+# Reading an enumeration member costs as much as a small array operation; comparing an array with one, ten times that.
 _READY: Final = int(State.READY)
 _COMMIT: Final = Event.COMMIT
 _NO_CHECKSUM: Final = np.array(0, np.uint64)
-"""As an array, which a column is set to in half the time of a plain number."""
+"""0 as an array: setting a column to it takes half the time that a plain number takes."""
 _ON_DEVICE: Final = (Phase.ACTIVE, Phase.QUARANTINED)
 _POSITION: Final = np.dtype(np.uint32)
-"""As the records have it: a column is set to an array of its own kind in a sixth of the time of another's."""
+"""The records' own type: a column is set to an array of it in a sixth of the time that another type takes."""
 _NO_PIN: Final = PinId(0)
-"""What a caller gets who pins nothing: unpinning it is an answered no-op."""
+"""The pin that a caller gets if no block was pinned; unpinning it is an answered no-op."""
 
 Positions = NDArray[np.uint32]
 
 
 def commit(state: CacheState, command: Commit, now: float) -> Outcome:
-    """Make full blocks findable, and give back what no later token needs.
+    """Make full blocks findable, and give back blocks that no later token needs.
 
-    The late word of a quarantined lease's owner counts, for nobody else wrote there.
+    A late commit to a quarantined lease counts, because nobody else has written to its blocks.
     """
     del now
     lease = state.lease_of(command)
@@ -68,7 +68,7 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
         records.position[new] = positions
         records.checksum[new] = _NO_CHECKSUM
         if state.dirt.shares:
-            # Before, so that a crash in between cannot leave the mark of other bytes.
+            # Cleared before publishing, so that a crash in between cannot leave the mark of the earlier bytes.
             records.is_remote[new] = False
         device.publish(new, keys, _COMMIT)
         if state.dirt.is_any:
@@ -92,22 +92,22 @@ class _Named(NamedTuple):
 
     blocks: Ids
     keys: bytes
-    """Those under which they are kept."""
+    """The keys under which the blocks are kept."""
     positions: Positions
-    """Of these keys in the request's chain."""
+    """The indices of these keys in the request's chain."""
 
 
 _NONE_NAMED: Final = _Named(NOWHERE, b"", np.empty(0, _POSITION))
 
 
 def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None) -> _Named:
-    """Return those of the named blocks that become findable; `states` is None where none of them is yet."""
+    """Return those of the named blocks that become findable; `states` is None if none of them is READY yet."""
     is_new = state.device.index.find(named.keys) < ZERO
     if states is not None:
         is_new &= states != _READY
     if state.loading:
         is_new &= ~state.are_loading(named.keys)
-    # Nearly always all of them are; bytes are searched faster than an array.
+    # Nearly always all of them are new; bytes are searched faster than an array.
     if b"\0" not in is_new.tobytes():
         return named
     keys = chosen_keys(named.keys, is_new)
@@ -115,7 +115,7 @@ def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None) -> 
 
 
 def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
-    """Refuse keys that are none, or that name what the lease cannot have written."""
+    """Refuse keys that are malformed, or that name blocks which the lease cannot have filled."""
     check_keys(command.keys)
     check_distinct(command.keys)
     num_keys = len(command.keys) // BYTES_PER_KEY
@@ -139,7 +139,7 @@ def _covered_tokens(state: CacheState, lease: Lease) -> int:
 
 
 def _named(state: CacheState, lease: Lease, command: Commit) -> _Named:
-    """Return the blocks of a lease that end where one of the keys does, over all groups that are shared."""
+    """Return the blocks of a lease that end where one of the keys does, in all groups whose blocks are found by key."""
     if not state.covering.shared or not command.keys:
         return _NONE_NAMED
     if not state.is_simple:
@@ -161,14 +161,14 @@ def _named_in_groups(state: CacheState, lease: Lease, command: Commit) -> _Named
         part = state.leases.part(lease.row, at)[first : first + len(marked)].astype(np.intp)
         places = np.arange(first, first + len(marked), dtype=_POSITION)
         is_named = part != NULL
-        # Nearly always all of them are, except states; bytes are searched faster than arrays are chosen from.
+        # Nearly always all places have a block, except those of states; searching bytes is faster than choosing.
         if group.keeps is not Keeps.STATE and b"\0" not in is_named.tobytes():
             blocks.append(part)
             keys.append(marked)
             positions.append((places + 1) * group.keys_per_block - 1)
             continue
         if group.keeps is Keeps.STATE:
-            # A state is of the very token that it was written at.
+            # A state belongs to exactly the token at which it was written.
             is_named &= (places + 1) * group.tokens_per_block == command.num_tokens
         blocks.append(part[is_named])
         keys.append(marked[is_named])
@@ -177,7 +177,7 @@ def _named_in_groups(state: CacheState, lease: Lease, command: Commit) -> _Named
 
 
 def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
-    """Note how far a lease's states are written; returns how many blocks it has left that no later token needs."""
+    """Note how many tokens of a lease are computed; return how many blocks it gave back, unneeded by later tokens."""
     leases = state.leases
     if num_tokens <= leases.rows.num_computed.item(lease.row):
         return 0
@@ -199,7 +199,7 @@ def _check_same_keys(state: CacheState, ready: Ids, keys: bytes) -> None:
 
 
 def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
-    """Let readers of the block table see a lease's row."""
+    """Publish a lease's row to the readers of the block table."""
     lease = state.lease_of(command)
     renew(state, lease, now)
     if lease.phase is not Phase.ACTIVE:
@@ -217,7 +217,7 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
 
 
 def lookup(state: CacheState, command: Lookup, now: float) -> Outcome:
-    """Tell how much of a prefix a tenant could reuse now, without asking any store; holds and changes nothing."""
+    """Tell how much of a prefix a tenant could reuse now; ask no store, hold nothing and change nothing."""
     del now
     prefix = match(state, command.keys, command.tenant_digest, EVERYWHERE)
     is_in = parted(state, prefix.below)
@@ -244,7 +244,7 @@ def pin(state: CacheState, command: Pin, now: float) -> Outcome:
 
 
 def unpin(state: CacheState, command: Unpin, now: float) -> Outcome:
-    """End a pin; one that has ended already, or holds another tenant's blocks, is an answered no-op."""
+    """End a pin; if it has ended already or holds another tenant's blocks, do nothing and say so."""
     del now
     blocks = state.pins.get(command.pin_id)
     if blocks is None or is_foreign(state, blocks, command.tenant_digest):

@@ -1,4 +1,4 @@
-"""Own the drain of a cache and its end: what is granted no more meanwhile, and who is told so."""
+"""Own the drain of a cache and its end: which calls are no longer granted, and which are told so."""
 
 from kvleased.core.admission.refusals import draining
 from kvleased.core.commands import Drain, Reserve, Undrain
@@ -7,9 +7,9 @@ from kvleased.core.state import CacheState
 
 
 def drain(state: CacheState, command: Drain, now: float) -> Outcome:
-    """Grant no new lease from now on, nor to those that wait for one; running ones may finish.
+    """Grant no new lease from now on, also not to calls that wait for one; running leases may finish.
 
-    A second one tells how far the first has come, and whose drain it is by now.
+    A repeated drain tells how far the drain has come, and sets anew whether the whole daemon drains.
     """
     del now
     state.is_draining, state.drains_daemon = True, command.is_daemon

@@ -1,4 +1,4 @@
-"""Own the ends of leases and workers: release, expiry, death, and the one function that every one of them comes to."""
+"""Own the ends of leases and workers: release, expiry and death, and the function that ends a lease for all of them."""
 
 from typing import Final
 
@@ -31,10 +31,10 @@ _ACTIVE: Final = Phase.ACTIVE
 def end_lease(
     state: CacheState, lease: Lease, end: End, reason: KVLeaseError | None = None
 ) -> None:
-    """End a lease whose worker is quiescent: by its own word, by its death, or because it never knew of the lease.
+    """End a lease whose worker no longer writes: it said so, has died, or never knew of the lease.
 
-    It is counted by how it ended, unless it was never granted. What a copy in flight still holds stays held until that
-    copy ends.
+    The lease is counted by how it ended, unless it was never granted. Blocks that a copy in flight holds stay held
+    until that copy ends.
     """
     if lease.phase is not Phase.LOADING:
         state.counters[ENDED[end]] += 1
@@ -42,7 +42,7 @@ def end_lease(
 
 
 def forget_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = None) -> None:
-    """End a lease of which nobody was told yet, or one whose end is counted."""
+    """End a lease that no caller was told of yet, or whose end is already counted."""
     entries, phase = state.leases.blocks_of(lease), lease.phase
     if state.device.has_classes:
         keep_class(state, lease, entries)
@@ -56,7 +56,7 @@ def forget_lease(state: CacheState, lease: Lease, reason: KVLeaseError | None = 
 
 
 def _let_go_of_both(state: CacheState, lease: Lease, entries: Ids) -> None:
-    """Let go of what a lease that is not simply active has in either tier."""
+    """Let go of the blocks and slots of a lease that is not simply active."""
     if lease.phase in (Phase.EVICTED, Phase.RELOADING):
         state.host.let_go(entries)
     else:
@@ -81,9 +81,9 @@ def _answer_waiting(state: CacheState, lease: Lease, reason: KVLeaseError | None
 
 
 def release(state: CacheState, command: Release, now: float) -> Outcome:
-    """End a lease by its owner's word; a lease that has ended already is an answered no-op.
+    """End a lease because its owner says so; if it has ended already, do nothing and say so.
 
-    Where ranks share it, that is the word of the last of them.
+    If ranks share the lease, it ends when the last of them has released it.
     """
     state.tenant_of(command.worker_id)
     if command.lease_id not in state.leases.by_id:
@@ -107,16 +107,16 @@ def release(state: CacheState, command: Release, now: float) -> Outcome:
 
 
 def settle(state: CacheState) -> None:
-    """Let go of what released leases had, and of what moves held that are done, and go on with moves in parts.
+    """Let go of the blocks of released leases and of finished moves, and carry on the moves that are done in parts.
 
-    No answer need wait for the former, and nobody sees what the latter are in between.
+    Answers need not wait for the letting go, and no caller sees a move that is only partly done.
     """
     while state.unsettled:
         settle_part(state)
 
 
 def settle_part(state: CacheState) -> None:
-    """Do the first part of what there is to settle; of many blocks that a move held, let go of some."""
+    """Do the first part of what is unsettled; if a move held many blocks, let go of some of them."""
     unsettled = state.unsettled
     if unsettled.leaving:
         state.device.let_go(state.leases.blocks_of(unsettled.leaving.pop(0)))
@@ -124,7 +124,7 @@ def settle_part(state: CacheState) -> None:
         pool, entries, is_leaving = unsettled.left.pop(0)
         num_others = max(0, len(entries) - state.shape.blocks_at_once)
         if num_others:
-            # The last in token order go first: they are the first to be evicted.
+            # Blocks that are last in token order go first: they are the first to be evicted.
             unsettled.left.insert(0, (pool, entries[:num_others], is_leaving))
         entries = entries[num_others:]
         pool.let_go(entries)
@@ -138,9 +138,9 @@ def settle_part(state: CacheState) -> None:
 
 
 def expire(state: CacheState, lease: Lease) -> None:
-    """Quarantine a lease that was not renewed; nothing that its worker could still write becomes anybody else's.
+    """Quarantine a lease that was not renewed, so that nobody else gets blocks that its worker could still write.
 
-    An evicted lease simply ends: no worker can touch a slot.
+    An evicted lease simply ends, because no worker can write to a slot.
     """
     state.counters["leases_expired"] += 1
     state.tell("lease_expired", lease)
@@ -152,7 +152,7 @@ def expire(state: CacheState, lease: Lease) -> None:
 
 
 def renew(state: CacheState, lease: Lease, now: float) -> None:
-    """Note that a lease's owner lives; what was quarantined is its own again, for nobody else could touch it."""
+    """Note that a lease's owner lives; a quarantined lease is its own again, as nobody else could touch the blocks."""
     lease.deadline = now + state.shape.lease_seconds
     if lease.phase is Phase.QUARANTINED:
         _change_private(state, lease, State.QUARANTINED, Event.REVIVE)
@@ -186,7 +186,7 @@ def attach(state: CacheState, command: Attach, now: float) -> Outcome:
 
 
 def _sit(state: CacheState, command: Attach) -> None:
-    """Give a worker its place in its engine, unless another one that lives has it."""
+    """Give a worker its place in its engine; refuse it if another living worker has that place."""
     num_ranks = min(state.shape.num_ranks, RANKS_MAX)
     if not 0 <= command.rank < num_ranks:
         msg = f"rank is {command.rank}; the ranks that can call apart are 0 to {num_ranks - 1}"
@@ -203,7 +203,7 @@ def _sit(state: CacheState, command: Attach) -> None:
 
 
 def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> Outcome:
-    """End a worker and all that is its own; a second time changes nothing."""
+    """End a worker with its waiting calls, leases and magazine; ending it a second time changes nothing."""
     worker_id = command.worker_id
     if state.workers.pop(worker_id, None) is None:
         if isinstance(command, Detach):
@@ -232,9 +232,9 @@ def end_worker(state: CacheState, command: Detach | WorkerDied, now: float) -> O
 
 
 def _end_magazine(state: CacheState, magazine: Magazine) -> None:
-    """Let go of all that is in a magazine whose last process has ended: private blocks are free at once.
+    """Let go of all blocks in a magazine whose last process has ended; private ones are free at once.
 
-    What none of its processes has vouched for since the control process started anew does not stay cached.
+    If no process has used the magazine since the control process started anew, its blocks do not stay cached.
     """
     device = state.device
     blocks = state.magazines.close(magazine)
@@ -247,8 +247,8 @@ def _end_magazine(state: CacheState, magazine: Magazine) -> None:
 def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
     """Renew the leases that a worker still knows, and end those that it has lost.
 
-    The answer says how far ids have been issued, so that the worker can speak of leases whose answers never reached it;
-    why that is safe is told in the client's `Session`.
+    The answer has the newest id issued. With it, the worker's next heartbeat can cover leases whose answers never
+    reached the worker; the client's `Session` tells why that is safe.
     """
     state.tenant_of(command.worker_id)
     own = state.leases.by_worker.get(command.worker_id, set())
@@ -277,7 +277,7 @@ def heartbeat(state: CacheState, command: Heartbeat, now: float) -> Outcome:
 
 
 def _known_as(lease: Lease, worker_id: WorkerId) -> LeaseId:
-    """Return under which id a worker was told of a lease."""
+    """Return the id under which a worker was told of a lease."""
     if lease.members is None:
         return lease.lease_id
     return lease.members.present[worker_id].joined_id

@@ -1,7 +1,7 @@
-"""Own the verbs on a magazine: what an exchange gives it and takes from it, and the inventory of what it holds.
+"""Own the verbs on a magazine: the exchange, which changes what is in it, and the inventory of what it holds.
 
-An exchange is carried out column by column, and in a column as if entry by entry: what an entry names a second time is
-no more what it was. Its sequence is written first, so that one whose answer was lost is never carried out again.
+An exchange is carried out column by column, and within a column as if entry by entry: an entry that repeats a block or
+key finds it changed by the first. Its sequence is written first, so it is not carried out again if its answer was lost.
 """
 
 from typing import Final
@@ -27,11 +27,11 @@ from kvleased.core.verbs.prefetching import prefetch
 from kvleased.counted import counted
 
 _DONE, _REFUSED, _NOT_SO = 1, 2, 3
-"""What a byte says of an entry."""
+"""The byte in an answer for each entry."""
 _NOT_THERE, NOT_HELD = -1, -2
-"""What stands in the place of a block that is not held: it is nowhere, or it is cached."""
+"""Stand in an answer for a block that is not held: it is cached nowhere, or it is cached."""
 _NO_KEY: Final = bytes(BYTES_PER_KEY)
-"""What an inventory says of a private block, so that no findable one may have it."""
+"""Stands for a private block in an inventory, so no findable block may have this key."""
 _BYTES_PER_BLOCK: Final = 4
 # Reading a member of an enumeration costs as much as a small array operation.
 _READY: Final = int(State.READY)
@@ -96,7 +96,7 @@ def inventory(state: CacheState, command: Inventory, now: float) -> Outcome:
     )
 
 
-# What is refused as a whole ---------------------------------------------------------------------------------------
+# Refusals of a whole exchange -------------------------------------------------------------------------------------
 
 
 def _check_columns(command: Exchange) -> None:
@@ -156,7 +156,7 @@ def _check_alone(state: CacheState, magazine: Magazine) -> None:
 def _own(state: CacheState, magazine: Magazine, packed: bytes) -> tuple[Ids, NDArray[np.bool_]]:
     """Return the blocks that are named, and which entries name a block of the magazine for the first time.
 
-    Where there is no such block, another one stands in its place, which the entry does not count for.
+    For an entry that names no block of the pool, block 0 stands in its place, and the entry does not count.
     """
     named = np.frombuffer(packed, np.int32).astype(np.intp)
     is_own = (named >= 0) & (named < len(state.device))
@@ -170,7 +170,7 @@ def _own(state: CacheState, magazine: Magazine, packed: bytes) -> tuple[Ids, NDA
 
 
 def _codes(is_own: NDArray[np.bool_], is_done: NDArray[np.bool_]) -> bytes:
-    """Return a byte for each entry; `is_done` tells of those that are the magazine's."""
+    """Return a byte for each entry; `is_done` has one value for each entry that is the magazine's."""
     codes = np.full(len(is_own), _NOT_SO, np.uint8)
     codes[is_own] = np.where(is_done, _DONE, _REFUSED)
     return codes.tobytes()
@@ -197,7 +197,7 @@ def _publish(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
         records.position[new] = positions
         records.checksum[new] = 0
         if state.dirt.shares:
-            # Before, so that a crash in between cannot leave the mark of other bytes.
+            # Cleared before publishing, so that a crash in between cannot leave the mark of the earlier bytes.
             records.is_remote[new] = False
         device.publish(new, new_keys, Event.COMMIT)
         if state.dirt.is_any:
@@ -209,7 +209,7 @@ def _publish(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
 
 
 def _retract(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
-    """Make findable blocks private that nobody else holds."""
+    """Make findable blocks private if nobody else holds them."""
     device = state.device
     blocks, is_own = _own(state, magazine, packed)
     is_own &= device.records.state[blocks] == _READY
@@ -223,7 +223,7 @@ def _retract(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
 
 
 def _drop(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
-    """Let go of blocks, given in token order, as a release does."""
+    """Let go of blocks as a release does; the entries are in token order."""
     blocks, is_own = _own(state, magazine, packed)
     leaving = blocks[is_own]
     state.magazines.remove(magazine, leaving)
@@ -235,7 +235,7 @@ def _drop(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
 
 
 def _hold(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
-    """Hold the blocks of keys, and bring what is below; returns what stands for each key."""
+    """Hold the device blocks of keys, and bring blocks from below if wanted; return the answer's entry for each key."""
     device, tenant = state.device, magazine.tenant
     found = device.index.find(command.hold_keys)
     is_there = found >= 0
@@ -257,7 +257,7 @@ def _hold(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
 
 
 def _count_keys(state: CacheState, answer: Ids) -> None:
-    """Count what became of keys; one that is cached and not held is asked for again."""
+    """Count what became of keys; a key whose block is cached and not held will be asked for again."""
     num_missed, num_cached = (
         int(np.count_nonzero(answer == one)) for one in (_NOT_THERE, NOT_HELD)
     )
@@ -267,7 +267,7 @@ def _count_keys(state: CacheState, answer: Ids) -> None:
 
 
 def _add(state: CacheState, magazine: Magazine, blocks: Ids) -> None:
-    """Have a magazine hold READY blocks, each once, however often it is named."""
+    """Have a magazine hold READY blocks, each block once even if it is named several times."""
     if not state.device.are_distinct(blocks):
         blocks = first_of_each(blocks)
     new = blocks[~state.magazines.holds(magazine, blocks)]
@@ -280,9 +280,9 @@ def _add(state: CacheState, magazine: Magazine, blocks: Ids) -> None:
 def _look_below(
     state: CacheState, magazine: Magazine, command: Exchange, is_there: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Tell of each key whether it is cached in any tier, or on its way; brings what is below if that is wanted.
+    """Tell for each key whether it is cached in any tier or on its way; bring blocks from below if that is wanted.
 
-    Where holding stops at a miss, what is behind the first key that is not even cached does not count.
+    If holding stops at a miss, keys behind the first one that is not even cached do not count.
     """
     entries, is_missing = np.where(is_there, 0, -1), ~is_there
     look_below(state, command.hold_keys, (entries, is_missing), EVERYWHERE)
@@ -297,7 +297,7 @@ def _look_below(
 
 
 def _bring(state: CacheState, magazine: Magazine, slots: Ids) -> None:
-    """Start to bring what slots have to the device, as far as there is room, the first ones first."""
+    """Start to bring the bytes of slots to the device, the first slots first, as far as there is room."""
     wanted = first_of_each(slots)
     count = min(len(wanted), max(0, num_available(state, magazine.tenant, NOWHERE)))
     if not count:
@@ -308,9 +308,9 @@ def _bring(state: CacheState, magazine: Magazine, slots: Ids) -> None:
 
 
 def _hold_all(state: CacheState, magazine: Magazine) -> Ids:
-    """Hold every findable block of a magazine's tenant; returns them in the order in which they would have left.
+    """Hold every findable block of a magazine's tenant; return the blocks in the order of their eviction.
 
-    Those that somebody held, and that would not have, come last.
+    Blocks that somebody held already, which would not be evicted, come last.
     """
     device, records = state.device, state.device.records
     is_own = (records.state == _READY) & (records.tenant == magazine.tenant)
@@ -326,10 +326,10 @@ def _hold_all(state: CacheState, magazine: Magazine) -> Ids:
 
 
 def _take(state: CacheState, magazine: Magazine, command: Exchange, now: float) -> tuple[Ids, Ids]:
-    """Take private blocks for running requests, then for new ones; notes whether that was less than was wanted.
+    """Take private blocks for running requests, then for new ones; note whether there were fewer than wanted.
 
-    What running requests need they get at once, and cached blocks are dropped for it; for new ones they are written
-    back before they leave, and are given to a later exchange.
+    Running requests get their blocks at once, and cached blocks are dropped for them. For new requests, cached blocks
+    are written back before they leave, and a later exchange gets the room.
     """
     running = new = NOWHERE
     if command.take_running:
@@ -350,7 +350,7 @@ def _take(state: CacheState, magazine: Magazine, command: Exchange, now: float) 
 def _note_shortage(
     state: CacheState, magazine: Magazine, command: Exchange, now: float, num_short: int
 ) -> None:
-    """Remember whether others are to leave blocks to a magazine; what its tenant may not have they need not leave."""
+    """Note whether others must leave blocks to a magazine; they need not if only its tenant's limits are in the way."""
     magazine.short_since = None
     if num_short and not (
         state.is_limited and is_held_back(state, magazine.tenant, num_short, NOWHERE)
@@ -360,7 +360,7 @@ def _note_shortage(
 
 
 def _fair(state: CacheState, magazine: Magazine, command: Exchange, now: float) -> int:
-    """Return how many blocks a magazine may have for new requests: what waits came first, and each has its share."""
+    """Return how many blocks new requests may get: 0 while calls wait, at most the share if others are owed some."""
     if len(state.waiting):
         return 0
     wanted, book = command.take_new, state.magazines
@@ -374,7 +374,7 @@ def _fair(state: CacheState, magazine: Magazine, command: Exchange, now: float) 
 def _grab(
     state: CacheState, magazine: Magazine, command: Exchange, wanted: int, *, may_wait: bool
 ) -> Ids:
-    """Take as many blocks as can be had now, up to those that are wanted."""
+    """Take as many blocks as can be had now, up to `wanted`."""
     tenant = magazine.tenant
     count = min(wanted, max(0, num_available(state, tenant, NOWHERE)))
     if not count or state.is_draining or (command.all_or_nothing and count < wanted):
@@ -391,7 +391,7 @@ def _grab(
 
 
 def _free_now(state: CacheState, tenant: int, count: int) -> Ids | None:
-    """Return free blocks that need no scrubbing, while room is being made for so many."""
+    """Return up to `count` free blocks that need no scrubbing, while room is made for the others; None if none."""
     device = state.device
     num_suitable = device.num_free - len(device.unsuitable(device.num_free, tenant))
     count = min(count, num_suitable)

@@ -1,18 +1,18 @@
-"""Own the verb that leases the blocks of a running request to a second one; the end of its copies is the landing's.
+"""Own the verb that leases the blocks of a running request to a second one; `landing` handles the end of its copies.
 
 What becomes of each place of the parent's row, group by group:
-- READY blocks are shared: nobody ever writes them again;
-- private blocks that a computed token is in are copied, for the parent goes on writing them;
-- all others up to where the new lease covers its tokens are fresh.
+- a READY block is shared, because nobody ever writes it again;
+- a private block that has a computed token is copied, because the parent goes on writing it;
+- any other place that needs a block gets a fresh one, up to where the new lease covers its tokens.
 
-Which blocks have computed tokens in them:
-- of groups that keep tokens, those from the first one needed to the one with the newest token;
-- of recurrent layers (STATE), the one with the newest state: where that token is, or, if that place is empty, where the
-  next state is written to, which in the new lease may be another place;
-- of what stays the same for a whole request (FIXED), all of them.
+Which blocks have computed tokens:
+- in groups that keep tokens, the blocks from the first one needed to the one with the newest token;
+- in groups of recurrent layers (STATE), the block with the newest state. It is at the place of the newest token or, if
+  that place is empty, at the place that the next state is written to, which may be another place in the new lease;
+- in groups that stay the same for a whole request (FIXED), all blocks.
 
-A fork never waits for room, only for its copies. Until it is answered the parent's worker must not write the blocks
-that are copied. The flight holds them, so that neither the parent's end nor its eviction lets anybody else write them.
+A fork never waits for room, only for its copies. Until it is answered, the parent's worker must not write the blocks
+that are copied. The flight holds them, so even if the parent ends or is evicted nobody else can write them.
 """
 
 from bisect import bisect_left
@@ -54,25 +54,25 @@ _READY: Final = int(State.READY)
 
 
 class _Row(NamedTuple):
-    """The places of a new lease before anything is taken, all groups one after the other."""
+    """The places of a new lease before any block is taken, all groups one after the other."""
 
     entries: Ids
-    """The parent's blocks, NULL elsewhere."""
+    """The parent's blocks at places that are shared or copied, NULL elsewhere."""
     is_shared: NDArray[np.bool_]
     is_copied: NDArray[np.bool_]
     is_new: NDArray[np.bool_]
-    """The places that take blocks with nothing in them."""
+    """The places that take empty blocks."""
     afters: Ids
     """The end of each group's places."""
 
     @property
     def num_fresh(self) -> int:
-        """Blocks to take: for the copies, and with nothing in them."""
+        """How many blocks to take: those for the copies, and the empty ones."""
         return int(np.count_nonzero(self.is_copied | self.is_new))
 
 
 def fork(state: CacheState, command: Fork, now: float) -> Outcome:
-    """Lease the blocks of a running request to a second one; a repeated fork is answered with the first one's lease."""
+    """Lease the blocks of a running request to a second one; answer a repeated fork with the lease of the first."""
     state.tenant_of(command.worker_id)
     lease = find(state, command)
     if lease is not None:
@@ -101,7 +101,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
 
 
 def finish_fork(state: CacheState, lease: Lease, now: float) -> Forked:
-    """Hand a lease all of whose copies are done to its worker, and return what answers the call."""
+    """Hand a lease whose copies are all done to its worker, and return the answer to the call."""
     state.counters["leases_granted"] += 1
     state.counters["blocks_forked"] += lease.num_copied
     lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
@@ -132,7 +132,7 @@ def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outco
 
 
 def _check(state: CacheState, parent: Lease, command: Fork) -> None:
-    """Refuse a fork that is malformed, can never fit, or is of a request that waits for a lease of its own."""
+    """Refuse a fork while draining, or if it asks for too few or too many tokens or its request already waits."""
     if state.is_draining:
         raise draining(state)
     num_computed = int(state.leases.rows.num_computed[parent.row])
@@ -162,7 +162,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
 
 
 def _row_of(state: CacheState, parent: Lease, num_tokens: int) -> _Row:
-    """Return where a lease that forks off has which of its parent's blocks, and where it needs fresh ones."""
+    """Return which of the parent's blocks each place of a forked lease has, and which places need fresh ones."""
     leases, covering = state.leases, state.covering
     num_computed = int(leases.rows.num_computed[parent.row])
     pieces = []
@@ -197,7 +197,7 @@ def _row_of(state: CacheState, parent: Lease, num_tokens: int) -> _Row:
 
 
 def _computed(covering: Covering, group: int, num_computed: int, end: int) -> tuple[int, int]:
-    """Return the first and the end of a group's places with computed tokens that are still needed."""
+    """Return where a group's places with computed tokens that are still needed begin and end."""
     shape = covering.groups[group]
     if shape.keeps is Keeps.FIXED:
         return 0, end
@@ -208,7 +208,7 @@ def _computed(covering: Covering, group: int, num_computed: int, end: int) -> tu
 def _newest_state(
     covering: Covering, group: int, part: NDArray[np.int32], num_computed: int, num_tokens: int
 ) -> Ids:
-    """Return the places up to the newest state, of which only the last has a block."""
+    """Return the entries of the places up to the newest state; only the last of these places has a block."""
     place = covering.first_needed(group, num_computed)
     (held,) = (part[place:] != NULL).nonzero()
     assert len(held), "a request that has computed tokens has a state"
@@ -225,7 +225,7 @@ def _newest_state(
 
 
 def _room_for(state: CacheState, parent: Lease, command: Fork, count: int, now: float) -> Ids:
-    """Return free blocks for a fork, having evicted what was needed, or refuse it with numbers."""
+    """Return free blocks for a fork, evicting cached ones if needed; refuse it, with numbers, if there is no room."""
     tenant, fresh = parent.tenant, None
     num_ahead = len(state.waiting) if state.waiting.precedes_forks(now) else 0
     if not state.leases.free_rows or (state.keeps_rows and lacks_row(state, tenant)):
@@ -235,7 +235,7 @@ def _room_for(state: CacheState, parent: Lease, command: Fork, count: int, now: 
     if not num_ahead and count <= num_available(state, tenant, NOWHERE):
         fresh = room(state, count, tenant, may_wait=False)
     if fresh is None:
-        # Whoever comes before a fork leaves it no block at all.
+        # Calls that come before a fork leave it no block at all.
         at_once = 0 if num_ahead else num_at_once(state, tenant, NOWHERE)
         changes = _fewer_tokens(state, parent, command.num_tokens, at_once)
         raise fork_full(state, tenant, count, num_ahead, changes)
@@ -245,7 +245,7 @@ def _room_for(state: CacheState, parent: Lease, command: Fork, count: int, now: 
 def _fewer_tokens(
     state: CacheState, parent: Lease, num_tokens: int, at_once: int
 ) -> tuple[str, ...]:
-    """Return the most tokens, fewer than these, for which a fork's blocks are there, if there are any."""
+    """Return the largest `num_tokens` below this one for which a fork's blocks are available, if there is one."""
     least = max(1, int(state.leases.rows.num_computed[parent.row]))
 
     def is_too_much(num_tokens: int) -> bool:
@@ -256,7 +256,7 @@ def _fewer_tokens(
 
 
 def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease:
-    """Return a new lease, which has nothing yet."""
+    """Return a new lease, which has no blocks yet."""
     return Lease(
         lease_id=LeaseId(state.next_id()),
         worker_id=command.worker_id,
@@ -273,7 +273,7 @@ def _begin(state: CacheState, parent: Lease, command: Fork, now: float) -> Lease
 
 
 def _take(state: CacheState, lease: Lease, row: _Row, fresh: Ids) -> Ids:
-    """Hold what a new lease shares, take its fresh blocks and start its copies; returns the entries of its row."""
+    """Hold the blocks that a new lease shares, take its fresh ones, start its copies, and return its row's entries."""
     device, entries = state.device, row.entries.copy()
     sources, shared = entries[row.is_copied], entries[row.is_shared]
     targets, new = fresh[: len(sources)], fresh[len(sources) :]

@@ -1,10 +1,10 @@
 """Own what the calls of several ranks mean for the lease that they share: each speaks for its own part of every block.
 
-Who asks first is served as a process that calls for all ranks would be. Who asks later
-- for the same request joins its lease, or waits beside the first while that waits;
+The first rank that asks is served like a process that calls for all ranks. A rank that asks later
+- for the same request joins its lease, or waits beside the first rank while that waits;
 - for the same tokens is told of the blocks that it was not told of yet;
-- to commit, makes those blocks findable that all ranks have committed;
-- to trim, takes back those that no rank wants any more.
+- to commit makes the blocks findable that all ranks have committed;
+- to trim takes back the blocks that no rank wants any more.
 """
 
 from dataclasses import replace
@@ -35,10 +35,10 @@ from kvleased.core.waiting import Waiter
 
 
 def find(state: CacheState, command: Reserve | Fork) -> Lease | None:
-    """Return the lease that a request has and that its asker has a part in, or may have.
+    """Return a request's lease if the calling worker shares it or may join it, else None.
 
-    A rank that has parted from it may come back only while nothing has changed for it: no block of the request was
-    published, which it would write again, and none was taken back. Else it asks for the request anew, in a new lease.
+    A rank that has parted from the lease may come back only if no block of the request was published, because the rank
+    would write it again, and none was taken back. Otherwise the rank's call gets a new lease.
     """
     ranks = state.ranks
     if not ranks.places:
@@ -58,9 +58,9 @@ def find(state: CacheState, command: Reserve | Fork) -> Lease | None:
 
 
 def _has_published(state: CacheState, lease: Lease, members: Members) -> bool:
-    """Tell whether all ranks had committed more of a lease than who comes now would be told of as its prefix.
+    """Tell whether any of a lease's blocks were published behind the prefix that a joining rank would be told of.
 
-    After a crash in the middle of a commit there may be blocks of which the row does not count the tokens yet.
+    After a crash in the middle of a commit, some blocks may be published although the row does not count their tokens.
     """
     leases, row = state.leases, lease.row
     if int(leases.rows.num_computed[row]) != members.hit_tokens:
@@ -72,14 +72,14 @@ def _has_published(state: CacheState, lease: Lease, members: Members) -> bool:
 
 
 def asks_for(state: CacheState, lease: Lease, command: Reserve | Fork) -> bool:
-    """Tell whether a command asks for what a lease was granted for; after a restart its row still knows."""
+    """Tell whether a command asks for what a lease was granted for; after a restart, the row's digest tells."""
     if lease.request is None:
         return int(state.leases.rows.asked[lease.row]) == asked_digest(command)
     return is_same(lease.request, command)
 
 
 def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
-    """Tell whether a command asks for what was asked for before."""
+    """Tell whether a command asks for the same as an earlier one."""
     if isinstance(command, Fork):
         return isinstance(first, Fork) and (first.lease_id, first.num_tokens) == (
             command.lease_id,
@@ -93,7 +93,7 @@ def is_same(first: Reserve | Fork, command: Reserve | Fork) -> bool:
 
 
 def join(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
-    """Let a worker share its engine's lease; one that does already is told of all blocks anew."""
+    """Let a worker share its engine's lease; a worker that does already is told of all blocks anew."""
     members = lease.members
     if members is None:
         return
@@ -111,21 +111,21 @@ def join(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
 
 
 def tell_all(state: CacheState, lease: Lease, members: Members, worker_id: WorkerId) -> None:
-    """Note that a member is told of all blocks of a lease; it counts on them, so no other rank's trim takes them."""
+    """Note that a member is told of all blocks of a lease; from now on, no other rank's trim takes them."""
     member, rows, row = members.present[worker_id], state.leases.rows, lease.row
     member.told = rows.num_blocks[row].tolist()
     member.num_tokens = int(rows.num_tokens[row])
 
 
 def join_reserved(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> Reserved:
-    """Let a worker share its engine's lease, and return what it is answered."""
+    """Let a worker share its engine's lease, and return the answer to its call."""
     join(state, lease, worker_id)
     renew(state, lease, now)
     return replace(reserved(state, lease), joined_id=joined_id(lease, worker_id))
 
 
 def check_mates(state: CacheState, command: Reserve) -> None:
-    """Refuse a Reserve of a request for which another rank waits with another one."""
+    """Refuse a Reserve if another rank waits with a different Reserve of the same request."""
     request = request_of(state, command)
     for waiter in state.callers:
         if request is not None and waiter.request == request:
@@ -139,13 +139,13 @@ def check_mates(state: CacheState, command: Reserve) -> None:
 
 
 def request_of(state: CacheState, command: Reserve) -> tuple[int, str] | None:
-    """Return what the calls of all ranks for one request have in common; None where there are no others."""
+    """Return what the calls of all ranks for one request have in common; None if one worker calls for all ranks."""
     holder = state.ranks.holder_of(command.worker_id)
     return None if holder == command.worker_id else (holder, command.request_id)
 
 
 def attempt_joint_reserve(state: CacheState, waiter: Waiter, now: float) -> Reply | Lease | None:
-    """Grant a Reserve as `attempt_reserve` does, or join the lease that another rank was granted meanwhile."""
+    """Grant a Reserve as `attempt_reserve` does, or join the lease that another rank has been granted meanwhile."""
     command = waiter.command
     assert isinstance(command, Reserve)
     lease = None if waiter.request is None else find(state, command)
@@ -162,7 +162,7 @@ def attempt_joint_reserve(state: CacheState, waiter: Waiter, now: float) -> Repl
 
 
 def attempt_joint_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | None:
-    """Grant an Extend as `attempt_extend` does; a member is told all that it does not know yet."""
+    """Grant an Extend as `attempt_extend` does; tell a member of all blocks that it does not know yet."""
     command, reply = waiter.command, attempt_extend(state, waiter, now)
     if reply is None or not state.ranks.places:
         return reply
@@ -172,7 +172,7 @@ def attempt_joint_extend(state: CacheState, waiter: Waiter, now: float) -> Exten
 
 
 def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> Extended:
-    """Return the answer to an Extend for which a lease has the blocks: those that the member does not know yet."""
+    """Return the answer to an Extend of a lease that has the blocks: those that the member does not know yet."""
     leases, covering = state.leases, state.covering
     member, num_tokens = members.present[command.worker_id], command.num_tokens
     num_computed = members.computed_by(command.worker_id, int(leases.rows.num_computed[lease.row]))
@@ -182,7 +182,7 @@ def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> 
         end = _end_with_states(covering, group, part, end)
         piece = part[member.told[group] : end]
         (held,) = (piece != NULL).nonzero()
-        # The empty places before a state go without saying, and those between two do not.
+        # Empty places before the first state are left out of the answer; those between two states are not.
         pieces.append(np.maximum(piece[held[0] :], 0) if len(held) else piece[:0])
         member.told[group] = max(member.told[group], end)
     member.num_tokens = max(member.num_tokens, num_tokens)
@@ -195,14 +195,14 @@ def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> 
 
 
 def _places_told(members: Members, member: Member) -> bytes:
-    """Return the ends of the places that a member knows, where states stand as far on as any member has asked for."""
+    """Return where the places that a member knows end; empty unless the cache keeps states."""
     return pack(np.array(member.told)) if members.is_recurrent else b""
 
 
 def _end_with_states(covering: Covering, group: int, part: NDArray[np.int32], end: int) -> int:
-    """Return the end of the places that a member is told of.
+    """Return where the places that a member is told of end, moved on to include its states.
 
-    Its states stand where those of another do that has asked for more.
+    All members' states are at the same places, which the member that asked for the most tokens has decided.
     """
     shape = covering.groups[group]
     if shape.keeps is not Keeps.STATE:
@@ -214,7 +214,7 @@ def _end_with_states(covering: Covering, group: int, part: NDArray[np.int32], en
 
 
 def attempt_joint_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | Lease | None:
-    """Bring a lease back as `attempt_reload` does; or wait beside another rank's call that is bringing it back."""
+    """Bring a lease back as `attempt_reload` does, or wait beside another rank's call that is bringing it back."""
     command = waiter.command
     assert isinstance(command, Reload)
     assert command.lease_id is not None, "a reload of keys never waits"
@@ -233,9 +233,9 @@ def attempt_joint_reload(state: CacheState, waiter: Waiter, now: float) -> Reloa
 def reload_beside(
     state: CacheState, lease: Lease, members: Members, command: Reload, now: float
 ) -> Outcome | None:
-    """Answer a member's Reload of a lease on its way; None where it is served as any other.
+    """Let a member's Reload wait while the lease is on its way back; return None if the call is served like any other.
 
-    Whoever asks for it back does not want it off the device any more.
+    A Reload withdraws the member's own Evict.
 
     Raises:
         WrongStateError: The lease is on its way down; all its members are told when it is there.
@@ -256,14 +256,14 @@ def reload_beside(
 
 
 def agreed_commit(state: CacheState, members: Members, command: Commit) -> Commit:
-    """Return what of a member's Commit all ranks have committed."""
+    """Return the part of a member's Commit that all ranks have committed."""
     num_tokens = min(command.num_tokens, members.agreed(command.worker_id, command.num_tokens))
     num_keys = max(0, num_tokens // state.shape.hash_tokens - command.first_block)
     return replace(command, num_tokens=num_tokens, keys=command.keys[: num_keys * BYTES_PER_KEY])
 
 
 def agreed_trim(state: CacheState, lease: Lease, members: Members, command: Trim) -> int:
-    """Note how many tokens a member wants a lease to cover, and return how many some rank may still write."""
+    """Note how many tokens a member wants a lease to cover; return how many tokens the lease must still cover."""
     covering, rows, row = state.covering, state.leases.rows, lease.row
     member, num_computed = members.present[command.worker_id], int(rows.num_computed[row])
     own = members.computed_by(command.worker_id, num_computed)
@@ -278,7 +278,7 @@ def agreed_trim(state: CacheState, lease: Lease, members: Members, command: Trim
 
 
 def check_no_states(members: Members | None, done: str) -> None:
-    """Refuse what would need all ranks to have stopped at the same token."""
+    """Refuse an operation for which all ranks would have to be at the same token, if there are states."""
     if members is not None and members.is_recurrent:
         msg = f"a lease with recurrent states cannot be {done} while its ranks call apart"
         raise WrongStateError(msg, resource="lease", rule="ranks_apart")

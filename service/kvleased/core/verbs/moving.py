@@ -1,4 +1,4 @@
-"""Own the moving of blocks between device and host on request: evict and reload, of leases and of cached blocks."""
+"""Own the moving of blocks between device and host on request: evict and reload leases, and evict cached blocks."""
 
 from bisect import bisect_left
 from functools import partial
@@ -40,12 +40,12 @@ from kvleased.core.tier.flights import Purpose
 from kvleased.core.waiting import WAIT_SECONDS_DEFAULT, Waiter
 
 _LEASE_AND_COPY: Final = 2
-"""Holders of a block of which nobody else has anything."""
+"""Holds on a block that only its lease and a copy hold."""
 _READY_BYTE: Final = bytes([State.READY])
 
 
 class _Way(NamedTuple):
-    """What must be copied for a lease to move."""
+    """The copies that are needed to move a lease."""
 
     sources: Ids
     targets: Ids
@@ -54,7 +54,7 @@ class _Way(NamedTuple):
 
 
 def deadline(wait_ms: int, now: float) -> float:
-    """Return when a call that waits for copies is answered at the latest."""
+    """Return the latest time at which a call that waits for copies is answered."""
     return now + (wait_ms / 1000 if wait_ms else WAIT_SECONDS_DEFAULT)
 
 
@@ -64,7 +64,7 @@ def is_large(state: CacheState, lease: Lease) -> bool:
 
 
 def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) -> Outcome:
-    """Let a repeated call wait in the place of the first one."""
+    """Let a repeated call wait in place of the first one."""
     state.wake(lease.ticket, superseded_for_lease())
     lease.ticket, lease.ticket_deadline = state.next_id(), deadline(wait_ms, now)
     lease.next_reload = None
@@ -75,7 +75,7 @@ def supersede_ticket(state: CacheState, lease: Lease, wait_ms: int, now: float) 
 
 
 def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
-    """Move all blocks of a lease to the host pool, so that another request can have the device's."""
+    """Move all blocks of a lease to the host pool, so that other requests can have its device blocks."""
     lease = state.lease_of(command)
     if lease.phase is Phase.EVICTED:
         return Outcome(reply=Evicted(num_evicted=0, num_offloaded=0))
@@ -97,7 +97,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
 
 
 def _evict_apart(state: CacheState, lease: Lease, now: float) -> None:
-    """Find the way of a large lease, or refuse its call; to take it down is the next part."""
+    """Choose slots for a large lease, or refuse its call; the next part starts the copy."""
     answer: Evicted | KVLeaseError
     try:
         way = _way_down(state, lease)
@@ -112,10 +112,10 @@ def _evict_apart(state: CacheState, lease: Lease, now: float) -> None:
 
 
 def _way_down(state: CacheState, lease: Lease) -> _Way:
-    """Choose slots for those of a lease's blocks that have none, and hold the slots of the others."""
+    """Choose slots for the blocks of a lease that have none, and hold the slots of the other blocks."""
     blocks = state.leases.blocks_of(lease)
     if _READY_BYTE not in state.device.records.state[blocks].tobytes():
-        # Nearly always; to choose all of many blocks takes as long as to move them.
+        # Nearly always the case; choosing among many blocks would take as long as moving them.
         slots = lease.moving_to = _slots_for_lease(state, lease, len(blocks), NOWHERE)
         return _Way(blocks, slots, np.zeros(len(blocks), np.bool_))
     placed, is_ready = _placed(state, blocks)
@@ -130,7 +130,7 @@ def _way_down(state: CacheState, lease: Lease) -> _Way:
 
 
 def _placed(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return the slots that blocks have already, -1 where they have none, and which of the blocks are READY."""
+    """Return the slot that each block has already, or -1 if it has none, and which of the blocks are READY."""
     is_ready = state.device.records.state[blocks] == State.READY
     placed = np.full(len(blocks), -1, np.intp)
     placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
@@ -153,9 +153,9 @@ def _slots_for_lease(state: CacheState, lease: Lease, count: int, reused: Ids) -
 
 
 def _fewer_tokens(state: CacheState, lease: Lease) -> tuple[str, ...]:
-    """Return the most tokens to which a lease could be trimmed so that there are slots for the rest, if it can be."""
+    """Return the most tokens, if any, to which a lease could be trimmed so that there are slots for the rest."""
     if lease.members is not None or any(one.keeps is Keeps.STATE for one in state.shape.groups):
-        # Others have a say in it; and where states are, a trim moves some.
+        # Other ranks would have to agree to a trim, and a trim moves states.
         return ()
     rows, row = state.leases.rows, lease.row
     num_computed = int(rows.num_computed[row])
@@ -176,7 +176,7 @@ def _fewer_tokens(state: CacheState, lease: Lease) -> tuple[str, ...]:
 
 
 def finish_evict(state: CacheState, lease: Lease, copied: Ids, now: float) -> Evicted:
-    """Hand a lease over to the slots that its bytes are in now; its blocks are freed behind the answer.
+    """Hand a lease over to the slots that have its bytes now; its blocks are freed after the answer.
 
     The blocks that were copied are still held by their copy.
     """
@@ -196,7 +196,7 @@ def finish_evict(state: CacheState, lease: Lease, copied: Ids, now: float) -> Ev
 def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
     """Move cached blocks that nobody holds out of the device pool: those of given keys, or the coldest ones.
 
-    A worker moves its own tenant's blocks alone.
+    A worker moves only its own tenant's blocks.
     """
     check_keys(command.keys)
     device, host = state.device, state.host
@@ -229,14 +229,14 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
 
 
 def reload_after_evict(state: CacheState, lease: Lease, command: Reload, now: float) -> Outcome:
-    """Let a reload wait for the end of the copy that takes its lease down; what follows is the landing's."""
+    """Let a reload wait until the copy that takes its lease down is done; `landing` then goes on with it."""
     outcome = supersede_ticket(state, lease, command.wait_ms, now)
     lease.next_reload = command
     return outcome
 
 
 def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | Lease | None:
-    """Start to bring an evicted lease back if there is room for it; returns as `attempt_reserve` does."""
+    """Start to bring an evicted lease back if there is room for it; return a result like that of `attempt_reserve`."""
     command = waiter.command
     assert isinstance(command, Reload)
     # The end of a lease ends its waiting calls, too.
@@ -268,9 +268,9 @@ def _bring_up_apart(state: CacheState, lease: Lease, way: _Way, now: float) -> N
 
 
 def _way_up(state: CacheState, lease: Lease) -> _Way | None:
-    """Choose blocks for those of a lease's slots that have none, and hold the blocks of the others; None without room.
+    """Choose blocks for a lease's slots that have none, and hold the blocks of the others; return None without room.
 
-    What brings some of them already is waited for.
+    If other copies already bring some of the bytes, the lease waits for those copies.
     """
     slots = state.leases.blocks_of(lease)
     placed, is_keyed, joined = _blocks_above(state, slots)
@@ -301,7 +301,7 @@ def _bring_up(state: CacheState, lease: Lease, way: _Way) -> None:
 
 
 def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
-    """Return for each slot the block with its bytes or -1, whether it is keyed; and the copies to await."""
+    """Return for each slot the block with its bytes, or -1, and whether it is keyed; and the copies to wait for."""
     is_keyed = state.host.records.state[slots] == State.READY
     placed = np.full(len(slots), -1, np.intp)
     if b"\1" not in is_keyed.tobytes():
@@ -319,7 +319,7 @@ def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_]
 
 
 def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
-    """Hand a lease over to the blocks that its bytes are in now; its slots are let go of behind the answer."""
+    """Hand a lease over to the blocks that have its bytes now; its slots are let go of after the answer."""
     slots = state.leases.blocks_of(lease)
     state.leases.rewrite(lease, lease.moving_to, Phase.ACTIVE)
     state.unsettled.left.append((state.host, slots, False))
@@ -330,7 +330,7 @@ def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:
 
 
 def here(state: CacheState, lease: Lease) -> Reloaded:
-    """Tell where the blocks of a lease are that is on the device, so that nothing has to move."""
+    """Return the blocks of a lease that is on the device already, so that nothing has to move."""
     return _reloaded(state, lease, 0)
 
 

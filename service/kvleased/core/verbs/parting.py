@@ -1,6 +1,6 @@
-"""Own how members part from a lease that other ranks go on with, and the calls about it that several have at once.
+"""Own how members part from a lease that other ranks keep, and how several members' calls wait for it together.
 
-A lease leaves the device only when every member has asked for it: until then another rank may still write its blocks.
+A lease leaves the device only when every member has asked for that: until then, other ranks may still write its blocks.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ _OWN_ID = LeaseId(0)
 
 
 def part(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> bool:
-    """Take a worker out of a lease that other ranks go on with, and answer its calls about it.
+    """Take a worker out of a lease that other ranks keep, and answer its waiting calls about the lease.
 
-    Returns False, and changes nothing, where no other rank has the lease: then it ends.
+    If no other rank has the lease, return False and change nothing; the caller then ends the lease.
     """
     members = lease.members
     if members is None or len(members.present) == 1:
@@ -52,7 +52,7 @@ def part(state: CacheState, lease: Lease, worker_id: WorkerId, now: float) -> bo
 def evict_together(
     state: CacheState, lease: Lease, members: Members, command: Evict, now: float
 ) -> Outcome:
-    """Move a lease off the device once all its members have asked; the calls of all get the one answer."""
+    """Move a lease off the device once all its members have asked; all their calls get the same answer."""
     worker_id = command.worker_id
     assert worker_id is not None, "an operator may not name a lease"
     if lease.phase is Phase.EVICTING:
@@ -73,20 +73,20 @@ def evict_together(
     result = _evict(state, lease, members, now)
     _tell(state, others, result)
     if isinstance(result, KVLeaseError):
-        # Not the one that the others are answered with: this one is about to hold the frames that it comes by.
+        # A copy, because raising gives an error its frames, and the other calls are answered with the original.
         raise copy(result)
     return Outcome(reply=result, ticket=None if result else call.ticket)
 
 
 def withdraw_evict(state: CacheState, members: Members, worker_id: WorkerId) -> None:
-    """Let a member's lease stay, which it had asked to evict: it is about to be told where the blocks are."""
+    """Withdraw a member's evict, if there is one, because the member is about to be told where the blocks are."""
     call = members.evicts.pop(worker_id, None)
     if call is not None:
         state.wake(call.ticket, superseded_for_lease())
 
 
 def end_late_evicts(state: CacheState, members: Members, now: float) -> None:
-    """Refuse the calls for which other ranks did not ask in time."""
+    """Refuse the evicts whose time is up before all other ranks have asked."""
     late = [call for call in members.evicts.values() if call.deadline <= now]
     if not late:
         return
@@ -114,7 +114,7 @@ def _not_asked(state: CacheState, members: Members) -> BusyError:
 def _evict(
     state: CacheState, lease: Lease, members: Members, now: float
 ) -> Evicted | KVLeaseError | None:
-    """Move a lease off the device; returns what all that asked are told, or None while copies are under way."""
+    """Move a lease off the device; return the answer to all calls that asked, or None while copies are under way."""
     calls = [*members.evicts.values()]
     members.evicts.clear()
     command = Evict(worker_id=lease.worker_id, lease_id=lease.lease_id)
@@ -139,7 +139,7 @@ def _tell(state: CacheState, calls: Sequence[Call], result: Evicted | KVLeaseErr
 
 
 def joined_id(lease: Lease, worker_id: WorkerId) -> LeaseId:
-    """Return the id under which a worker joined a lease; 0 where that is the lease's own."""
+    """Return the id under which a worker joined a lease; 0 if that is the lease's own id."""
     if lease.members is None:
         return _OWN_ID
     joined = lease.members.present[worker_id].joined_id
@@ -149,7 +149,7 @@ def joined_id(lease: Lease, worker_id: WorkerId) -> LeaseId:
 def wait_beside(
     state: CacheState, lease: Lease, worker_id: WorkerId, wait_ms: int, now: float
 ) -> Outcome:
-    """Let a member's call wait for what others of its lease wait for."""
+    """Let a member's call wait beside the other calls that wait for its lease."""
     ticket = state.next_id()
     add_call(state, lease, worker_id, ticket, deadline(wait_ms, now))
     return Outcome(ticket=ticket)
@@ -158,7 +158,7 @@ def wait_beside(
 def add_call(
     state: CacheState, lease: Lease, worker_id: WorkerId, ticket: int, until: float
 ) -> None:
-    """Let a member's call have the answer that its lease's calls get, in the place of its own earlier one."""
+    """Let a member's call wait for the answer that its lease's calls get, in place of the member's earlier call."""
     calls = _calls(state, lease)
     for call in calls:
         if call.worker_id == worker_id and call.ticket != ticket:
@@ -170,7 +170,7 @@ def add_call(
 
 
 def shed_late(state: CacheState, lease: Lease, error: KVLeaseError, now: float) -> bool:
-    """Refuse a lease's calls whose time is up while others wait on; False, and nothing is done, where none does."""
+    """Refuse a lease's late calls while others wait on; return False and do nothing if no others do."""
     if lease.members is None:
         return False
     late = [one for one in _calls(state, lease) if one.deadline <= now]
@@ -178,7 +178,7 @@ def shed_late(state: CacheState, lease: Lease, error: KVLeaseError, now: float) 
 
 
 def hang_up(state: CacheState, ticket: int) -> bool:
-    """Forget a member's call that others wait beside; False, and nothing is done, where there is no such call."""
+    """Forget a member's call that others wait beside; return False and do nothing if there is no such call."""
     for lease in list(state.leases.by_id.values()):
         if lease.members is None:
             continue
@@ -193,17 +193,17 @@ def hang_up(state: CacheState, ticket: int) -> bool:
 
 
 def calls_beside(state: CacheState, lease: Lease) -> list[Call]:
-    """Return the calls that wait for a lease together, which from now on are the caller's to answer."""
+    """Return the calls that wait for a lease together; from now on, the caller has to answer them."""
     calls = [] if lease.members is None else _calls(state, lease)
     state.beside.pop(lease.ticket or 0, None)
     return calls
 
 
 def _calls(state: CacheState, lease: Lease) -> list[Call]:
-    """Return the calls that wait for a shared lease's next phase, that of its ticket first."""
+    """Return the calls that wait for a shared lease's next phase; the first has the lease's ticket."""
     if lease.ticket is None:
         return []
-    # Until a second one comes, a grant's only call is of the lease's first member.
+    # Until a second call comes, the only call is that of the lease's first member.
     alone = Call(
         ticket=lease.ticket,
         worker_id=lease.worker_id,
@@ -220,7 +220,7 @@ def _shed(state: CacheState, lease: Lease, calls: list[Call], error: KVLeaseErro
     if lease.phase is Phase.LOADING:
         assert lease.members is not None, "only members wait beside each other"
         for call in calls:
-            # It never learned of the lease.
+            # The worker never learned of the lease.
             state.leases.unshare(lease, lease.members, call.worker_id)
     return True
 
@@ -228,7 +228,7 @@ def _shed(state: CacheState, lease: Lease, calls: list[Call], error: KVLeaseErro
 def _end_calls(
     state: CacheState, lease: Lease, ended: list[Call], error: KVLeaseError | None
 ) -> None:
-    """Answer some of a lease's calls with a refusal, if there is one; the others wait on."""
+    """Remove some of a lease's waiting calls, answering them with a refusal if one is given; the others wait on."""
     if not ended:
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""Own the bringing of cached blocks to the device for whoever asks next: by a call that names keys, or unasked."""
+"""Own the bringing of cached blocks to the device for later calls, by a reload of keys or an exchange."""
 
 from bisect import bisect_left
 
@@ -21,9 +21,9 @@ from kvleased.counted import are
 
 
 def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
-    """Bring cached blocks back to the device for whoever asks next; of several tenants' blocks only the first one's.
+    """Bring cached blocks of given keys back to the device, all of one tenant: that of the first block.
 
-    A worker brings back its own tenant's alone.
+    A worker brings back only its own tenant's blocks.
     """
     check_keys(command.keys)
     slots = _slots(state, command, command.keys)
@@ -49,7 +49,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
 
 
 def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
-    """Start the copies that bring cached blocks from slots, by the numbers of `looking`, to free blocks."""
+    """Start the copies that bring cached bytes from slots, numbered as in `looking`, to free blocks."""
     is_in = parted(state, slots)
     flights = []
     for purpose, is_there, first in (
@@ -63,7 +63,7 @@ def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
 
 
 def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
-    """Return where those blocks are, by the numbers of `looking`, that a call brings back which names these keys."""
+    """Return the slots, numbered as in `looking`, that a call with these keys brings back."""
     below = _cached_below(state, state.covering.every_key(keys))
     if command.worker_id is not None:
         tenant = state.tenant_of(command.worker_id)
@@ -72,7 +72,7 @@ def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
 
 
 def _cached_below(state: CacheState, keys: bytes) -> Ids:
-    """Return the slots, by the numbers of `looking`, of those keys that are neither on the device nor on their way."""
+    """Return the slots, numbered as in `looking`, of those keys that are neither on the device nor on their way."""
     entries, is_missing = state.device.index.find(keys), ~state.are_loading(keys)
     is_missing &= entries < 0
     look_below(state, keys, (entries, is_missing.copy()), EVERYWHERE)
@@ -80,7 +80,7 @@ def _cached_below(state: CacheState, keys: bytes) -> Ids:
     return first_of_each(below[below >= 0])
 
 
-# What instead -----------------------------------------------------------------------------------------------------
+# Refusals ---------------------------------------------------------------------------------------------------------
 
 
 def _never_fits(state: CacheState, command: Reload, count: int) -> NeverFitsError:
@@ -97,7 +97,7 @@ def _never_fits(state: CacheState, command: Reload, count: int) -> NeverFitsErro
 
 
 def _fewer_keys(state: CacheState, command: Reload, num_blocks: int) -> tuple[str, ...]:
-    """Return the most keys of a call, from its first one on, for whose blocks there is room, if any comes then."""
+    """Return how many keys of a call, from the first one on, there is room for, if that brings any block."""
 
     def num_wanted(num_keys: int) -> int:
         return len(_slots(state, command, command.keys[: num_keys * BYTES_PER_KEY]))

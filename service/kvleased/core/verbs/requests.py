@@ -1,4 +1,4 @@
-"""Own the verbs that ask for blocks: reserve, extend, evict, reload, until they are served or wait."""
+"""Own the verbs that ask for blocks or move them (reserve, extend, evict, reload), until they are served or wait."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ from kvleased.core.verbs.seating import seat, seat_apart
 
 
 def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
-    """Grant blocks for a request; a request that has a lease already is answered with that one."""
+    """Grant blocks for a request; if the request has a lease already, answer with that lease."""
     state.tenant_of(command.worker_id)
     check_reserve(state, command)
     lease = find(state, command)
@@ -79,7 +79,7 @@ def extend(state: CacheState, command: Extend, now: float) -> Outcome:
     renew(state, lease, now)
     check_tokens(state, command.num_tokens, lease.tenant, lease)
     if lease.phase is Phase.ACTIVE and num_missing(state, lease, command.num_tokens) <= 0:
-        # Who needs nothing waits for nobody, also where less may be had by now.
+        # A call that needs no block waits for nobody, even if its tenant may have fewer blocks by now.
         reply = unextended(state, lease, command.num_tokens)
         if lease.members is not None:
             reply = tell(state, lease, lease.members, command)
@@ -124,7 +124,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
 
 
 def is_put_off(state: CacheState, command: Command) -> bool:
-    """Tell whether a command merely adds parts behind those that are left, and need not wait for their end."""
+    """Tell whether a command only adds parts behind the unsettled ones, and so need not wait until those are done."""
     has_others = state.unsettled.parts or state.unsettled.leaving
     if has_others or not isinstance(command, Evict | Reload):
         return False

@@ -1,7 +1,7 @@
-"""Own what an operator changes of a cache while it runs: what tenants may have, and how many blocks can be granted.
+"""Own what an operator changes of a running cache: the limits of tenants, and how many blocks can be granted.
 
-Both are all or nothing: what cannot be had is refused with numbers, and then nothing has changed. Nothing that somebody
-has is taken away by other limits: who is above them gets nothing more until it is below.
+Each change is made whole, or refused with numbers and then nothing has changed. New limits take no blocks away: a
+tenant above its limits gets no more blocks until it is below.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ _ADVICE: Final = {
     "quarantined": "end the workers whose leases have expired (kvlease leases)",
     "bad": "blocks that were retired never leave",
 }
-"""What an operator can do about blocks that cannot leave a pool, by what has them."""
+"""What an operator can do about blocks that cannot leave a pool, by what they are held for."""
 _NAMES = {Tier.DEVICE: "device_blocks", Tier.HOST: "host_slots"}
 
 
@@ -42,7 +42,7 @@ _NAMES = {Tier.DEVICE: "device_blocks", Tier.HOST: "host_slots"}
 
 
 def limit(state: CacheState, command: Limit, now: float) -> Outcome:
-    """Go by other limits of tenants from now on; what waits for more than its tenant may ever have is refused."""
+    """Apply new limits of tenants from now on; refuse waiting calls for more than their tenant may ever have."""
     del now
     shape = limited(state.shape, command)
     check_owed(state, shape)
@@ -52,12 +52,12 @@ def limit(state: CacheState, command: Limit, now: float) -> Outcome:
 
 
 def limited(shape: CacheShape, command: Limit) -> CacheShape:
-    """Return a cache's numbers with other limits of tenants."""
+    """Return a cache's shape with new limits of tenants."""
     return replace(shape, tenants=command.tenants, tenant_default=command.tenant_default)
 
 
 def check_owed(state: CacheState, shape: CacheShape) -> None:
-    """Refuse numbers under which what is pinned leaves no room for the minima."""
+    """Refuse a shape in which the pinned blocks leave no room for the tenants' minima."""
     pinned = pinned_by_tenant(state)
     need = sum(pinned.values()) + num_owed(shape.tenants, pinned)
     if need > shape.usable_blocks:
@@ -72,7 +72,7 @@ def check_owed(state: CacheState, shape: CacheShape) -> None:
 
 
 def _refuse_what_never_fits(state: CacheState) -> None:
-    """Answer those that wait for what they can never have any more."""
+    """Refuse waiting reserves that can never be granted any more."""
     for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
         assert isinstance(waiter.command, Reserve), "chosen so"
         try:
@@ -86,7 +86,7 @@ def _refuse_what_never_fits(state: CacheState) -> None:
 
 
 def resize(state: CacheState, command: Resize, now: float) -> Outcome:
-    """Make a pool grant so many blocks: the others are parked, cached ones among them being dropped from this tier."""
+    """Make a pool grant so many blocks and park the others; cached blocks among these are dropped from this tier."""
     del now
     pool = state.device if command.tier is Tier.DEVICE else state.host
     before, most = pool.num_usable - pool.num_parked, pool.num_usable
@@ -113,7 +113,7 @@ def resize(state: CacheState, command: Resize, now: float) -> Outcome:
 
 
 def _check_capacity(command: Resize, most: int) -> None:
-    """Refuse a number of blocks for which no memory was registered, and none at all."""
+    """Refuse more blocks than memory was registered for, and for the device pool also 0 blocks."""
     least = 1 if command.tier is Tier.DEVICE else 0
     if least <= command.num_blocks <= most:
         return
@@ -149,7 +149,7 @@ def _in_use(state: CacheState, command: Resize, pool: Pool, count: int) -> PoolF
 
 
 def _park(state: CacheState, pool: Pool, count: int) -> int:
-    """Take blocks out of use, those at the end of the memory first; returns how many cached ones were dropped."""
+    """Park blocks, those at the end of the memory first; return how many cached ones were dropped."""
     deficit = max(0, count - pool.num_free)
     if deficit:
         leaving = (

@@ -1,4 +1,4 @@
-"""Own who is served when: a call is served at once, or waits for its turn, or is refused with numbers."""
+"""Own when calls are served: each is served at once, waits for its turn, or is refused with numbers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ from kvleased.core.verbs.joining import (
 from kvleased.core.waiting import Waitable, Waiter
 
 _SHARE_OF_PLACES: Final = 2
-"""One tenant may have the places to wait, divided by this, while others are attached."""
+"""While others are attached, one tenant may have the number of places to wait divided by this."""
 
 _Attempt = Callable[[CacheState, Waiter, float], Reply | Lease | None]
 
@@ -53,7 +53,7 @@ def seat(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) 
 
 
 def seat_apart(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Outcome:
-    """Do the same, but serve the call as a part of its own; a refusal then answers it as one that has waited."""
+    """Seat a call as `seat` does, but as an unsettled part of its own; the answer, or a refusal, comes later."""
     check_call(state, command)
     waiter = new_waiter(state, command, worker_id, now)
     state.unsettled.parts.append(partial(_serve_apart, state, waiter, now))
@@ -71,15 +71,15 @@ def _serve_apart(state: CacheState, waiter: Waiter, now: float) -> None:
 
 
 def _is_served_now(state: CacheState, command: Reserve) -> bool:
-    """Tell whether a new request is granted or refused at once: nobody waits, it may not, and no rank shares it.
+    """Tell whether a new request is granted or refused at once: it may not wait, no call does, and no ranks call apart.
 
-    Then nothing needs to stand for its call, which is one object less in the verb that is called most.
+    Its call then needs no Waiter, which saves an object in the verb that is called most.
     """
     return not (command.wait_ms or state.waiting.by_ticket or state.ranks.places)
 
 
 def new_waiter(state: CacheState, command: Waitable, worker_id: WorkerId, now: float) -> Waiter:
-    """Return what stands for a call until it is answered."""
+    """Return a Waiter, which stands for a call until the call is answered."""
     waiter = Waiter(
         ticket=state.next_id(),
         command=command,
@@ -109,7 +109,7 @@ def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
 
 
 def check_call(state: CacheState, command: Waitable) -> None:
-    """Refuse a call that nobody may make, or nobody may make now."""
+    """Refuse a call with a wrong `wait_ms`, and a Reserve while the cache drains."""
     if not 0 <= command.wait_ms <= WAIT_MS_MAX:
         msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
@@ -118,7 +118,7 @@ def check_call(state: CacheState, command: Waitable) -> None:
 
 
 def _weigh(state: CacheState, waiter: Waiter) -> None:
-    """Note whose share a new request counts to, and by how much."""
+    """Note to which tenant's share a new request counts, and its cost there."""
     command = waiter.command
     if isinstance(command, Reserve):
         waiter.tenant = state.workers[waiter.worker_id]
@@ -126,11 +126,11 @@ def _weigh(state: CacheState, waiter: Waiter) -> None:
 
 
 def _wait(state: CacheState, waiter: Waiter, num_ahead: int) -> Outcome:
-    """Let a call wait that cannot be served yet, or refuse it."""
+    """Let a call that cannot be served yet wait, or refuse it."""
     if not waiter.command.wait_ms:
         raise refusal(state, waiter, num_ahead)
     if not supersede_waiting(state, waiter):
-        # Who takes a place from itself needs none.
+        # A call that replaces an earlier call of its request needs no place of its own.
         _check_places(state, waiter, num_ahead)
     _weigh(state, waiter)
     state.waiting.join(waiter)
@@ -146,7 +146,7 @@ def _wait(state: CacheState, waiter: Waiter, num_ahead: int) -> Outcome:
 
 
 def _check_places(state: CacheState, waiter: Waiter, num_ahead: int) -> None:
-    """Refuse a call if all places to wait are taken, or all that its tenant may have."""
+    """Refuse a call if all places to wait, or all that its tenant may have, are taken."""
     waiting, workers = state.waiting, state.workers
     if state.is_crowded:
         raise busy(state, waiter, num_ahead, len(waiting), waiting.max_waiting)
@@ -184,12 +184,12 @@ def pump(state: CacheState, now: float) -> None:
             state.wake(waiter.ticket, result)
         _answer_mates(state, waiter, now)
         if state.unsettled.parts:
-            # The next one shall find taken what this one has taken.
+            # The next call must see which blocks this one has taken.
             settle(state)
 
 
 def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
-    """Let the calls of other ranks for a request that was served share its lease at once."""
+    """Let other ranks' waiting calls for a request that was just served share its lease at once."""
     if waiter.request is None:
         return
     for mate in [one for one in state.waiting if one.request == waiter.request]:
@@ -202,7 +202,7 @@ def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:
 
 
 def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
-    """Count the calls that would be served before this one, less those of other tenants that are held back."""
+    """Count the calls that would be served before this one, without those of other tenants that are held back."""
     num_ahead = state.waiting.num_ahead(waiter, now)
     if not state.keeps_rows:
         return num_ahead
@@ -214,15 +214,15 @@ def _num_ahead(state: CacheState, waiter: Waiter, now: float) -> int:
 
 
 def _num_ahead_since(state: CacheState, waiter: Waiter, now: float) -> int:
-    """Count them once more after a try in vain: blocks that are made ready for it are not there for others meanwhile.
+    """Count the calls ahead once more after a failed try, which may have made blocks unavailable to the others.
 
-    Then these are not held back by limits alone, and the next call comes behind them.
+    Those calls are then no longer held back by limits alone, so this call comes behind them.
     """
     return _num_ahead(state, waiter, now) if state.waiting.by_ticket else 0
 
 
 def _is_passed(state: CacheState, waiter: Waiter) -> bool:
-    """Tell whether a call waits for its tenant's limits alone, so that calls of others need not wait behind it."""
+    """Tell whether a call waits only because of its tenant's limits, so that other tenants' calls may pass it."""
     if not state.keeps_rows:
         return False
     lack = shortage(state, waiter, 0)
@@ -244,7 +244,7 @@ def end_waits(state: CacheState, now: float) -> None:
 
 
 def supersede_waiting(state: CacheState, waiter: Waiter) -> bool:
-    """Answer the waiting call of the same request, and tell whether there is one."""
+    """Answer an earlier waiting call of the same request, as this one replaces it; tell whether there was one."""
     command = waiter.command
     if not isinstance(command, Reserve):
         return False

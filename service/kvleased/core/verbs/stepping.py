@@ -1,4 +1,4 @@
-"""Own the Step verb: the columns of one scheduler step, each operation of which succeeds alone or changes nothing."""
+"""Own the Step verb: the columns of one scheduler step, in which each operation succeeds alone or changes nothing."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -26,12 +26,12 @@ from kvleased.core.verbs.requests import extend, reserve
 from kvleased.counted import counted
 
 ERRORS_MAX: Final = 64
-"""Refused operations of which a step says more than the code."""
+"""Refused operations for which a step's answer has more than the code."""
 
 _NOTHING: Final = Extended(block_ids=b"", covered_tokens=0)
-"""What an operation adds that is no extend."""
+"""What a commit or a release adds."""
 _BYTES_PER_NUMBER: Final = 4
-"""Bytes of an int32 in a packed column; ids of leases take twice as many."""
+"""Bytes of an int32 in a packed column; a lease id takes twice as many."""
 
 
 class StepVerb(IntEnum):
@@ -48,7 +48,7 @@ _EXTEND: Final = bytes([StepVerb.EXTEND])
 _EXTENDS: Final = np.array(StepVerb.EXTEND, np.uint8)
 _ZERO: Final = np.array(0, np.int32)
 _ONE: Final = np.array(1, np.int32)
-"""What columns are compared with, or is taken from them, in half the time that a plain number takes."""
+"""0 and 1 as arrays: to compare a column with them, or subtract them, takes half the time that plain numbers take."""
 _GRANT: Final = Event.GRANT
 
 _Operation = tuple[LeaseId, int, int, bytes]
@@ -62,7 +62,7 @@ def step(state: CacheState, command: Step, now: float) -> Outcome:
     is_done, counts, fresh = _extend_together(state, command)
     errors: list[tuple[int, KVLeaseError]] = []
     num_places: dict[int, bytes] = {}
-    # Nearly always all of them are; bytes are searched faster than an array.
+    # Nearly always all of them are done; bytes are searched faster than an array.
     if b"\0" not in is_done.tobytes():
         codes, block_ids = bytes(_BYTES_PER_NUMBER * len(is_done)), pack(fresh)
     else:
@@ -82,7 +82,7 @@ def step(state: CacheState, command: Step, now: float) -> Outcome:
 
 
 def _column_of(num_places: dict[int, bytes], counts: NDArray[np.int32]) -> bytes:
-    """Return the places that operations told of as a column, [operations, groups]."""
+    """Return the places that some operations told of as one column, [operations, groups]."""
     column = np.zeros_like(counts)
     for at, packed in num_places.items():
         column[at] = np.frombuffer(packed, np.int32)
@@ -94,27 +94,27 @@ def _extend_together(
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
     """Do the extends of a step that cannot fail: those covered already, and all others if there is room for all.
 
-    Returns which operations are done, how many blocks each added, of every group, and these blocks in the order of the
-    operations. Looking at all leases at once is what makes a step cheap.
+    Return which operations are done, how many blocks each of them added in each group, and these blocks in the order of
+    the operations. A step is cheap because all leases are looked at together.
     """
     leases, worker_id = state.leases, command.worker_id
     named = leases.names.find(command.lease_ids, worker_id)
     rows = named.rows
-    # Read without a sign, what is below 1 lies above all that fits, too.
+    # Read as unsigned, a number of tokens below 1 also lies above the longest request.
     num_tokens = np.frombuffer(command.num_tokens, np.int32)
     last_tokens = num_tokens - _ONE
     is_done = last_tokens.view(np.uint32) < state.covering.longest_of_column
     # Nearly always all are extends of active leases.
     if command.verbs != _EXTEND * len(rows):
         is_done &= np.frombuffer(command.verbs, np.uint8) == _EXTENDS
-    # An extend with what only commits take is refused in its turn; where there are no keys, num_keys has none either.
+    # An extend with keys or a first block is refused in its turn; without keys, num_keys is all zeros.
     if command.keys:
         is_done &= np.frombuffer(command.num_keys, np.int32) == _ZERO
     if command.first_blocks:
         is_done &= np.frombuffer(command.first_blocks, np.int32) == _ZERO
     if not named.are_active:
         is_done &= named.is_active
-    # An extend of a lease of which the step says more than that is done, or refused, in its turn.
+    # If some lease is named twice, every operation is carried out, or refused, in its turn.
     if not named.are_distinct:
         is_done[:] = False
     if not state.is_simple:
@@ -144,7 +144,7 @@ def _grow_together(
     rows: Ids,
     is_done: NDArray[np.bool_],
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
-    """Do the same where there are several groups; the counts are [operations, groups]."""
+    """Do the same for a cache with several groups; the counts are [operations, groups]."""
     records = state.leases.rows
     ends = records.num_blocks[rows].astype(np.int64)
     begins, afters = state.covering.growth(
@@ -170,7 +170,7 @@ def _grow_together(
 
 
 def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | None:
-    """Take blocks for a worker if there are so many free ones and nobody waits for them."""
+    """Take blocks for a worker if so many are free and no call waits for them; None otherwise."""
     if state.waiting.by_ticket:
         return None
     tenant = state.workers[worker_id]
@@ -189,9 +189,9 @@ def _one_by_one(
     results: tuple[NDArray[np.bool_], NDArray[np.int32], Ids],
     told: tuple[list[tuple[int, KVLeaseError]], dict[int, bytes]],
 ) -> tuple[bytes, bytes]:
-    """Do what is not done yet, each operation in its turn; returns the codes and the ids of all blocks that were added.
+    """Do the operations that are not done yet, one by one; return the codes and the ids of all blocks added.
 
-    `told` gets the first refusals, and the places that ranks with states were told of, each with its operation.
+    The first refusals, and the places that ranks with states are told of, are written to `told`, by operation.
     """
     is_done, counts, fresh = results
     errors, num_places = told
@@ -267,7 +267,7 @@ def _check_keys(command: Step, count: int) -> None:
 
 
 def _check_bare(verb: int, operation: _Operation, at: int) -> None:
-    """Refuse what only commits take beside another verb, which would have passed over it."""
+    """Refuse keys or a first block with a verb that does not take them and would ignore them."""
     _, _, first_block, keys = operation
     if not (keys or first_block) or verb not in _BARE:
         return

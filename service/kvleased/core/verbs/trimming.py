@@ -1,4 +1,4 @@
-"""Own the verb that takes blocks back from a running lease, and the cutting of a row to what its counts need."""
+"""Own the verb that takes blocks back from a running lease, and the cutting of a row to what its token counts need."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +56,13 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
 
 
 def cut(leases: LeaseBook, row: int) -> Ids:
-    """Empty the places of a row that its counts of tokens do not need; returns their blocks, the last to end last.
+    """Empty the places of a row that its token counts do not need; return their blocks, ordered by where they end.
 
-    This may be cut off by a crash and done again.
+    A crash may cut this off; it is then done again.
     """
     rows, covering = leases.rows, leases.covering
     num_computed, num_tokens = int(rows.num_computed[row]), int(rows.num_tokens[row])
-    # One of several ranks may have computed more than all have.
+    # One of several ranks may have computed more tokens than all ranks have.
     furthest = max(num_computed, num_tokens) if rows.engine[row] else num_computed
     left: list[Ids] = []
     ends: list[Ids] = []
@@ -77,7 +77,7 @@ def cut(leases: LeaseBook, row: int) -> Ids:
         gone = places[part[places] != NULL]
         if shape.keeps is Keeps.STATE:
             _move_down(part[:before], newest, end)
-            # What has moved down is still where it was.
+            # A block that has moved down is still at its old place, too, and does not leave the lease.
             gone = gone[~np.isin(part[gone], part[first:end])]
         left.append(part[gone].astype(np.intp))
         ends.append(covering.end_tokens[covering.starts[group] + gone])
@@ -87,13 +87,13 @@ def cut(leases: LeaseBook, row: int) -> Ids:
 
 
 def _empty_passed(part: NDArray[np.int32], newest: int) -> None:
-    """Empty the places before the newest state whose blocks have moved on, as growth that was cut off leaves them."""
+    """Empty places before the newest state whose blocks have moved on, which growth leaves if a crash cuts it off."""
     passed = part[:newest]
     passed[np.isin(passed, part[newest:])] = NULL
 
 
 def _move_down(part: NDArray[np.int32], first: int, end: int) -> None:
-    """Let the blocks at and behind `first` stand one after the other from there on: the newest state comes first."""
+    """Move the blocks at and behind `first` together, without gaps from there on: the newest state comes first."""
     held = part[first:][part[first:] != NULL].tolist()
     moved = [*dict.fromkeys(held)][: max(0, end - first)]
     part[first : first + len(moved)] = moved
