@@ -1,1 +1,1 @@
-"""What is found of a prompt: the search in all tiers, and what is told of what was not found."""
+"""What is cached of a prompt: the search in all tiers, and why blocks were not found."""

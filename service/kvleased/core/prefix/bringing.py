@@ -1,4 +1,4 @@
-"""Own where the bytes of a prefix come from: the copies that bring them to the device, and to which tier they count."""
+"""Own the copies that bring a prefix to the device, and the count of its tokens by the tier that they came from."""
 
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE, Lease
@@ -9,7 +9,7 @@ from kvleased.core.tier.flights import Purpose, Remote, TierTokens
 
 
 def bring(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
-    """Start the copies that bring to the device what a prefix has below."""
+    """Start the copies that bring the blocks of a prefix from lower tiers to the device."""
     is_in = parted(state, prefix.below)
     for purpose, is_there, first in (
         (Purpose.LOAD, is_in.host, 0),
@@ -31,9 +31,10 @@ def bring(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
 
 
 def attributed(now: TierTokens, first: TierTokens) -> TierTokens:
-    """Return the tokens found in the tiers down to each, where a first try may have brought some of them up.
+    """Return the tokens found, for each tier in it and those above, if a first try may have brought some of them up.
 
-    What a first try found, too, counts for the lower one of the two tiers; what it did not, for where it is now.
+    Tokens that the first try also found count for the lower of the two tiers; others count for the tier where they are
+    now.
     """
     device, host, disk, every = (
         min(one, before) + max(0, one - first[-1]) for one, before in zip(now, first, strict=True)

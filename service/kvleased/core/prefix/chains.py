@@ -1,4 +1,4 @@
-"""Own what must hold of packed keys that name a chain of blocks, whatever call brings them."""
+"""Own the checks of packed keys that name a chain of blocks, for every call that has keys."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from kvleased.core.state import split_keys
 
 
 def check_keys(keys: bytes) -> None:
-    """Refuse packed keys the last of which is cut off."""
+    """Refuse packed keys if the last one is cut off."""
     if len(keys) % BYTES_PER_KEY:
         msg = f"keys has {len(keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg, resource="keys")
 
 
 def check_distinct(keys: bytes) -> None:
-    """Refuse packed keys of which one is there twice."""
+    """Refuse packed keys if a key is there twice."""
     if are_distinct(keys):
         return
     one_by_one = split_keys(keys)
@@ -37,7 +37,7 @@ def are_distinct(keys: bytes) -> bool:
 
 
 def asking_for(num_tokens: int, num_keys: int, hash_tokens: int) -> str:
-    """Say how a call with so many keys asks for so many tokens: with as many of the keys as they cover."""
+    """Return the arguments with which a call that has so many keys asks for so many tokens, with no key too many."""
     if num_keys * hash_tokens < num_tokens + hash_tokens:
         return f"num_tokens={num_tokens}"
     return f"num_tokens={num_tokens} num_keys={num_tokens // hash_tokens}"

@@ -1,14 +1,14 @@
-"""Own why the blocks of a prefix were not found when a lease was granted, told whenever somebody asks.
+"""Own why blocks of a prefix were not found when a lease was granted; the reasons are worked out when somebody asks.
 
-Nothing is done for it at the grant but to note how many blocks had left by then. What was cached at that instant is
-what is cached now and became findable before, and what the history says to have left since. The cases, in their order:
-- another tenant's block has the key, which only a stolen key comes to;
-- it was cached: something before it was missing;
-- a lower tier had it, which does not work, or which the call could not wait for;
-- it had left, and the history knows why;
-- nothing is known of it.
-The remote store has no index here. While it does not work, or where it did not answer the call, it may have any block
-that no tier had.
+The grant only notes how many blocks had left by then. Two kinds of blocks were cached at that instant: those that are
+cached now and became findable before it, and those that have left since, as the history says. The cases, in order:
+- another tenant's block has the key, which happens only with a stolen key;
+- the block was cached, but a block before it was missing;
+- a lower tier had the block, but that tier does not work, or the call could not wait for it;
+- the block had left, and the history knows why;
+- nothing is known of the block.
+The remote store has no index here. If it does not work, or did not answer the call, it may have any block that no tier
+had.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from kvleased.core.state import TIER_NUMBERS, CacheState, split_keys
 RUNS_MAX: Final = 64
 """Runs of misses in one answer."""
 LOWER_POLICY: Final = "leaf-lru"
-"""What the tiers below the device go by."""
+"""The eviction policy of the tiers below the device."""
 
 _TIERS: Final = tuple(TIER_NUMBERS)
 _DEVICE: Final = TIER_NUMBERS[Tier.DEVICE]
@@ -40,7 +40,7 @@ _NO_TIER: Final = len(_TIERS)
 
 
 class _Code(IntEnum):
-    """What is known of one block; the first are those of `Parting`."""
+    """What is known of one block; the first codes are those of `Parting`."""
 
     EVICTED = Parting.EVICTED
     DISPLACED = Parting.DISPLACED
@@ -70,7 +70,7 @@ _NOT_LOOKED_FOR: Final = (
     Reason.BEHIND_A_MISS,
     Reason.SHORTER_THAN_A_BLOCK,
 )
-"""Why blocks are missed that the remote store would not be asked for."""
+"""The reasons of missed blocks for which the remote store would not be asked."""
 
 
 class _Blocks(NamedTuple):
@@ -78,15 +78,15 @@ class _Blocks(NamedTuple):
 
     codes: NDArray[np.uint8]
     tiers: NDArray[np.uint8]
-    """Numbers of the tiers that they left or were in."""
+    """Number of the tier that the block left or was in."""
     are_below: NDArray[np.bool_]
-    """Whether a lower tier had them, which the call could not wait for."""
+    """Whether a lower tier had the block, but the call could not wait for it."""
     numbers: Numbers
-    """Their last departures, where they are the reason; else 0."""
+    """Number of the block's last departure if that is the reason, else 0."""
     groups: NDArray[np.uint8]
 
     def at(self, places: NDArray[np.intp] | slice) -> "_Blocks":
-        """Return what is known of some of them."""
+        """Return what is known of some of the blocks."""
         return _Blocks(
             codes=self.codes[places],
             tiers=self.tiers[places],
@@ -96,7 +96,7 @@ class _Blocks(NamedTuple):
         )
 
     def put(self, places: NDArray[np.bool_], others: "_Blocks") -> None:
-        """Replace what is known of some of them."""
+        """Replace what is known of some of the blocks."""
         self.codes[places] = others.codes
         self.tiers[places] = others.tiers
         self.are_below[places] = others.are_below
@@ -108,7 +108,7 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
     """Tell where each token of a lease's prefix came from; an operator may ask about any lease.
 
     Raises:
-        WrongStateError: An earlier life of the process granted the lease, and nobody remembers how.
+        WrongStateError: An earlier life of the daemon granted the lease, and the request is no longer known.
     """
     del now
     lease = state.leases.by_id.get(command.lease_id)
@@ -129,7 +129,7 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
 
 
 def misses_of(state: CacheState, lease: Lease) -> tuple[Missed, ...]:
-    """Return why the rest of a lease's prefix was not found when it was granted; of what looks for none, nothing."""
+    """Return why the rest of a lease's prefix was not found when it was granted; nothing for a fork."""
     if lease.misses is None:
         request = lease.request
         lease.misses = _misses(state, lease, request) if isinstance(request, Reserve) else ()
@@ -152,7 +152,7 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
             for run in runs
         ]
         hit_tokens = int(ends[-1])
-    # Whoever sends no key for whole blocks does not look for them.
+    # A call that sends no keys for some whole blocks does not look for those blocks.
     num_sent = len(words) * hash_tokens
     num_over = max(0, request.num_tokens - num_sent)
     end_tokens = num_sent + (num_over if num_over < hash_tokens else 0)
@@ -169,14 +169,14 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
 
 
 def _silence(state: CacheState, lease: Lease, request: Reserve) -> Silence | None:
-    """Return why the remote store says nothing of what it would be asked for; None where it does, or is not asked."""
+    """Return why the remote store did not say which blocks it has; None if it did say, or was not to be asked."""
     if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in state.tiers_off:
         return Silence.OFF
     return Silence.UNANSWERED if lease.is_unanswered else None
 
 
 def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:
-    """Return as many runs as an answer has room for; the last of them tells of the others."""
+    """Return as many runs as an answer has room for; the last one counts the runs left out."""
     left_out = runs[RUNS_MAX:]
     if left_out:
         runs[RUNS_MAX - 1] = replace(
@@ -191,10 +191,10 @@ def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:
 
 
 def _units(state: CacheState, lease: Lease, request: Reserve, ends: NDArray[np.int64]) -> _Blocks:
-    """Return for each end of a longer prefix, in tokens, the block because of which it was not found.
+    """Return for each end of a longer prefix, in tokens, the block because of which that prefix was not found.
 
-    That is the first one missing of those that the tokens behind the end need. Of what is kept for ever, only those
-    between two ends are looked at: what is missing before, is the reason of an end before.
+    That is the first missing block of those that the tokens behind the end need. In groups that keep everything, only
+    the blocks since the end before are looked at, because an earlier missing block is the reason of an earlier end.
     """
     covering, words = state.covering, key_words(request.keys)
     units = _blank(len(ends), _Code.UNKNOWN if not covering.shared else _Code.CACHED)
@@ -207,7 +207,7 @@ def _units(state: CacheState, lease: Lease, request: Reserve, ends: NDArray[np.i
         if group.keeps is Keeps.EVERYTHING:
             begins = np.maximum(begins, (ends - covering.hit_tokens) // group.tokens_per_block)
         afters = ends // group.tokens_per_block + group.is_drafted
-        # What lies behind the keys can be nowhere, and is the reason only where nothing else is.
+        # A block behind the last key cannot be cached; it is the reason only if no other block is.
         codes = np.append(blocks.codes, np.uint8(_Code.SHORT))
         (missing,) = (codes != _Code.CACHED).nonzero()
         first = missing[np.minimum(missing.searchsorted(begins), len(missing) - 1)]
@@ -233,7 +233,7 @@ def _blank(count: int, code: int) -> _Blocks:
 def _blocks(
     state: CacheState, lease: Lease, request: Reserve, words: NDArray[np.uint64], group: int
 ) -> _Blocks:
-    """Return what is known of the blocks of a group, as of the grant; `words` are those of their keys."""
+    """Return what is known of a group's blocks at the time of the grant; `words` are the words of their keys."""
     blocks = _blank(len(words), _Code.UNKNOWN)
     packed, digests = words.tobytes(), _digests(words)
     found = state.history.find(digests, lease.num_left_before, lease.lease_id)
@@ -261,7 +261,7 @@ def _blocks(
             _put(blocks, was_there, _Code.CACHED, number)
             blocks.are_below[was_there] = False
         else:
-            # It left the device, but is not gone.
+            # The block left the device, but a lower tier has it.
             blocks.are_below[was_there] = True
             _put(blocks, was_there & (blocks.codes == _Code.UNKNOWN), _Code.EVICTED, _DEVICE)
     _put(blocks, foreign, _Code.FOREIGN, _NO_TIER)
@@ -281,7 +281,7 @@ def _pools(state: CacheState) -> tuple[tuple[Tier, Pool], ...]:
 def _in_pool(
     pool: Pool, packed: bytes, lease: Lease
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Tell which of packed keys have been findable since before a grant, and for which of those it is no use."""
+    """Tell which packed keys have been findable since before a grant, and which of those are another tenant's."""
     entries = pool.index.find(packed)
     is_there = entries >= 0
     is_there[is_there] = pool.since[entries[is_there]] < lease.lease_id
@@ -302,9 +302,9 @@ def _put(blocks: _Blocks, chosen: NDArray[np.bool_], code: _Code, tier: int) -> 
 def _runs(
     state: CacheState, units: _Blocks, first_block: int, blocks_per_unit: int
 ) -> list[Missed]:
-    """Return runs of ends that have the same reason; the blocks of the first are at `first_block`."""
+    """Return runs of ends that have the same reason; the first run begins at `first_block`."""
     if units.codes[0] == _Code.CACHED:
-        # It was there and yet no use: another tenant's, which has left since.
+        # The block was cached and yet of no use: it was another tenant's, and has left since.
         units.codes[0] = _Code.FOREIGN
     tenants = state.history.tenants(units.numbers)
     tenants[units.numbers == 0] = 0

@@ -1,7 +1,8 @@
-"""Own the counts of findable keys by bucket, for tenants whose workers are told what is surely absent; reads none back.
+"""Own the counts of findable keys by bucket, from which a tenant's workers see which keys are surely not cached.
 
-A key's bucket is the low bits of its first word. Where a bucket counts nothing, no tier whose blocks are known here has
-a key of it. The arrays are the caller's, who shares them with readers; after every command each count is right.
+A key's bucket is the low bits of its first word. If a bucket counts 0, no tier whose blocks are known here has a key in
+that bucket. The caller owns the arrays and shares them with readers. After every command, each count is right. Only
+`violations` reads the counts here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from kvleased.core.blocks.states import State
 from kvleased.core.ids import Ids
 
 Counts = NDArray[np.uint32]
-"""[buckets], a power of two of them: how many keys are in each; there are always fewer blocks than it can count."""
+"""[buckets], a power of two: how many keys are in each bucket; no pool has too many blocks for a uint32."""
 
 _ONE: Final = np.uint32(1)
 # Reading a member of an enumeration costs as much as a small array operation.
@@ -24,10 +25,10 @@ _READY: Final = int(State.READY)
 
 
 class KeyCounts:
-    """The counts of one cache's tenants; a tenant has none until they are begun."""
+    """The counts of one cache's tenants; a tenant has none until `begin`."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
-        """Begin without counts, and be told from now on by the index of each tier."""
+        """Begin without counts; from now on, the index of each tier reports its changes."""
         self._tables: dict[int, Counts] = {}
         self._tiers = [TierCounts(pool.records, self._tables) for pool in pools]
         for pool, tier in zip(pools, self._tiers, strict=True):
@@ -38,17 +39,17 @@ class KeyCounts:
         return f"<KeyCounts of {len(self._tables)} tenants>"
 
     def begin(self, tenant: int, table: Counts) -> None:
-        """Count a tenant's keys from now on in an array of zeros, of which only buckets that have keys are written."""
+        """Count a tenant's keys from now on in an array of zeros; only buckets that have keys are written."""
         assert len(table).bit_count() == 1, "buckets are told by bits"
         self._count(tenant, table)
         self._tables[tenant] = table
 
     def end(self, tenant: int) -> None:
-        """Count a tenant's keys no more."""
+        """Stop counting a tenant's keys."""
         del self._tables[tenant]
 
     def violations(self) -> list[str]:
-        """Return in words whose counts are not those of what is findable."""
+        """Return a sentence for each tenant whose counts are not those of its findable keys."""
         found = []
         for tenant, table in self._tables.items():
             right = np.zeros_like(table)
@@ -66,23 +67,23 @@ class KeyCounts:
 
 
 class TierCounts:
-    """What the index of one tier tells the counts."""
+    """The part of the counts that the index of one tier reports to."""
 
     def __init__(self, records: TierRecords, tables: dict[int, Counts]) -> None:
-        """Look at the first word of each block's key, and at its tenant; `tables` are those of all tiers."""
+        """Read each block's tenant and the first word of its key; `tables` are shared by all tiers."""
         self._words = records.key.view(np.int64)[:, 0]
         self._tenants = records.tenant
         self._states = records.state
         self._tables = tables
 
     def add(self, blocks: Ids) -> None:
-        """Count blocks that become findable; key and tenant have been written before."""
+        """Count blocks that become findable; their keys and tenants must already be written."""
         if self._tables:
             for table, buckets in self._parted(blocks):
                 np.add.at(table, buckets, _ONE)
 
     def discard(self, blocks: Ids) -> None:
-        """Count blocks no more that are found no more; key and tenant are those that they were found under."""
+        """Uncount blocks that are no longer findable; their keys and tenants must still be the old ones."""
         if self._tables:
             for table, buckets in self._parted(blocks):
                 np.subtract.at(table, buckets, _ONE)
@@ -94,7 +95,7 @@ class TierCounts:
             np.add.at(table, self._buckets(own, table), _ONE)
 
     def _parted(self, blocks: Ids) -> Iterator[tuple[Counts, NDArray[np.int64]]]:
-        """Yield for each tenant whose keys are counted the buckets of its blocks."""
+        """Yield the table and the buckets of each tenant that has some of the blocks and whose keys are counted."""
         tenants = self._tenants[blocks]
         for tenant in set(tenants.tolist()):
             table = self._tables.get(tenant)

@@ -1,7 +1,8 @@
-"""Own the looking for blocks below the device, and the numbers by which the entries of a prefix name them.
+"""Own the search for blocks below the device, and the numbers by which the entries of a prefix name them.
 
-An entry is a device block, or the complement (~) of a number: that of a host slot; or, from the count of host slots on,
-of a disk slot; or, from the count of both on, the place of a key that the remote store has among those looked for.
+An entry is a device block, or the complement (~) of a number. Numbers below the count of host slots are host slots; the
+next ones, up to the count of host and disk slots together, are disk slots; any larger one stands for a key that the
+remote store has, by its place among the keys looked for.
 """
 
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ from kvleased.core.tier.flights import SOURCE_TIERS
 
 
 class Parted(NamedTuple):
-    """Which of some entries below the device are in which tier."""
+    """For each of some entries below the device, which tier has it."""
 
     host: NDArray[np.bool_]
     disk: NDArray[np.bool_]
@@ -29,12 +30,12 @@ class Parted(NamedTuple):
 
 @message
 class Sources:
-    """Where a call may have its prefix from besides the device."""
+    """Where a call may get its prefix from, besides the device."""
 
     skipped: frozenset[Tier] = frozenset()
     """Tiers from which a copy has just failed."""
     remote_keys: frozenset[bytes] = frozenset()
-    """What the remote store said that it has."""
+    """Keys that the remote store said it has."""
 
 
 EVERYWHERE: Final = Sources()
@@ -43,9 +44,9 @@ EVERYWHERE: Final = Sources()
 def look_below(
     state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources
 ) -> dict[int, CopyId]:
-    """Fill in the blocks that copies in flight fill, and the complements of slots; returns those copies by block.
+    """Fill in missing entries: blocks that copies in flight fill, and complements of slots; return the copies by block.
 
-    `looked` are the entries that were found so far, and which of them are missing; both are written.
+    `looked` are the entries found so far, and which of them are missing; both arrays are changed.
     """
     entries, is_missing = looked
     (places,) = is_missing.nonzero()
@@ -78,13 +79,13 @@ def look_below(
 
 
 def _may_join(state: CacheState, copy_id: CopyId, sources: Sources) -> bool:
-    """Tell whether a copy comes from a tier that a call may use, and that works: else it may take for ever."""
+    """Tell whether a copy comes from a tier that the call may use and that works; otherwise it may never be done."""
     tier = SOURCE_TIERS[state.flights[copy_id].direction]
     return tier not in sources.skipped and tier not in state.tiers_off
 
 
 def parted(state: CacheState, below: Ids) -> Parted:
-    """Tell which of some complements of entries are host slots, disk slots, and keys that the remote store has."""
+    """Tell which of some complements of entries are host slots, disk slots, or keys that the remote store has."""
     num_slots = len(state.host)
     is_host = below < num_slots
     is_remote = below >= num_slots + len(state.disk)
@@ -92,7 +93,7 @@ def parted(state: CacheState, below: Ids) -> Parted:
 
 
 def remote_places(state: CacheState, below: Ids) -> Ids:
-    """Return the places of those keys, among all that were looked for, that are to come from the remote store."""
+    """Return the places, among all keys looked for, of those that are to come from the remote store."""
     places = below - (len(state.host) + len(state.disk))
     return places[places >= 0]
 
@@ -115,7 +116,7 @@ def is_any_below(state: CacheState, sources: Sources) -> bool:
 
 
 def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
-    """Return the pools to look in below the device, each with the number that its first slot has among all."""
+    """Return the pools to look in below the device, each with the number of its first slot."""
     found = []
     if Tier.HOST not in sources.skipped and Tier.HOST not in state.tiers_off:
         found.append((0, state.host))
@@ -133,7 +134,7 @@ def by_tier(entries: Ids) -> tuple[Ids, Ids]:
 
 
 def may_be_foreign(state: CacheState, tenant: int, sources: Sources | None) -> bool:
-    """Tell whether another tenant ever had blocks where a prefix is looked for."""
+    """Tell whether another tenant ever had blocks in a tier where a prefix is looked for."""
     return not state.device.is_only_of(tenant) or (
         sources is not None
         and not (state.host.is_only_of(tenant) and state.disk.is_only_of(tenant))
@@ -141,7 +142,7 @@ def may_be_foreign(state: CacheState, tenant: int, sources: Sources | None) -> b
 
 
 def tenants_of(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
-    """Return whose bytes the entries hold; what the remote store has is the asking tenant's."""
+    """Return the tenant whose bytes each entry holds; entries of the remote store are the asking tenant's."""
     if b"\1" not in (entries < 0).tobytes():
         return state.device.records.tenant[entries]
     tenants = np.full(len(entries), tenant, np.uint64)

@@ -1,8 +1,8 @@
-"""Own why blocks of prefixes were missed: what requests asked for behind what was found, looked up afterwards.
+"""Own the counts of why blocks of prefixes were missed: keys behind the found prefix, looked up after the grant.
 
-A grant puts its missed keys aside, and nobody waits for what became of them: the next ticks look them up, a bounded
-number at a time. What was evicted and is needed now is what a larger pool would have saved. Blocks are those of the
-group that keeps everything, or else of the first whose blocks are found by key.
+A grant puts its missed keys aside, and no call waits for the reasons: the next ticks look the keys up, a bounded number
+at a time. Blocks that were evicted and are needed now would have stayed in a larger pool. The blocks counted are those
+of the group that keeps everything or, if there is none, of the first group whose blocks are found by key.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ from kvleased.core.state import CacheState
 KEYS_AT_ONCE: Final = 2048
 """Keys that one tick looks up."""
 REASONS: Final = ("evicted", "displaced", "dropped", "damaged", "cached", "unknown")
-"""Why blocks were missed: the first as `Parting` has them; then those behind a miss, and those that nobody knows."""
+"""Why blocks were missed: first the reasons of `Parting`; then cached blocks behind a miss, and unknown blocks."""
 
 _CACHED: Final = len(Parting)
 _UNKNOWN: Final = len(Parting) + 1
@@ -36,7 +36,7 @@ def look_back(state: CacheState) -> None:
 
 
 def _reasons(state: CacheState, missing: list[Missing]) -> NDArray[np.uint8]:
-    """Return why each block of some grants was missed, as numbers of REASONS."""
+    """Return for each missed block of some grants the index of its reason in REASONS."""
     covering = state.covering
     group = covering.first_key_of if covering.first_key_of is not None else covering.shared[0]
     parts = [covering.block_keys(group, key_words(one.keys), one.first_key)[1] for one in missing]
@@ -56,7 +56,7 @@ def _reasons(state: CacheState, missing: list[Missing]) -> NDArray[np.uint8]:
 
 
 def _of_each(missing: list[Missing], counts: list[int]) -> tuple[Numbers, Numbers]:
-    """Return for each block how many had left before its grant, and the lease that was granted."""
+    """Return for each block how many departures there were before its grant, and the id of the granted lease."""
     num_left = np.array([one.num_left for one in missing], np.int64).repeat(counts)
     lease_ids = np.array([one.lease_id for one in missing], np.int64).repeat(counts)
     return num_left, lease_ids

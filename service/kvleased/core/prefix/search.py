@@ -1,7 +1,7 @@
-"""Own the search for a prefix: what a call could reuse of what is cached, or on its way to the device.
+"""Own the search for a prefix: the blocks that are cached, or on their way to the device, and that a call could reuse.
 
-Each block is taken from the highest tier that has it: the device, a copy that is on its way there, the host pool, the
-disk store, and last the remote store, of which is known only what it said when it was asked.
+Each block is taken from the highest tier that has it: the device, a copy on its way there, the host pool, the disk
+store, and last the remote store, of which only its answer to this call is known.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ from kvleased.core.tier.flights import TierTokens, on_device
 from kvleased.core.waiting import Waiter
 
 _BYTES_OF_FEW: Final = 128 * BYTES_PER_KEY
-"""Keys that are looked for all at once, which takes no longer than to halve them until the first that is missing."""
+"""Up to so many keys are looked for all at once, which takes no longer than halving them to find the first miss."""
 
 
 @message
@@ -43,29 +43,29 @@ class Match:
     """The longest prefix that a call can reuse."""
 
     entries: Ids
-    """Group by group in token order: a device block, or the complement (~) of what is to be copied first."""
+    """Group by group in token order: a device block, or the complement (~) of the number of a source to copy from."""
     blocks: Ids
     """The device blocks among the entries."""
     below: Ids
-    """The complements of the others."""
+    """The complements of the other entries."""
     joined: set[CopyId]
     """Copies in flight that fill some of the blocks already."""
     hit_tokens: int
     """Tokens of the prefix."""
     tier_tokens: TierTokens
-    """Those of them in the tiers down to each; what is on its way to the device counts as there.
+    """For each tier, the tokens in it and those above; blocks on their way to the device count as there.
 
-    In a simple cache they are counted block by block. Where there are several groups, they are the tokens before the
-    first one for which some group has a block further down.
+    In a simple cache, the tokens are counted block by block. With several groups, they are the tokens before the first
+    one for which some group has a block in a lower tier.
     """
     parts: tuple[Ids, ...] = ()
-    """The entries of each group, up to the place where the prefix ends; empty where the cache is simple."""
+    """The entries of each group, up to the place where the prefix ends; empty in a simple cache."""
     behind: Ids | None = None
-    """The entries behind the prefix without which it would be shorter: those that draft models read besides."""
+    """The entries just behind the prefix that draft models also read; without them the prefix would be shorter."""
     remote_keys: bytes = b""
-    """The keys, packed, that are to come from the remote store, in the order of the entries."""
+    """The packed keys that are to come from the remote store, in the order of the entries."""
     remote_positions: Ids
-    """Of these keys in the request's chain."""
+    """The index of each of these keys in the request's chain."""
 
 
 NOTHING: Final = Match(
@@ -80,9 +80,9 @@ NOTHING: Final = Match(
 
 
 def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources | None) -> Match:
-    """Return the longest prefix of packed `keys` that a tenant's blocks serve, or anybody's without a tenant.
+    """Return the longest prefix of packed `keys` that a tenant's blocks serve.
 
-    Without `sources` only bytes that are on the device this instant count.
+    Without a tenant, anybody's blocks count. Without `sources`, only blocks that are on the device at this instant do.
     """
     if not state.covering.shared:
         return NOTHING
@@ -97,7 +97,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
     entries = state.device.index.find(keys)
     is_missing = entries < ZERO
     joined: dict[int, CopyId] = {}
-    # Nearly always nothing is; bytes are searched faster than an array.
+    # Nearly always nothing is missing; bytes are searched faster than an array.
     has_missing = b"\1" in is_missing.tobytes()
     if has_missing:
         entries, joined = _before_hole(state, keys, (entries, is_missing), sources)
@@ -122,14 +122,14 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
 
 
 def sources_of(waiter: Waiter) -> Sources:
-    """Return where a call may have its prefix from that may wait for it."""
+    """Return where a call that may wait can get its prefix from."""
     return Sources(skipped=waiter.skipped, remote_keys=waiter.remote_keys)
 
 
 def _before_hole(
     state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources | None
 ) -> tuple[Ids, dict[int, CopyId]]:
-    """Return the entries before the first one that is nowhere, and the copies that fill some of them."""
+    """Return the entries before the first missing one, and the copies in flight that fill some of them, by block."""
     joined = {} if sources is None else look_below(state, keys, looked, sources)
     entries, is_missing = looked
     (holes,) = is_missing.nonzero()
@@ -137,7 +137,7 @@ def _before_hole(
 
 
 def _own(state: CacheState, entries: Ids, tenant: int) -> Ids:
-    """Return the entries before one that is another tenant's, which only a stolen key can name."""
+    """Return the entries before the first one that is another tenant's; only a stolen key can name such a block."""
     (foreign,) = (tenants_of(state, entries, tenant) != tenant).nonzero()
     return entries[: foreign[0]] if len(foreign) else entries
 
@@ -145,7 +145,7 @@ def _own(state: CacheState, entries: Ids, tenant: int) -> Ids:
 def _with_below(
     state: CacheState, keys: bytes, found: tuple[Ids, Ids, Ids], joined: set[CopyId]
 ) -> Match:
-    """Return the match of a simple cache part of which is below; `found` are the entries, blocks and complements."""
+    """Return a simple cache's match with entries below the device; `found` are entries, blocks and complements."""
     entries, blocks, below = found
     is_in = parted(state, below)
     counts = np.cumsum([len(blocks), *(np.count_nonzero(one) for one in is_in)])
@@ -174,16 +174,16 @@ def _check_distinct(state: CacheState, keys: bytes, blocks: Ids, below: Ids) -> 
 
 
 def _differ(state: CacheState, keys: bytes, below: Ids) -> bool:
-    """Tell whether nothing below is named twice."""
+    """Tell whether no entry below the device is named twice."""
     remote = split_keys(keys_at(keys, remote_places(state, below)))
     return are_distinct(below) and len(set(remote)) == len(remote)
 
 
 def _num_cached_at_most(state: CacheState, keys: bytes, sources: Sources | None) -> int:
-    """Return the number of keys before one that is not cached.
+    """Return an upper bound of the number of keys before the first one that is not cached.
 
-    Leaves leave before what they hang on, so in a chain of cached blocks that is found by halving. Where one was
-    evicted by its name, it is too many at times, but never too few.
+    Leaves are evicted before their parents, so the cached blocks of a chain come first, and halving finds their end.
+    The number may be too large if a block was evicted by its key, but it is never too small.
     """
     pools = [] if sources is None else [pool for _, pool in searched(state, sources)]
 
@@ -210,7 +210,7 @@ def _num_cached_at_most(state: CacheState, keys: bytes, sources: Sources | None)
 def _match_groups(
     state: CacheState, keys: bytes, tenant: int | None, sources: Sources | None
 ) -> Match:
-    """Return the longest prefix of which every group has all blocks that the tokens behind it need."""
+    """Return the longest prefix for which every group has all blocks that the tokens behind the prefix need."""
     covering = state.covering
     words = key_words(keys)
     if sources is None and covering.first_key_of is not None:
@@ -264,7 +264,7 @@ def positions_of(covering: Covering, counts: list[int]) -> Ids:
 def look_everywhere(
     state: CacheState, packed: bytes, tenant: int | None, sources: Sources | None
 ) -> tuple[Ids, NDArray[np.bool_], dict[int, CopyId]]:
-    """Return where the blocks of packed keys are, which of them serve a tenant, and the copies that fill some."""
+    """Return the entries of packed keys, which of them serve a tenant, and the copies in flight that fill some."""
     entries = state.device.index.find(packed)
     is_missing = entries < ZERO
     joined: dict[int, CopyId] = {}
@@ -279,7 +279,7 @@ def look_everywhere(
 def _parts_of(
     state: CacheState, entries: Ids, counts: list[int], hit_tokens: int
 ) -> tuple[list[Ids], TierTokens]:
-    """Return the entries that each group has of a prefix, and its tokens by tier."""
+    """Return the entries of each group in a prefix, and the prefix's tokens by tier."""
     covering = state.covering
     parts = [NOWHERE] * len(covering.groups)
     start, tier_tokens = 0, [hit_tokens] * 3
@@ -301,7 +301,7 @@ def _parts_of(
 
 
 def _behind(covering: Covering, entries: Ids, counts: list[int], hit_tokens: int) -> Ids:
-    """Return the entry behind a prefix of each group that a draft model reads."""
+    """Return the entry just behind a prefix of each group that a draft model reads."""
     starts = np.cumsum([0, *counts])
     places = [
         int(start) + hit_tokens // covering.groups[group].tokens_per_block
@@ -312,10 +312,10 @@ def _behind(covering: Covering, entries: Ids, counts: list[int], hit_tokens: int
 
 
 def _longest(covering: Covering, has: NDArray[np.bool_], counts: list[int], num_tokens: int) -> int:
-    """Return the tokens of the longest prefix that every group can serve, of `num_tokens` at most.
+    """Return the tokens of the longest prefix that every group can serve, at most `num_tokens`.
 
-    `has` tells of each group's blocks, group by group, whether they are there. A group can serve a prefix if as many
-    blocks are there as lie between the first one needed behind the prefix and its end.
+    `has` tells for each block, group by group, whether it is there. A group can serve a prefix if all blocks are there
+    from the first one that the tokens behind the prefix need to the end of the prefix.
     """
     ends_of_hits = np.arange(num_tokens // covering.hit_tokens + 1) * covering.hit_tokens
     is_served = np.ones(len(ends_of_hits), np.bool_)
