@@ -1,1 +1,1 @@
-"""What each tenant may have of the device pool, and who has what."""
+"""What each tenant may have of the device pool, and which blocks it has."""

@@ -1,7 +1,7 @@
-"""Own the answer to who has the blocks of a pool, for refusals: counts by owner and by what the blocks are held for.
+"""Own the holdings of a pool for refusals: how many blocks each owner has, by what the blocks are held for.
 
-Nobody's name is told: blocks are the asking tenant's own, those of all others together, or nobody's. It is made only
-when a call is refused, and in a few passes over the columns, whatever the number of leases.
+No tenant is named: a block is the asking tenant's own, another tenant's, or nobody's. The holdings are counted only
+when a call is refused, in a few passes over the columns, whatever the number of leases.
 """
 
 from typing import Final
@@ -46,19 +46,19 @@ _OF_STATE: Final = {
 }
 _WORD_OF_BYTE: Final = bytes(_OF_STATE.get(byte, 0) for byte in range(256))  # type: ignore[call-overload]
 _OF_LEASES: Final = (_LEASED, _PINNED, _COPYING)
-"""Words of blocks that may turn out to be held by something else than a lease."""
+"""Words of blocks that may turn out to be held by something other than a lease."""
 _NOBODYS: Final = (_SCRUBBING, _BAD, _FREE, _PARKED)
 _OTHERS: Final = len(_WORDS)
-"""What is added to a block's word where it is not the asker's own."""
+"""Added to the word of a block that is not the asking tenant's own."""
 _READY: Final = int(State.READY)
 _RESERVED: Final = int(State.RESERVED)
 
 
 def holdings(state: CacheState, pool: Pool, tenant: int | None) -> tuple[Holding, ...]:
-    """Return who has the blocks of a pool at this instant; they add up to all that can be granted.
+    """Return who has the blocks of a pool at this instant; they add up to all blocks that can be granted.
 
-    Each block counts once: a lease that has it comes before a magazine, that before a copy that reads it, and that
-    before a pin.
+    Each block counts once: as leased if a lease has it, else for a magazine, else for a copy that reads it, else for a
+    pin.
     """
     first = len(pool) - pool.num_usable
     # Bytes are translated in a fraction of the time that arrays are indexed.
@@ -88,7 +88,7 @@ def holdings(state: CacheState, pool: Pool, tenant: int | None) -> tuple[Holding
 
 
 def _part_from_leases(state: CacheState, pool: Pool, words: NDArray[np.uint8]) -> None:
-    """Give the blocks that no lease has, but a copy reads or a pin holds, their own words."""
+    """Give blocks that no lease has, but a magazine or a pin holds or a copy reads, words of their own."""
     leases = pool.holds.copy()
     in_magazines = NOWHERE
     if pool is state.device:
@@ -111,6 +111,6 @@ def _part_from_leases(state: CacheState, pool: Pool, words: NDArray[np.uint8]) -
 
 
 def _is_leaving(state: CacheState, flight: Flight) -> bool:
-    """Tell whether the sources of a copy are those of a lease that leaves them to it."""
+    """Tell whether the sources of a copy are the blocks of a lease that is being evicted."""
     lease = state.leases.by_id.get(flight.lease_id) if flight.lease_id is not None else None
     return lease is not None and lease.phase is Phase.EVICTING

@@ -1,11 +1,11 @@
-"""Own whether a tenant may have another row of the block table, or another pin, or is to leave it to others.
+"""Own whether a tenant may have another row of the block table, or another pin, or must leave it to other tenants.
 
-A tenant that has limits, or others beside it that have, must not be shut out because somebody took all rows with
-leases of one token each, or all pins for one key. So some are kept; how many is told in `allowances`:
+If some tenant has limits, no tenant must be shut out because another took all rows with leases of one token each, or
+all pins for one key. So some rows and pins are kept for tenants; `allowances` tells how many:
 
-- rows for those that are attached, where some tenant has limits: what others hold comes back when their leases end;
-- pins for those that are attached, and those of the minima for their tenants also without a worker: a pin ends only
-  when somebody unpins it.
+- rows are kept for attached tenants, if some tenant has limits: other tenants' rows come back when their leases end;
+- pins are kept for attached tenants, and, for their minima, also for tenants without a worker: a pin ends only when
+  somebody unpins it.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from kvleased.counted import there_are
 
 
 def lacks_row(state: CacheState, tenant: int) -> bool:
-    """Tell whether a tenant is to have no other row, though some are free; asked where some tenant has limits."""
+    """Tell whether a tenant may have no further row although some are free; asked only if some tenant has limits."""
     return is_capped(state, tenant) or leaves_row(state, tenant)
 
 
@@ -31,7 +31,7 @@ def is_capped(state: CacheState, tenant: int) -> bool:
 
 
 def leaves_row(state: CacheState, tenant: int) -> bool:
-    """Tell whether the rows that are free are kept for others than a tenant; asked where some tenant has limits."""
+    """Tell whether the free rows are all kept for other tenants; asked only if some tenant has limits."""
     num_free, allowances = len(state.leases.free_rows), state.row_allowances
     if num_free > allowances.most:
         return False
@@ -40,7 +40,7 @@ def leaves_row(state: CacheState, tenant: int) -> bool:
 
 
 def check_pins(state: CacheState, tenant: int | None) -> None:
-    """Refuse a pin where there are as many as may be, or the last ones are kept for others; not for an operator."""
+    """Refuse a pin if there are as many as allowed, or if the last ones are kept for tenants other than this one."""
     limit = state.shape.max_pins
     num_left, num_kept = limit - len(state.pins), 0
     if tenant is not None:
@@ -63,13 +63,13 @@ def check_pins(state: CacheState, tenant: int | None) -> None:
 
 
 def pins_by_tenant(state: CacheState) -> Counter[int]:
-    """Count the pins of each tenant; one of an operator that holds blocks of several is nobody's."""
+    """Count the pins of each tenant; an operator's pin that holds blocks of several tenants is nobody's."""
     found = Counter(only_owner(state, blocks) for blocks in state.pins.values())
     del found[0]
     return found
 
 
 def only_owner(state: CacheState, blocks: Ids) -> int:
-    """Return the digest of the tenant whose blocks a pin holds; 0 where they are of several."""
+    """Return the digest of the tenant whose blocks a pin holds; 0 if they are of several tenants."""
     owners = state.device.records.tenant[blocks]
     return int(owners[0]) if (owners == owners[0]).all() else 0

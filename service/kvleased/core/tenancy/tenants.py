@@ -1,14 +1,15 @@
 """Own what each tenant may have of the device pool: minimum, maximum and share; whose blocks leave first; and pins.
 
-A tenant uses the blocks that hold its bytes and are not free, whether anybody holds them or not. Three rules:
+A tenant uses the blocks that hold its bytes and are not free, whether they are held or not. Three rules:
 
-- maximum: a call that would take its tenant above it gets for the rest only blocks of the tenant's own cache;
-- minimum: others cannot evict what a tenant has cached up to it, and do not get the blocks that an attached tenant
-  still lacks for it, nor hold cached ones that would have to leave for it; but what is held already they may share;
-- share: what is evicted is taken from those whose use is furthest above their share of the pool, by weight among the
-  attached tenants; the caller's use counts as what it will be.
+- maximum: a call that would take its tenant above the maximum gets the rest only by evicting the tenant's own blocks;
+- minimum: other tenants cannot evict a tenant's cached blocks up to its minimum. They do not get the blocks that an
+  attached tenant still lacks for its minimum, nor may they hold cached blocks that would have to leave for it; but they
+  may share blocks that are held already;
+- share: blocks are evicted from the tenants whose use is furthest above their share of the pool. Shares go by weight
+  among the attached tenants, and the caller's use counts as what it will be.
 
-Where there are no limits and but one tenant, none of this costs anything.
+With no limits and only one tenant, none of this costs anything.
 """
 
 from bisect import bisect_left
@@ -33,18 +34,18 @@ from kvleased.core.tier.flights import Purpose
 from kvleased.counted import are
 
 TENANT_BLOCKS: Final = "tenant_blocks"
-"""The resource that a tenant's maximum makes scarce."""
+"""The resource that a tenant's maximum limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFacts:
-    """What one tenant has of a cache and what it may have, at one instant."""
+    """What one tenant has in a cache and what it may have, at one instant."""
 
     tenant_digest: int
     used_blocks: int
     """Blocks that hold its bytes."""
     held_blocks: int
-    """Those of them that somebody holds, so that they cannot be evicted."""
+    """Those of the used blocks that are held, so that they cannot be evicted."""
     pinned_blocks: int
     min_blocks: int
     max_blocks: int
@@ -101,7 +102,7 @@ def check_tokens_fit(
 ) -> None:
     """Refuse a request for more tokens than its tenant can ever have blocks for.
 
-    To ask for fewer than `least_tokens` would not help.
+    The refusal proposes fewer tokens, but not fewer than `least_tokens`.
     """
     limit, most = limits_of(state, tenant).max_blocks, state.covering.most
     need = sum(most(num_tokens))
@@ -114,14 +115,14 @@ def check_tokens_fit(
 
 
 def most_tokens(state: CacheState, tenant: int, num_tokens: int) -> int:
-    """Return how many of so many tokens a tenant can ever have blocks for."""
+    """Return how many of `num_tokens` tokens a tenant can ever have blocks for."""
     limit, most = limits_of(state, tenant).max_blocks, state.covering.most
     sizes = range(1, num_tokens + 1)
     return bisect_left(sizes, True, key=lambda tokens: sum(most(tokens)) > limit)
 
 
 def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
-    """Refuse what takes more blocks than its tenant can ever have."""
+    """Refuse a call that takes more blocks than its tenant can ever have."""
     if num_blocks > limits_of(state, tenant).max_blocks:
         raise _above_maximum(state, tenant, num_blocks, ())
 
@@ -148,7 +149,7 @@ class Use(NamedTuple):
     """What tenants use of the device pool at some instant."""
 
     by_tenant: dict[int, tuple[int, int]]
-    """Blocks in use, and those of them that can be evicted."""
+    """By tenant: the blocks in use, and those of them that can be evicted."""
     num_free: int
 
 
@@ -158,11 +159,11 @@ def use_of(state: CacheState) -> Use:
 
 
 def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None = None) -> int:
-    """Count the blocks that a tenant's call could get beside its own prefix, heeding all limits.
+    """Count the blocks that a tenant's call could get besides its own prefix, within all limits.
 
-    That is now, or when tenants use what is given. Below 0 the tenant has more than is left to it beside the others'
-    minima, or than its maximum: it cannot even have its prefix, for cached blocks that come to be held cannot be
-    evicted for those minima any more. A prefix that is held already takes nothing from anybody: then it is 0.
+    That is now, or when tenants use what `use` says. A number below 0 means that the tenant has more than its maximum,
+    or more than the other tenants' minima leave it. Then it cannot even have its prefix, because cached blocks that it
+    holds could no longer be evicted for those minima. If the whole prefix is held already, the number is at least 0.
     """
     use = use or use_of(state)
     used, cached = use.by_tenant.get(tenant, (0, 0))
@@ -173,7 +174,7 @@ def available_to(state: CacheState, tenant: int, protected: Ids, use: Use | None
 
 
 def _is_any_taken(state: CacheState, blocks: Ids) -> bool:
-    """Tell whether who gets these blocks takes some from the cache, as none but a copy to the host pool holds them."""
+    """Tell whether holding these blocks takes any out of the cache: one held by nothing but copies to the host pool."""
     if not len(blocks):
         return False
     holds = state.device.holds[blocks]
@@ -184,7 +185,7 @@ def _is_any_taken(state: CacheState, blocks: Ids) -> bool:
 
 
 def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) -> int:
-    """Count the blocks that a tenant could get if it had no maximum; below 0, some minimum could not be had."""
+    """Count the blocks that a tenant could get without its own maximum; below 0, some other's minimum is not left."""
     usage = use.by_tenant
     _, cached = usage.get(tenant, (0, 0))
     within_pool = use.num_free + cached - num_idle(state, protected)
@@ -198,13 +199,13 @@ def _left_by_minima(state: CacheState, tenant: int, protected: Ids, use: Use) ->
 
 
 def may_take_free(state: CacheState, tenant: int, count: int) -> bool:
-    """Tell whether a tenant may have so many of the free blocks, without giving up any of its own."""
+    """Tell whether a tenant may have so many free blocks without giving up any of its own."""
     is_below = not num_above_maximum(state, tenant, count)
     return is_below and count <= available_to(state, tenant, NOWHERE)
 
 
 def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
-    """Return the resource that leaves no more than so many blocks to a tenant, and how much there is of it in all."""
+    """Return the resource because of which a tenant gets only `available` blocks, and how much of it there is."""
     most, usable = limits_of(state, tenant).max_blocks, state.shape.usable_blocks
     used, cached = state.device.usage().get(tenant, (0, 0))
     if most < usable and most - used + cached <= available:
@@ -213,10 +214,10 @@ def limit_of(state: CacheState, tenant: int, available: int) -> tuple[str, int]:
 
 
 def of_one_tenant(state: CacheState, below: Ids) -> Ids:
-    """Return those of the slots, by the numbers of `looking`, that hold bytes of the first one's tenant.
+    """Return the slots, numbered as in `looking`, that hold bytes of the tenant of the first slot.
 
-    The blocks that they go to are those that need no scrubbing for that tenant: a copy that fails leaves the old bytes
-    behind, under the name of the tenant whose bytes were to come.
+    Their bytes go to blocks that need no scrubbing for that tenant. That matters if a copy fails: the block then keeps
+    its old bytes, although it counts as that tenant's.
     """
     tenants = tenants_of(state, ~below, 0)
     own: Ids = below[tenants == tenants[:1]]
@@ -224,33 +225,33 @@ def of_one_tenant(state: CacheState, below: Ids) -> Ids:
 
 
 def is_held_back(state: CacheState, tenant: int, count: int, protected: Ids) -> bool:
-    """Tell whether nothing but limits of tenants keeps a call from its blocks, so that others need not wait behind."""
+    """Tell whether only tenants' limits keep a call from its blocks, so that other calls need not wait behind it."""
     in_all = state.device.num_available - num_idle(state, protected)
     return available_to(state, tenant, protected) < count <= in_all
 
 
 def num_idle(state: CacheState, blocks: Ids) -> int:
-    """Count those of the cached blocks that nobody holds."""
+    """Count those of some cached blocks that nobody holds."""
     return int(np.count_nonzero(state.device.holds[blocks] == 0)) if len(blocks) else 0
 
 
 def num_above_maximum(state: CacheState, tenant: int, count: int) -> int:
-    """Count the blocks that a tenant must give up of its own to be given so many; who is given none gives up none."""
+    """Count the blocks of its own that a tenant must give up to get `count`; for a count of 0 that is none."""
     if not state.is_limited or not count:
         return 0
     used, _ = state.device.usage().get(tenant, (0, 0))
     return max(0, used + count - limits_of(state, tenant).max_blocks)
 
 
-# Who is evicted from ----------------------------------------------------------------------------------------------
+# Victims ----------------------------------------------------------------------------------------------------------
 
 
 def victims(
     state: CacheState, tenant: int | None, count: int, protected: Ids, *, num_own: int = 0
 ) -> Ids:
-    """Return up to `count` blocks to evict for a tenant, `num_own` of them at least its own; changes nothing.
+    """Return up to `count` blocks to evict for a tenant, at least `num_own` of them its own; change nothing.
 
-    None stands for an operator, who may evict anybody's. The protected blocks are the tenant's own.
+    A tenant of None is an operator, who may evict anybody's blocks. The protected blocks are the tenant's own.
     """
     device = state.device
     if device.owners is None:
@@ -280,7 +281,7 @@ def victims(
 
 
 def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[int]:
-    """Return how much of `count` to take from each height, always from the highest, and from none more than its cap."""
+    """Return how much of `count` to take from each height: always from the highest, and from none more than its cap."""
     if count >= sum(caps):
         return list(caps)
 
@@ -289,7 +290,7 @@ def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[i
 
     lowest = min(one - cap for one, cap in zip(heights, caps, strict=True))
     levels = range(lowest, max(heights) + 1)
-    # The lowest level at which no more than `count` is taken; what is missing comes from who is above the next one.
+    # The lowest level at which no more than `count` is taken; the rest comes from heights above the level below it.
     level = levels[bisect_left(levels, True, key=lambda one: sum(taken(one)) <= count)]
     counts, below = taken(level), taken(level - 1)
     missing = count - sum(counts)
@@ -301,14 +302,14 @@ def level_out(heights: Sequence[int], caps: Sequence[int], count: int) -> list[i
 
 
 def own_victims(state: CacheState, tenant: int, count: int) -> Ids:
-    """Return up to `count` blocks of a tenant's own that would be evicted first; changes nothing."""
+    """Return up to `count` of a tenant's own blocks that would be evicted first; change nothing."""
     _, cached = state.device.usage().get(tenant, (0, 0))
     num_own = min(count, cached)
     return victims(state, tenant, num_own, NOWHERE, num_own=num_own)
 
 
 def only_of(state: CacheState, blocks: Ids, tenant: int | None) -> Ids:
-    """Return those of the blocks that hold a tenant's bytes; all of them for an operator, who is None."""
+    """Return those of the blocks that hold a tenant's bytes; all of them for an operator, whose tenant is None."""
     return blocks if tenant is None else blocks[state.device.records.tenant[blocks] == tenant]
 
 
@@ -316,12 +317,12 @@ def only_of(state: CacheState, blocks: Ids, tenant: int | None) -> Ids:
 
 
 def is_foreign(state: CacheState, blocks: Ids, tenant: int | None) -> bool:
-    """Tell whether some of the blocks that a pin holds are another tenant's; to an operator none is."""
+    """Tell whether some of a pin's blocks are another tenant's; False for an operator."""
     return len(only_of(state, blocks, tenant)) < len(blocks)
 
 
 def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
-    """Count the blocks that pins hold, each once, by the tenant whose bytes they hold; and `more` as if pinned."""
+    """Count the pinned blocks, each once, by the tenant whose bytes they hold; `more` counts as pinned, too."""
     if not state.pins and not len(more):
         return {}
     is_pinned = np.zeros(len(state.device), np.bool_)
@@ -332,9 +333,9 @@ def pinned_by_tenant(state: CacheState, more: Ids = NOWHERE) -> dict[int, int]:
 
 
 def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
-    """Return the cached blocks that a pin is about, or refuse it where they are more than may be pinned.
+    """Return the cached blocks that a Pin names, or refuse it if they are more than may be pinned.
 
-    An operator may pin as many blocks as all tenants together. Pins never take what is left of a tenant's minimum.
+    An operator may pin as many blocks as all tenants together. Pins never take blocks that a tenant's minimum needs.
     """
     tenant = command.tenant_digest
     blocks = only_of(state, state.device.cached(state.covering.every_key(command.keys)), tenant)
@@ -364,7 +365,7 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
 
 
 def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
-    """Refuse a pin of cached blocks that a living tenant, below its minimum, could then not be given."""
+    """Refuse a pin of cached blocks that are owed to an attached tenant below its minimum."""
     owners = state.device.records.tenant[blocks]
     for owner in np.unique(owners).tolist():
         own = blocks[owners == owner]
@@ -384,5 +385,5 @@ def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
 
 
 def num_owed(tenants: Mapping[int, TenantLimits], pinned: Mapping[int, int]) -> int:
-    """Count the blocks of all minima that are not pinned for their tenants."""
+    """Count the blocks of all minima that are not already pinned for their tenants."""
     return sum(max(0, limits.min_blocks - pinned.get(one, 0)) for one, limits in tenants.items())
