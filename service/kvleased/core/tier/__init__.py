@@ -1,1 +1,1 @@
-"""What is known of the tiers below: labels, copies in flight, and what they have not got yet."""
+"""What is known of copies between tiers: labels, copies in flight, and blocks that are still to be copied down."""

@@ -1,9 +1,9 @@
-"""Own what each tier has that those below it are still to get; when and how it is copied is told in `cleaning`.
+"""Own the marks of blocks and slots that are still to be copied to a lower tier; `cleaning` copies them.
 
-A slot is copied to a store once in its life: a store that pushes blocks out for lack of room would otherwise be given
-the same ones for ever. What was shared is written in the records, because it costs a question to find out again. All
-other marks are in ordinary memory: a restart takes everything for dirty, and the tiers below tell what they have
-already; what the disk store had pushed out by then is copied there once more.
+A slot is copied to a store once in its life; otherwise, a store that pushes blocks out for lack of room would get the
+same blocks for ever. Which blocks were shared is written in the records, because the store would have to be asked to
+find out again. All other marks are in ordinary memory: a restart takes everything for dirty, and the lower tiers tell
+what they have already. Blocks that the disk store had pushed out by then are copied there once more.
 """
 
 from typing import Final
@@ -19,39 +19,39 @@ from kvleased.core.shape import CacheShape, WritePolicy
 from kvleased.core.tier.flights import CHORES, SOURCE_TIERS, Flight
 
 _REST_SECONDS: Final = 1.0
-"""How long a mover that could not copy is left in peace."""
+"""How long a mover gets no background copies after one has failed."""
 _SHARE_TRIES_MAX: Final = 8
-"""How often one slot is offered to a remote store that takes others and not this one."""
+"""How often one slot is offered to a remote store that takes other slots but not this one."""
 _MOST_HITS: Final = 2**16 - 1
 
 Marks = NDArray[np.bool_]
 
 
 class Dirt:
-    """The marks of one cache; all are empty where nothing is ever copied in the background."""
+    """The marks of one cache; all are empty if nothing is ever copied in the background."""
 
     def __init__(self, shape: CacheShape, records: CacheRecords) -> None:
-        """Take all blocks for clean."""
+        """Begin with all blocks clean."""
         num_blocks, num_slots = shape.num_blocks, shape.num_slots
         self.writes_through = num_slots > 0 and shape.write_policy is WritePolicy.WRITE_THROUGH
         """Whether blocks are copied down as soon as they are committed."""
         self.counts_hits = num_slots > 0 and shape.write_policy is WritePolicy.AFTER_N_HITS
-        """Whether they are when they were found so often."""
+        """Whether blocks are copied down once they have been found a given number of times."""
         self.stores = num_slots > 0 and shape.num_disk_slots > 0
         self.shares = num_slots > 0 and shape.uses_remote
         self.is_any = self.writes_through or self.counts_hits or self.stores or self.shares
-        """Whether there is anything to be copied, ever."""
+        """Whether this cache ever copies anything in the background."""
         self.is_due = False
-        """Whether there may be something to be copied now."""
+        """Whether there may be something to copy now."""
         offloads = self.writes_through or self.counts_hits
         self.offload: Marks = np.zeros(num_blocks if offloads else 0, np.bool_)
-        """Blocks that are to be copied to the host pool, unless they are there."""
+        """Blocks that are to be copied to the host pool, unless they are there already."""
         self.store: Marks = np.zeros(num_slots if self.stores else 0, np.bool_)
-        """Slots that are to be copied to the disk store, unless they are there."""
+        """Slots that are to be copied to the disk store, unless they are there already."""
         self.share: Marks = np.zeros(num_slots if self.shares else 0, np.bool_)
         """Slots that are to be copied to the remote store."""
         self.share_tried: NDArray[np.uint32] = np.zeros(len(self.share), np.uint32)
-        """By slot: the number of the try in which the remote store did not take it; 0 for none."""
+        """By slot: the number of the last try in which the remote store did not take it; 0 for none."""
         self._num_share_tries = 0
         self._share_tries: NDArray[np.uint8] = np.zeros(len(self.share), np.uint8)
         self.remote: tuple[Marks, Marks, Marks] = (
@@ -61,14 +61,14 @@ class Dirt:
         )
         """Blocks, slots and disk slots whose bytes have come from the remote store, or gone there."""
         self.resting: dict[Mover, float] = {}
-        """Movers that have just failed, and until when they are given nothing."""
+        """Movers that have just failed, and the time until which they get no background copies."""
         self._hits: NDArray[np.uint16] = np.zeros(num_blocks if self.counts_hits else 0, np.uint16)
         self._hits_wanted = min(max(1, shape.write_after_hits), _MOST_HITS)
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
     def committed(self, blocks: Ids) -> None:
-        """Note that blocks were published whose bytes a worker has written."""
+        """Note that blocks written by a worker were published."""
         self.is_due = True
         if self.writes_through:
             self.offload[blocks] = True
@@ -89,7 +89,7 @@ class Dirt:
     # Copies -----------------------------------------------------------------------------------------------------------
 
     def landed(self, flight: Flight, good: Marks, now: float) -> None:
-        """Note what a copy has brought; `good` tells of its pairs."""
+        """Note which pairs of a copy have arrived: those that `good` marks."""
         self.is_due = True
         direction, keyed = flight.direction, good & flight.keyed
         if direction is Direction.SHARE:
@@ -99,7 +99,7 @@ class Dirt:
         if direction is Direction.OFFLOAD and self.stores:
             self.store[targets] = True
         if direction in SOURCE_TIERS and self.offload.size:
-            # What came up from below is there.
+            # Blocks that came up from a lower tier need no copy down.
             self.offload[targets] = False
         if direction in SOURCE_TIERS and self.counts_hits:
             self._hits[targets] = 0
@@ -107,7 +107,7 @@ class Dirt:
             self._note_remote(direction, flight.sources[keyed[: len(flight.sources)]], targets)
 
     def _shared(self, sources: Ids, left: Ids, now: float) -> None:
-        """Note what the remote store has taken, and offer again a little later what it had no time for."""
+        """Note which slots the remote store has taken; mark those that it left to be offered again a little later."""
         self.remote[1][sources], self.share[sources] = True, False
         if len(left):
             self._num_share_tries += 1
@@ -117,7 +117,7 @@ class Dirt:
             self.resting[Mover.REMOTE] = now + _REST_SECONDS
 
     def _note_remote(self, direction: Direction, sources: Ids, targets: Ids) -> None:
-        """Hand the marks of the remote store's blocks on from the sources of copies to their targets."""
+        """Hand the marks of blocks that the remote store has on from a copy's sources to its targets."""
         blocks, slots, disk_slots = self.remote
         if direction is Direction.OFFLOAD:
             slots[targets] = blocks[sources]
@@ -133,7 +133,7 @@ class Dirt:
             blocks[targets] = True
 
     def failed(self, flight: Flight, now: float) -> None:
-        """Note that a copy came to nothing; if nobody asked for it, it is tried again a little later."""
+        """Note that a copy failed; a background copy is tried again a little later."""
         self.is_due = self.is_any
         if flight.purpose not in CHORES:
             return
@@ -146,13 +146,13 @@ class Dirt:
         marks[flight.sources] = True
 
     def is_resting(self, mover: Mover, now: float) -> bool:
-        """Tell whether a mover has failed a moment ago."""
+        """Tell whether a mover failed a moment ago."""
         return now < self.resting.get(mover, now)
 
     # Restarts and new stores ------------------------------------------------------------------------------------------
 
     def start_over(self, blocks: NDArray[np.uint8], slots: NDArray[np.uint8]) -> None:
-        """Take everything for dirty that is READY in the given columns of states."""
+        """Mark everything dirty that is READY in the given columns of states."""
         self.is_due = self.is_any
         if self.writes_through:
             self.offload[:] = blocks == State.READY
@@ -161,7 +161,7 @@ class Dirt:
             self.share[:] = (slots == State.READY) & ~self.remote[1]
 
     def share_again(self, slots: NDArray[np.uint8]) -> None:
-        """Take nothing for shared: the remote store may have come back without what it had."""
+        """Mark all READY slots as not shared: the remote store may have come back without what it had."""
         self.is_due = self.is_any
         if self.shares:
             for marks in self.remote:
@@ -170,6 +170,6 @@ class Dirt:
             self._share_tries[:], self.share_tried[:] = 0, 0
 
     def store_again(self, slots: NDArray[np.uint8]) -> None:
-        """Take all slots that are READY for not stored yet."""
+        """Mark all READY slots as not stored."""
         if self.stores:
             self.store[:] = slots == State.READY

@@ -1,4 +1,4 @@
-"""Own the copies in flight: what each copies where, on whose behalf, and the holds that it has on both ends."""
+"""Own the copies in flight: what each copies and where to, for which lease or call, and its holds on both ends."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -16,33 +16,33 @@ class Purpose(Enum):
     """Why a copy was started, which decides what happens at its end."""
 
     WRITE_BACK = auto()
-    """So that cached blocks can be evicted without loss, because somebody waits for room."""
+    """To write cached blocks to the host pool, so that they can be evicted without loss for a waiting call."""
     DISPLACE = auto()
-    """The same, because a caller asked for just these blocks to leave."""
+    """The same, because a caller asked for these very blocks to leave."""
     PREEMPT = auto()
     """To move a lease to the host pool."""
     LOAD = auto()
     """To bring a prefix from the host pool to the device for a new lease."""
     DISK_LOAD = auto()
-    """The same from the disk store."""
+    """To bring a prefix from the disk store to the device for a new lease."""
     REMOTE_LOAD = auto()
-    """The same from the remote store."""
+    """To bring a prefix from the remote store to the device for a new lease."""
     RESUME = auto()
     """To bring a lease back to the device."""
     PREFETCH = auto()
-    """To bring cached blocks from the host pool to the device for nobody in particular."""
+    """To bring cached blocks from the host pool to the device, for no particular lease."""
     DISK_PREFETCH = auto()
-    """The same from the disk store."""
+    """To bring cached blocks from the disk store to the device, for no particular lease."""
     FORK = auto()
-    """To give a second lease bytes of its own."""
+    """To give a forked lease blocks of its own."""
     SCRUB = auto()
     """To zero blocks before they change tenants."""
     CLEAN = auto()
-    """So that the host pool has what the device has, before anybody needs the room."""
+    """To write device blocks to the host pool before the room is needed."""
     STORE = auto()
-    """So that the disk store has what the host pool has."""
+    """To write slots of the host pool to the disk store."""
     SHARE = auto()
-    """So that the remote store has it."""
+    """To write slots of the host pool to the remote store."""
 
 
 DIRECTIONS: Final = {
@@ -61,32 +61,32 @@ DIRECTIONS: Final = {
     Purpose.STORE: Direction.STORE,
     Purpose.SHARE: Direction.SHARE,
 }
-"""Which way the copies of each purpose go."""
+"""The direction of the copies of each purpose."""
 
 TierTokens = tuple[int, int, int, int]
-"""Tokens of a prefix in the tiers down to each: on the device; there or in the host pool; or on disk; or anywhere."""
+"""Tokens of a prefix, summed from the top: on the device; there or in the host pool; there or on disk; anywhere."""
 
 
 PREFETCHES: Final = (Purpose.PREFETCH, Purpose.DISK_PREFETCH)
-"""Copies of cached blocks that a call asked for by their keys."""
+"""Copies that bring cached blocks to the device for a call that named their keys."""
 
 CHORES: Final = (Purpose.CLEAN, Purpose.STORE, Purpose.SHARE)
-"""Copies in the background, for which nobody asks."""
+"""Background copies, which no call asks for."""
 
 HELD_BY_LEASES: Final = frozenset({Purpose.PREEMPT, Purpose.RESUME})
-"""Purposes whose targets the lease that moves holds, besides the copy."""
+"""Purposes whose targets are held by the lease that moves, besides the copy."""
 
 SOURCE_TIERS: Final = {
     Direction.RELOAD: Tier.HOST,
     Direction.LOAD: Tier.DISK,
     Direction.FETCH: Tier.REMOTE,
 }
-"""Where the bytes come from that go up to the device."""
+"""The tier that the bytes come from, for each direction that leads up to the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """Blocks that the remote store has: what there is in place of sources."""
+    """Blocks that the remote store has; they stand in place of a copy's sources."""
 
     keys: bytes
     tenant: int
@@ -101,23 +101,23 @@ class Flight:
     direction: Direction
     purpose: Purpose
     sources: Ids
-    """Empty when scrubbing, and where the remote store is the source."""
+    """Empty when scrubbing, and if the remote store is the source."""
     targets: Ids
-    """Empty where the remote store is the target."""
+    """Empty if the remote store is the target."""
     source_generations: NDArray[np.uint64]
     target_generations: NDArray[np.uint64]
     keyed: NDArray[np.bool_]
     """Which targets become READY under their source's key; the others become private to the lease."""
     remote_keys: bytes = b""
-    """The keys of the targets, where the remote store is the source."""
+    """The keys of the targets, if the remote store is the source."""
     lease_id: LeaseId | None = None
     is_joinable: bool = False
-    """Whether other leases may wait for it, too: from its start its targets are found by their keys."""
+    """Whether other leases may wait for the copy, too; its targets are then found by their keys from its start."""
     ticket: int | None = None
     """The call that waits for this copy, and perhaps for others, rather than for a lease's phase."""
     ticket_deadline: float = 0.0
     num_before: int = 0
-    """Blocks that have left, or have come, for the waiting call already."""
+    """Blocks that have already left, or come, for the waiting call."""
     is_lost: bool = False
     """The mover did not answer in time: the copy counts as failed, but may still be writing."""
 

@@ -1,4 +1,4 @@
-"""Own the label of a block: what travels with its bytes to a store, so that no other bytes pass for them."""
+"""Own the label of a block, which travels with its bytes to a store, so that no other bytes are taken for them."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""Own which keys are on their way to the device: to which block, and by which copy, so that others join the first one.
+"""Own the keys on their way to the device, with the block and the copy of each, so that other calls join that copy.
 
-A block on its way carries its key in the records already; nobody believes that before it is READY.
+A block on its way already has its key in the records, but the key does not count before the block is READY.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ class Loading:
     """The device blocks that copies in flight fill under a key."""
 
     def __init__(self, keys: NDArray[np.uint8]) -> None:
-        """Start empty over the device's key column; memory is taken when the first copy starts."""
+        """Start empty over the device's key column; take memory only when the first copy starts."""
         self._keys = keys
         self._index: KeyIndex | None = None
         self._copy_ids: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -38,7 +38,7 @@ class Loading:
         return np.empty(0, np.intp) if self._index is None else self._index.blocks()
 
     def add(self, blocks: Ids, copy_id: CopyId) -> None:
-        """List blocks whose keys have been written, and which a copy fills."""
+        """Add blocks that a copy fills; their keys must already be written."""
         if self._index is None:
             self._index = KeyIndex(self._keys)
             self._copy_ids = np.zeros(len(self._keys), np.int64)
@@ -51,12 +51,12 @@ class Loading:
         self._index.discard(blocks)
 
     def find(self, keys: bytes) -> Ids:
-        """Return the block of each packed key, -1 where it is not on its way."""
+        """Return the block of each packed key, or -1 if the key is not on its way."""
         if self._index is None:
             return np.full(len(keys) // self._keys.shape[1], -1, np.intp)
         return self._index.find(keys)
 
     def copy_ids(self, blocks: Ids) -> list[CopyId]:
-        """Return which copy fills each of the blocks."""
+        """Return the copy that fills each of the blocks."""
         copy_ids: list[CopyId] = self._copy_ids[blocks].tolist()
         return copy_ids
