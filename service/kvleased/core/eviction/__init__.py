@@ -35,7 +35,7 @@ POLICIES: Final = (_LRU, *_RULES)
 
 
 def make_order(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> EvictionOrder:
-    """Return the empty order of a policy over blocks 0 to `num_blocks` - 1, which carry keys of these digests."""
+    """Return an empty order of a policy over blocks 0 to `num_blocks` - 1, whose keys have the digests `keys`."""
     if policy == _LRU:
         return LeafFirstLRU(num_blocks)
     return SegmentedOrder(num_blocks, _RULES[policy](num_blocks, keys))

@@ -1,9 +1,9 @@
-"""Own the adaptive policy: it learns when blocks come back, and evicts what is least likely to for the room it takes.
+"""Own the adaptive policy: it learns when blocks are used again, and evicts those least worth the room that they take.
 
-A block's segment is how often it was used, up to a limit. For each segment the policy counts after how long its blocks
-were used again, those among them that had been evicted meanwhile; ages are told apart by powers of two. From that it
-knows what a block of a segment and an age is worth: the most uses to come for the time until then that keeping it for
-any further time yields (the index of Gittins). The segment whose coldest block is worth least gives the next victim.
+A block's segment is how often it was used, up to a limit. For each segment, the policy counts after how long its blocks
+were used again, including blocks that had been evicted meanwhile; ages are grouped by powers of two. From these counts
+it knows what a block of a given segment and age is worth: the highest rate of uses over time that keeping it for any
+further time would yield (the Gittins index). The segment whose coldest block is worth least gives the next victim.
 
 Time is counted in blocks that are let go of, and what was learned fades; no number depends on a pace or a workload.
 """
@@ -19,29 +19,29 @@ from kvleased.core.eviction.rule import NEVER, Run, Segments, Stamps, Tails
 from kvleased.core.ids import Ids
 
 _NUM_SEGMENTS: Final = 4
-"""The last one has what was used four times and more."""
+"""The last segment has blocks that were used four times or more."""
 _NUM_AGES: Final = 48
 """Powers of two of an age; a pool that lets go of a million blocks a second reaches the last after years."""
 _POOLS_REMEMBERED: Final = 2
 _LESSONS_PER_POOL: Final = 2
-"""Times that the worth of blocks is reckoned anew while as many blocks as the pool has are let go of."""
+"""How often blocks are valued anew while as many blocks are let go of as the pool has."""
 _ADDED_BETWEEN_MIN: Final = 64
 _FADING: Final = 0.98
-"""What of everything that was learned still counts at the next time; half of it after 34."""
+"""The part of everything learned that still counts at the next lesson; half of it counts after 34 lessons."""
 
 
 class Adaptive:
-    """Evict what is least likely to be used again soon, by what was seen."""
+    """Evict the blocks that are least likely to be used again soon, from what was seen so far."""
 
     name: Final = "adaptive"
     num_segments: Final = _NUM_SEGMENTS
 
     def __init__(self, num_blocks: int, keys: NDArray[np.uint64]) -> None:
-        """Start with nothing learned, which is least recently used first."""
+        """Start with nothing learned; the least recently used block then leaves first."""
         self._keys = keys
         self._ghosts = Ghosts(_POOLS_REMEMBERED * num_blocks, _NUM_SEGMENTS)
         self._uses: NDArray[np.float64] = np.zeros((_NUM_SEGMENTS, _NUM_AGES), np.float64)
-        """Uses of blocks by the segment and the age that they had."""
+        """Uses of blocks, by the segment and the age that the block had."""
         self._rested = [0.0] * _NUM_SEGMENTS
         """Blocks of each segment that began to wait for a use."""
         self._worth = [[0.0] * _NUM_AGES for _ in range(_NUM_SEGMENTS)]
@@ -53,7 +53,7 @@ class Adaptive:
         return f"<Adaptive of {self._uses.sum():.0f} uses>"
 
     def came(self, blocks: Ids, now: int) -> Segments:
-        """Return the segments of newly cached blocks; one that comes back has been used once more."""
+        """Return the segments of newly cached blocks; a block that comes back has been used once more."""
         segments, stamps = self._ghosts.take(self._keys[blocks])
         if segments.max(initial=-1) >= 0:
             is_back = segments >= 0
@@ -71,23 +71,23 @@ class Adaptive:
         return _above(segments)
 
     def rests(self, segment: int, count: int, now: int) -> None:
-        """Count blocks that wait for a use, and learn now and then."""
+        """Count blocks that now wait for a use, and learn from time to time."""
         self._rested[segment] += count
         if now >= self._next_lesson:
             self._next_lesson = now + self._interval
             self._learn()
 
     def left(self, blocks: Ids, segments: Segments, stamps: Stamps) -> None:
-        """Remember what is evicted, and when it was let go of."""
+        """Remember which blocks are evicted, and when they were let go of."""
         self._ghosts.add(self._keys[blocks], segments, stamps)
 
     def choose(self, choices: Sequence[int], tails: Tails) -> Run:
-        """Take what is worth least, the coldest of equals, until it is of another age."""
+        """Choose the segment whose coldest block is worth least, the coldest of equals, for victims of that age."""
         chosen, least = choices[0], float(NEVER)
         for segment in choices:
             age = min((tails.now - tails.oldest[segment]).bit_length(), _NUM_AGES - 1)
             worth = self._worth[segment][age]
-            # Of choices the later one is the colder.
+            # A later choice has the colder block.
             if worth <= least:
                 chosen, least = segment, worth
         age = (tails.now - tails.oldest[chosen]).bit_length()
@@ -100,7 +100,7 @@ class Adaptive:
         self._uses += counts.reshape(self._uses.shape)
 
     def _learn(self) -> None:
-        """Reckon what blocks are worth: for each age, the most uses for the time over all ages until which to keep."""
+        """Value blocks: for each age, the highest rate of uses that keeping a block until any later age would yield."""
         widths = np.exp2(np.arange(_NUM_AGES) - 1.0)
         for segment, uses in enumerate(self._uses):
             behind = np.cumsum(uses)

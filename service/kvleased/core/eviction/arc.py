@@ -1,9 +1,10 @@
-"""Own ARC: how many blocks that were used once are kept, and how many used again, by what comes back after it left.
+"""Own ARC: it balances blocks that were used once against blocks that were used again, by which of them come back.
 
-One segment has what was used once, another what was used again. The first one's share of the blocks grows when one
-comes back that had left it, and shrinks when one comes back that had left the other, by more the fewer of its kind are
-remembered. Beside the published rule, a block that was used again never leaves while there is a colder one that was
-not, for leaves leave first. After N. Megiddo and D. Modha, FAST 2003.
+One segment has the blocks that were used once, the other those that were used again. The first one's share grows when a
+block comes back that was evicted from it, and shrinks when one comes back that was evicted from the other; the fewer
+blocks of its kind are remembered, the larger the change. In addition to the published rule, a block that was used again
+never leaves while a colder one was used only once, because leaves leave first. After N. Megiddo and D. Modha, FAST
+2003.
 """
 
 from collections.abc import Sequence
@@ -27,19 +28,19 @@ class ARC:
     num_segments: Final = 2
 
     def __init__(self, num_blocks: int, keys: NDArray[np.uint64]) -> None:
-        """Start with no room for what was used once."""
+        """Start with no room for blocks that were used once."""
         self._num_blocks = num_blocks
         self._keys = keys
         self._ghosts = Ghosts(num_blocks // 2, self.num_segments)
         self.once_target = 0.0
-        """Blocks that were used once which a full pool should keep."""
+        """How many blocks that were used once a full pool should keep."""
 
     def __repr__(self) -> str:
         """Show the balance."""
         return f"<ARC {self.once_target:.1f} of {self._num_blocks} for blocks used once>"
 
     def came(self, blocks: Ids, now: int) -> Segments:
-        """Return where newly cached blocks belong: those that come back have been used again."""
+        """Return the segments of newly cached blocks: those that come back have been used again."""
         del now
         once, again = max(1, self._ghosts.count(_ONCE)), max(1, self._ghosts.count(_AGAIN))
         segments, _ = self._ghosts.take(self._keys[blocks])
@@ -53,24 +54,24 @@ class ARC:
         return came
 
     def used(self, blocks: Ids, segments: Segments, stamps: Stamps, now: int) -> Segments:
-        """Move blocks to those that were used again."""
+        """Move blocks to the segment of those that were used again."""
         del blocks, stamps, now
         return np.full_like(segments, _AGAIN)
 
     def held(self, blocks: Ids, segments: Segments, now: int) -> Segments:
-        """Move blocks to those that were used again."""
+        """Move blocks to the segment of those that were used again."""
         del blocks, now
         return np.full_like(segments, _AGAIN)
 
     def rests(self, segment: int, count: int, now: int) -> None:
-        """Heed nothing."""
+        """Do nothing."""
 
     def left(self, blocks: Ids, segments: Segments, stamps: Stamps) -> None:
-        """Remember what is evicted."""
+        """Remember which blocks are evicted."""
         self._ghosts.add(self._keys[blocks], segments, stamps)
 
     def choose(self, choices: Sequence[int], tails: Tails) -> Run:
-        """Take from those that were used once as long as they are more than their share."""
+        """Choose the blocks that were used once as long as there are more of them than their share."""
         del choices
         target = self.once_target * sum(tails.num_blocks) / self._num_blocks
         excess = int(np.ceil(tails.num_blocks[_ONCE] - target))

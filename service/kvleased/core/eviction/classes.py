@@ -1,13 +1,13 @@
-"""Own the order of blocks of several tenants and classes: lower before higher, in each class as the policy says.
+"""Own the order of blocks of several tenants and classes: lower classes leave first, each in the policy's order.
 
-A class is a number from `LOW` to `HIGH`. There is a part of the policy's order for each tenant and class that has
-blocks, made when the first comes. What a policy learns it learns from all of them. A block's class is the highest of
-the leases that had it since it was taken into use; where none had it, it is normal. A class above the normal one may be
-kept for a time only, the longest that any such lease said, from the moment at which the block was let go of; then the
-block takes its place among the normal ones, by that moment.
+A class is a number from `LOW` to `HIGH`. The order has a part for each tenant and class that has blocks, made for the
+first of them. A policy learns from all parts. A block's class is the highest of the leases that had it since it was
+taken into use, or normal if no lease had it. A class above normal may last for a limited time only: the longest that
+any such lease gave, counted from when the block was let go of. After that time, the block takes its place among the
+normal blocks, by when it was let go of.
 
-A chain is let go of as a whole, and whoever has a block has what it hangs on, so a parent is never of a lower class
-than its children, nor above the normal one for a shorter time. So leaves still leave first.
+A chain is let go of as a whole, and whoever has a block also has its parents. So a parent is never of a lower class
+than its children, nor above normal for a shorter time, and leaves still leave first.
 """
 
 from bisect import bisect_right, insort
@@ -33,12 +33,12 @@ _NOWHERE: Final = np.empty(0, np.intp)
 
 
 class ClassedOrder:
-    """Evict what is of the lowest class, and of that what a policy says; of one tenant at a time."""
+    """Evict blocks of the lowest class first, in the order that a policy says, for one tenant at a time or for all."""
 
     def __init__(self, whole: EvictionOrder, owner: NDArray[np.int32]) -> None:
-        """Take over the blocks of an order without parts, and its policy.
+        """Take over the blocks and the policy of another order.
 
-        `owner` has the number of each block's tenant, and is kept up to date by others.
+        `owner` has the number of each block's tenant; the caller keeps it up to date.
         """
         self.now = 0.0
         """Monotonic seconds; set before blocks are added or looked for."""
@@ -46,14 +46,14 @@ class ClassedOrder:
         self.columns: Columns | None = None
         if isinstance(whole, SegmentedOrder | ClassedOrder):
             self.columns = whole.columns
-        """What a policy other than the default one remembers of each block."""
+        """What the policy remembers of each block; None for the default policy, which remembers nothing."""
         self._place: NDArray[np.int64] = np.zeros(len(owner), np.int64)
         self._rings: list[LeafFirstLRU] = []
-        """All rings by number; a part has one, or one for each segment of its policy."""
+        """All rings by number; a part has one ring, or one for each segment of its policy."""
         self._parts: dict[int, LeafFirstLRU | Part] = {}
-        """By a tenant's number and a class, together as one label."""
+        """By label: a tenant's number and a class in one number."""
         self._labels_of: dict[int, list[int]] = {}
-        """The labels of each tenant that have a part, those of the lowest class first."""
+        """The labels of each tenant's parts, lowest class first."""
         self._classes: _Classes | None = None
         self._num_blocks = 0
         blocks = whole.coldest(len(whole), np.empty(0, np.intp))
@@ -85,7 +85,7 @@ class ClassedOrder:
         return self._classes is not None
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Tell of each block whether it is evictable."""
+        """Tell for each block whether it is evictable."""
         is_there: NDArray[np.bool_] = self._place[blocks] != 0
         return is_there
 
@@ -106,7 +106,7 @@ class ClassedOrder:
         self._num_blocks += len(blocks)
 
     def add_coldest(self, blocks: Ids) -> None:
-        """Put absent blocks back at the cold ends, the first given one the coldest."""
+        """Put absent blocks back at the cold ends of their parts, the first given one as the coldest."""
         if self._classes is not None:
             self._classes.let_go(blocks)
         for label, own in self._parted(blocks):
@@ -114,7 +114,7 @@ class ClassedOrder:
         self._num_blocks += len(blocks)
 
     def discard(self, blocks: Ids) -> None:
-        """Take distinct blocks out that are hit; those that are absent are hit, too."""
+        """Take distinct blocks out because they are hit; absent ones count as hit, too."""
         if self.columns is not None:
             self.columns.used(blocks)
         self.set_aside(blocks)
@@ -133,13 +133,13 @@ class ClassedOrder:
         self._num_blocks -= len(places)
 
     def evicted(self, blocks: Ids) -> None:
-        """Take distinct blocks out that leave for good."""
+        """Take out distinct blocks that leave for good."""
         self.set_aside(blocks)
         if self.columns is not None:
             self.columns.evicted(blocks)
 
     def coldest(self, count: int, protected: Ids) -> Ids:
-        """Return up to `count` of the coldest blocks of the lowest classes that are not protected, of all tenants."""
+        """Return up to `count` blocks of all tenants, the coldest of the lowest classes, none of them protected."""
         self._age()
         return self._coldest(self._labels(), count, protected)
 
@@ -157,17 +157,17 @@ class ClassedOrder:
     # Classes ------------------------------------------------------------------------------------------------------
 
     def begin_classes(self) -> None:
-        """Go by classes from now on; all blocks that are in use are normal."""
+        """Heed classes from now on; all blocks that are in use begin as normal."""
         if self._classes is None:
             self._classes = _Classes(len(self._place), self.now)
 
     def forget(self, blocks: Ids) -> None:
-        """Note that blocks come into use, so that what they were before counts no more."""
+        """Note that blocks come into use, so that their earlier classes no longer count."""
         if self._classes is not None:
             self._classes.rank[blocks] = _UNSET
 
     def raise_to(self, blocks: Ids, rank: int, retain_seconds: float) -> None:
-        """Note that a lease of a class lets go of blocks; of several, the highest class and the longest time count."""
+        """Note that a lease of class `rank` lets go of blocks; of several leases, the highest class and time count."""
         assert self._classes is not None, "classes have begun before a lease has one"
         self._classes.raise_to(blocks, rank, retain_seconds)
 
@@ -187,7 +187,7 @@ class ClassedOrder:
         return np.concatenate(found) if found else np.empty(0, np.intp)
 
     def _age(self) -> None:
-        """Move blocks above the normal class whose time is over to their places among their tenant's normal ones."""
+        """Move blocks above normal whose time is over to their places among their tenant's normal blocks."""
         classes = self._classes
         if classes is None or self.now < classes.next_end:
             return
@@ -202,7 +202,7 @@ class ClassedOrder:
                 self._merge(normal, fallen, classes.since)
 
     def _merge(self, label: int, blocks: Ids, since: NDArray[np.float64]) -> None:
-        """Put blocks, those of lower classes first, into a part where they belong by when they were let go of."""
+        """Put blocks into a part, in the order of when they were let go of; those of lower classes are given first."""
         part = self._part(label)
         if isinstance(part, Part):
             self.set_aside(blocks)
@@ -212,7 +212,7 @@ class ClassedOrder:
         there = part.blocks()
         last = since[blocks].max()
         colder = there[: np.searchsorted(np.maximum.accumulate(since[there]), last, side="right")]
-        # A child that was of a lower class all along leaves before a parent that was let go of with it.
+        # A child that was always of a lower class leaves before a parent that was let go of together with it.
         merged = np.concatenate([colder, blocks])
         merged = merged[np.argsort(since[merged], kind="stable")]
         self.set_aside(merged)
@@ -220,7 +220,7 @@ class ClassedOrder:
         self._num_blocks += len(merged)
 
     def _parted(self, blocks: Ids) -> list[tuple[int, Ids]]:
-        """Return the blocks by label, in the given order."""
+        """Return the blocks of each label, in the given order."""
         labels = self._owner[blocks] * _NUM_CLASSES
         labels += NORMAL if self._classes is None else self._classes.of(blocks)
         packed = labels.tobytes()
@@ -254,16 +254,16 @@ class ClassedOrder:
 
 
 class _Classes:
-    """The class of every block and how long it lasts; kept only where there is more than the normal one."""
+    """The class of every block and how long it lasts; kept only once a class other than normal was used."""
 
     def __init__(self, num_blocks: int, now: float) -> None:
         self.rank: NDArray[np.int8] = np.full(num_blocks, NORMAL, np.int8)
         self.retain: NDArray[np.float64] = np.full(num_blocks, inf)
-        """Seconds for which a block above the normal class stays there after it was let go of; else meaningless."""
+        """Seconds for which a block above normal keeps its class after it was let go of; meaningless for others."""
         self.since: NDArray[np.float64] = np.full(num_blocks, now)
         """Monotonic seconds at which a block was let go of, or at which classes began."""
         self.end: NDArray[np.float64] = np.full(num_blocks, inf)
-        """Monotonic seconds at which an evictable block above the normal class becomes normal."""
+        """Monotonic seconds at which an evictable block above normal becomes normal."""
         self.next_end = inf
 
     def of(self, blocks: Ids) -> NDArray[np.int8]:
@@ -272,19 +272,19 @@ class _Classes:
         return np.where(ranks == _UNSET, np.int8(NORMAL), ranks)
 
     def take_up(self, blocks: Ids, now: float) -> None:
-        """Note that evictable blocks are so no more; a class whose time is over does not come back."""
+        """Note that blocks are no longer evictable; a block whose time above normal is over becomes normal."""
         self.rank[blocks[self.end[blocks] <= now]] = NORMAL
         self.end[blocks] = inf
 
     def over(self, blocks: Ids, now: float) -> Ids:
-        """Return those of evictable blocks whose time is over; when that of the others is, counts as a next end."""
+        """Return those of some evictable blocks whose time is over, and note when the next one's will be."""
         ends = self.end[blocks]
         is_over = ends <= now
         self.next_end = min(self.next_end, float(ends[~is_over].min(initial=inf)))
         return blocks[is_over]
 
     def let_go(self, blocks: Ids) -> None:
-        """Note that nobody holds the blocks any more, since when has been written before."""
+        """Note that nobody holds the blocks any more; `since` must already be written."""
         high = blocks[self.rank[blocks] > NORMAL]
         if len(high):
             # Whole seconds, so that blocks that become normal do so together.
@@ -293,7 +293,7 @@ class _Classes:
             self.next_end = min(self.next_end, float(ends.min()))
 
     def raise_to(self, blocks: Ids, rank: int, retain_seconds: float) -> None:
-        """Raise the classes of blocks, and how long they are above the normal one."""
+        """Raise the classes of blocks, and how long they stay above normal."""
         ranks = self.rank[blocks]
         if rank > NORMAL:
             longest = np.maximum(self.retain[blocks], retain_seconds)

@@ -1,7 +1,7 @@
-"""Own the memory of what was evicted: by digest of its key, in which segment it was and a number that a policy gives.
+"""Own the memory of evicted blocks: by digest of a block's key, its segment and a number that the policy gives.
 
-Two tables take turns. A digest is written into the younger one; when that is full it becomes the older, and what the
-older one had is forgotten. So what left first is forgotten first, and none of a batch before what left before it.
+Two tables take turns. A digest is written into the younger table; when that is full, it becomes the older one, and the
+entries of the former older one are forgotten. So no block is forgotten before the blocks that left before it.
 """
 
 from typing import Final
@@ -19,11 +19,11 @@ _NONE: Final = -1
 _NONE_BYTES: Final = np.array(_NONE, np.intp).tobytes()
 _PLACES_PER_ENTRY: Final = 2
 _FEW: Final = 24
-"""Digests up to which looking for one after the other is quicker than calling numpy."""
+"""Up to so many digests are looked for one by one, which is then quicker than calling numpy."""
 
 
 class Ghosts:
-    """Digests of evicted blocks, the last `num_entries` of them at the least and twice as many at the most."""
+    """Digests of evicted blocks: at least the last `num_entries`, and at most twice as many."""
 
     def __init__(self, num_entries: int, num_segments: int) -> None:
         """Start empty."""
@@ -32,7 +32,7 @@ class Ghosts:
         self._old = _Table(num_entries, num_segments)
 
     def __len__(self) -> int:
-        """Count the entries, those that have come back among them."""
+        """Count the entries, including those that have come back."""
         return self._young.num_used + self._old.num_used
 
     def __repr__(self) -> str:
@@ -40,11 +40,11 @@ class Ghosts:
         return f"<Ghosts {len(self)} remembered>"
 
     def count(self, segment: int) -> int:
-        """Count what was evicted from a segment and has not come back."""
+        """Count the remembered blocks that were evicted from a segment and have not come back."""
         return self._young.counts[segment] + self._old.counts[segment]
 
     def add(self, digests: Digests, segments: Segments, values: Values) -> None:
-        """Remember blocks that are evicted, the first of them to be forgotten first."""
+        """Remember blocks that are evicted; the first given one is forgotten first."""
         begin = 0
         while begin < len(digests):
             if not self._young.num_free:
@@ -55,7 +55,7 @@ class Ghosts:
             begin = end
 
     def take(self, digests: Digests) -> tuple[Segments, Values]:
-        """Return the segments of blocks that come back, -1 where one is not known, and their numbers; forget them."""
+        """Return the segments of blocks that come back, -1 for unknown ones, and their numbers; then forget them."""
         segments = np.full(len(digests), _NONE, np.int8)
         values: Values = np.zeros(len(digests), np.int64)
         nothing = _NONE_BYTES * len(digests)
@@ -68,7 +68,7 @@ class Ghosts:
 
 
 class _Table:
-    """One of the two: chains of entries by place, to which entries are only ever added."""
+    """One of the two tables: chains of entries by place; entries are only ever added, until all are cleared."""
 
     def __init__(self, num_entries: int, num_segments: int) -> None:
         num_places = 1
@@ -85,7 +85,7 @@ class _Table:
         self._digest_at = self._digest.data
         self.num_used = 0
         self.counts = [0] * num_segments
-        """Entries that have not come back, of each segment."""
+        """By segment: entries that have not come back."""
 
     @property
     def num_free(self) -> int:
@@ -93,7 +93,7 @@ class _Table:
         return len(self._digest) - self.num_used
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self._first.fill(_NONE)
         self.num_used = 0
         self.counts = [0] * len(self.counts)
@@ -113,16 +113,16 @@ class _Table:
         while len(left):
             self._next[left] = self._first[places]
             self._first[places] = left
-            # Several may want one place: who was written last is there, the others come before it.
+            # Several entries may want one place: the last one written is there, and the others are put before it.
             is_lost = self._first[places] != left
             left, places = left[is_lost], places[is_lost]
 
     def find(self, digests: Digests) -> Entries:
-        """Return the newest entry of each digest, -1 where there is none."""
+        """Return the newest entry of each digest, or -1 if there is none."""
         return self._find_few(digests) if len(digests) <= _FEW else self._find(digests)
 
     def take(self, entries: Entries, segments: Segments, values: Values) -> None:
-        """Write down the segments and numbers of entries, and mark them as come back."""
+        """Write the segments and numbers of entries into the given arrays, and mark the entries as come back."""
         is_known = entries != _NONE
         known = entries[is_known]
         back = self._segment[known]

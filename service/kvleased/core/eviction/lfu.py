@@ -1,8 +1,8 @@
-"""Own LFU with decay: what was used most leaves last, and every use counts half after as much again has been used.
+"""Own LFU with decay: the blocks that were used most leave last, and a use counts half after every half-life.
 
-A block's weight is the number of its uses, each of which counts half after a half-life. As all weights shrink alike,
-their order changes only with a use; so a block's segment goes by its weight at its last use, and its rank is the time
-at which it was let go of plus as many half-lives as its weight is powers of two.
+A block's weight is the number of its uses, where each use counts half after a half-life. All weights shrink alike, so
+their order changes only with a use. Therefore a block's segment goes by its weight at its last use, and its rank is the
+time at which it was let go of plus log2(weight) half-lives.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from kvleased.core.ids import Ids
 
 _SEGMENTS_PER_DOUBLING: Final = 2
 _NUM_SEGMENTS: Final = 8
-"""The last one has what weighs 2 ** 3.5 and more, which is more than ten uses within a half-life."""
+"""The last segment has blocks that weigh 2 ** 3.5 or more, which is more than ten uses within a half-life."""
 _POOLS_PER_HALF_LIFE: Final = 2
 _ROUNDING: Final = 1e-9
-"""More than sums of the same uses ever differ by, so that a parent is not below its child for that."""
+"""More than rounding ever makes sums of the same uses differ, so that a parent does not fall below its child."""
 
 
 class LFU:
-    """Keep what was used most often and not too long ago."""
+    """Keep the blocks that were used most often and not too long ago."""
 
     name: Final = "lfu"
     num_segments: Final = _NUM_SEGMENTS
@@ -33,11 +33,11 @@ class LFU:
         """Start with nothing remembered; a half-life is the use of twice as many blocks as the pool has."""
         self._half_life = max(1, _POOLS_PER_HALF_LIFE * num_blocks)
         self._step = max(1, self._half_life // _SEGMENTS_PER_DOUBLING)
-        """How much later a block may have been let go of than one of the next segment, to rank as high."""
+        """A block ranks as high as one of the next segment if it was let go of this much later."""
         self._keys = keys
         self._weight: NDArray[np.float64] = np.zeros(num_blocks, np.float64)
         self._last: Stamps = np.zeros(num_blocks, np.int64)
-        """When a block was used last."""
+        """By block: when it was used last."""
         self._ghosts = Ghosts(num_blocks, self.num_segments)
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class LFU:
         return f"<LFU half-life {self._half_life} blocks>"
 
     def came(self, blocks: Ids, now: int) -> Segments:
-        """Weigh newly cached blocks; one that comes back has what is left of its weight, and this use."""
+        """Weigh newly cached blocks; a block that comes back has the rest of its old weight, and this use."""
         segments, values = self._ghosts.take(self._keys[blocks])
         self._last[blocks] = now
         if segments.max(initial=-1) < 0:
@@ -56,26 +56,26 @@ class LFU:
         return self._segments(blocks)
 
     def used(self, blocks: Ids, segments: Segments, stamps: Stamps, now: int) -> Segments:
-        """Add a use to what is left of the weights; rounded down, they must not rank lower than before."""
+        """Add a use to the decayed weights; although segments are rounded down, no block may rank lower than before."""
         lowest = segments - (now - stamps) // self._step
         used: Segments = np.maximum(self._used(blocks, now), lowest).astype(np.int8)
         return used
 
     def held(self, blocks: Ids, segments: Segments, now: int) -> Segments:
-        """Add a use to what is left of the weights."""
+        """Add a use to the decayed weights."""
         return np.maximum(self._used(blocks, now), segments)
 
     def rests(self, segment: int, count: int, now: int) -> None:
-        """Heed nothing."""
+        """Do nothing."""
 
     def left(self, blocks: Ids, segments: Segments, stamps: Stamps) -> None:
-        """Remember the weights of what is evicted, as the powers of two that they would have been at the beginning."""
+        """Remember the weights of evicted blocks, as log2 of the weight at time 0 that would have decayed to them."""
         del stamps
         values = np.log2(self._weight[blocks]) + self._last[blocks] / self._half_life
         self._ghosts.add(self._keys[blocks], segments, values.view(np.int64))
 
     def choose(self, choices: Sequence[int], tails: Tails) -> Run:
-        """Take what weighs least by now."""
+        """Choose the segment whose coldest block ranks lowest."""
         lowest, chosen, second = NEVER, -1, NEVER
         for segment in choices:
             rank = tails.oldest[segment] + segment * self._step

@@ -1,10 +1,10 @@
-"""Own the default policy: least recently used first, and leaves before the prefixes that they hang on.
+"""Own the default policy: the least recently used block leaves first, and leaves before the prefixes they hang on.
 
-A chain is always touched from its root, so a parent is never colder than its children as long as the blocks of one
-release are added tail first; the order needs no tree. Adding tail first is the caller's part.
+A chain is always touched from its root, so a parent is never colder than its children, if the blocks of one release are
+added tail first. So the order needs no tree, but the caller must add tail first.
 
-The order is a ring of places, the coldest first. A block that is taken out merely forgets its place, which is skipped
-later; so adding, taking out and finding victims are array operations whatever their number.
+The order is a ring of places, the coldest first. A block that is taken out only forgets its place, which is skipped
+later. So adding blocks, taking them out and finding victims are array operations for any number of blocks.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ from kvleased.core.ids import Ids
 
 _PLACES_MIN: Final = 64
 _PLACES_AT_ONCE: Final = 64
-"""Places to look at in one go, at the least."""
+"""How many places are looked at together, at least."""
 _FIRST: Final = 1 << 60
-"""The number of the first place; from there it goes up and down without ever coming to 0, which is no place."""
+"""The number of the first place; numbers go up and down from there and never reach 0, which stands for no place."""
 _PLACES_PER_PART_SHIFT: Final = 42
-"""Places of one part of an order, as a power of two: more than it ever uses."""
+"""Place numbers of one part of an order, as a power of two: more than it ever uses."""
 _NOWHERE: Final = np.array(0, np.int64)
-"""The place of a block that is not there: as an array, it is written in half the time of a plain number."""
+"""The place of a block that is not there; as an array, it is written in half the time of a plain number."""
 _NOTHING: Final[Ids] = np.empty(0, np.intp)
 
 
 class LeafFirstLRU:
-    """Evict what was let go of longest ago."""
+    """Evict the blocks that were let go of longest ago."""
 
     def __init__(self, num_blocks: int) -> None:
         """Start empty; blocks are numbered from 0 to `num_blocks` - 1."""
@@ -38,17 +38,17 @@ class LeafFirstLRU:
         self._mask = num_places - 1
         self._ring: NDArray[np.int32] = np.zeros(num_places, np.int32)
         self._place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        """Of each block; 0 where it is not evictable."""
+        """By block: its place; 0 if it is not evictable."""
         self._first = self._begin = self._end = _FIRST
         self._num_blocks = 0
         self._offered = _NOTHING
-        """What was last said to be the coldest, while it is."""
+        """The blocks that `coldest` returned last, as long as they are still the coldest."""
 
     @classmethod
     def part(cls, place: NDArray[np.int64], number: int) -> Self:
-        """Return one of several orders that part the blocks among them, and write their places into the same column.
+        """Return one of several orders that share the blocks among them, and write places into the same column.
 
-        Nothing is discarded from a part alone: who clears places tells it by `left`.
+        Blocks are not discarded from one part alone: the caller clears their places and tells each part by `left`.
         """
         order = cls(0)
         order._place = place
@@ -76,7 +76,7 @@ class LeafFirstLRU:
         return self._between(self._begin, self._end)
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Tell of each block whether it is evictable."""
+        """Tell for each block whether it is evictable."""
         is_there: NDArray[np.bool_] = self._place[blocks] != 0
         return is_there
 
@@ -87,7 +87,7 @@ class LeafFirstLRU:
         self._end += len(blocks)
 
     def add_coldest(self, blocks: Ids) -> None:
-        """Put absent blocks back at the cold end, the first given one the coldest."""
+        """Put absent blocks back at the cold end, the first given one as the coldest."""
         self._offered = _NOTHING
         self._make_room(len(blocks))
         self._begin -= len(blocks)
@@ -97,19 +97,19 @@ class LeafFirstLRU:
         """Take distinct blocks out; absent ones are ignored."""
         if self._num_blocks:
             self._offered = _NOTHING
-            # Bytes are counted in half the time of an array, where there are few.
+            # If there are few, bytes are counted in half the time of an array.
             self._num_blocks -= (self._place[blocks] != _NOWHERE).tobytes().count(1)
             self._place[blocks] = _NOWHERE
             if not self._num_blocks:
                 self._begin = self._end
 
     def cached(self, blocks: Ids) -> None:
-        """Heed nothing: where a block comes from does not count."""
+        """Do nothing: this policy does not care when blocks were cached."""
 
     set_aside = discard
 
     def evicted(self, blocks: Ids) -> None:
-        """Take distinct blocks out; where they are what was said to be the coldest, others begin behind them."""
+        """Take distinct blocks out; if they are those that `coldest` just returned, the order begins behind them."""
         if blocks is not self._offered:
             self.discard(blocks)
             return
@@ -119,11 +119,11 @@ class LeafFirstLRU:
         self._place[blocks] = _NOWHERE
 
     def peek(self, count: int) -> Ids:
-        """Return up to `count` of the coldest blocks, while some are hidden that will be shown again."""
+        """Return up to `count` of the coldest blocks while the caller hides some blocks' places for a moment."""
         return self._coldest(count)
 
     def left(self, count: int) -> None:
-        """Note that so many blocks of this part of an order have no places any more."""
+        """Note that so many blocks of this part have lost their places."""
         self._num_blocks -= count
 
     def coldest(self, count: int, protected: Ids) -> Ids:
@@ -157,11 +157,11 @@ class LeafFirstLRU:
         """Return the blocks at places from `begin` to `end` - 1 that are still there."""
         blocks = self._at(begin, end)
         is_there = self._place[blocks] == np.arange(begin, end)
-        # Bytes are searched in a fraction of the time that elements are chosen in.
+        # Searching bytes takes a fraction of the time of choosing elements.
         return blocks if b"\0" not in is_there.tobytes() else blocks[is_there]
 
     def _at(self, begin: int, end: int) -> Ids:
-        """Return the blocks that came to places from `begin` to `end` - 1."""
+        """Return the blocks that were put at places from `begin` to `end` - 1."""
         at = begin & self._mask
         before_turn = self._ring[at : at + end - begin]
         num_behind = end - begin - len(before_turn)
@@ -182,7 +182,7 @@ class LeafFirstLRU:
         self._num_blocks += len(blocks)
 
     def _make_room(self, count: int) -> None:
-        """Gather the blocks if the ring has no room for more, leaving out the places of those that are gone."""
+        """If the ring has no room for so many more, move its blocks together, without the places of those that left."""
         if self._end - self._begin + count <= len(self._ring):
             return
         blocks = self.blocks()
@@ -199,7 +199,7 @@ class LeafFirstLRU:
 
 
 def ring_numbers(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which parts of an order the places are of."""
+    """Return the number of the part that each place belongs to."""
     half = 1 << (_PLACES_PER_PART_SHIFT - 1)
     numbers: NDArray[np.int64] = (places - (_FIRST - half)) >> _PLACES_PER_PART_SHIFT
     return numbers

@@ -13,7 +13,7 @@ _BLOCK_MASK: Final = np.uint64(2**32 - 1)
 
 
 class EvictionOrder(Protocol):
-    """An order over the blocks that may be evicted: committed and held by nobody. No call names a block twice."""
+    """An order over the blocks that may be evicted: those committed and held by nobody. No call names a block twice."""
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
@@ -25,35 +25,35 @@ class EvictionOrder(Protocol):
         """Go through the evictable blocks, the first to leave first."""
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Tell of each block whether it is evictable."""
+        """Tell for each block whether it is evictable."""
 
     # What happens to blocks ---------------------------------------------------------------------------------------
 
     def cached(self, blocks: Ids) -> None:
-        """Note that blocks are newly findable under their keys; whoever is added untold counts as such then."""
+        """Note that blocks are newly findable under their keys; a block added without this counts as new then."""
 
     def add(self, blocks: Ids) -> None:
-        """Add blocks that nobody holds any more, the first of them to leave first among equals."""
+        """Add blocks that nobody holds any more; among equals, the first given one leaves first."""
 
     def discard(self, blocks: Ids) -> None:
-        """Take out blocks that somebody uses again, which is a hit of each, of those that are absent too."""
+        """Take out blocks that are used again; that is a hit of each block, also of absent ones."""
 
     def set_aside(self, blocks: Ids) -> None:
-        """Take out blocks only so that they can be copied, which is no hit; absent ones are ignored."""
+        """Take out blocks only to copy them, which is no hit; absent ones are ignored."""
 
     def add_coldest(self, blocks: Ids) -> None:
-        """Put blocks back that were taken out only to be copied; they stay the next to leave."""
+        """Put back blocks that were taken out only to be copied; they are again the next to leave."""
 
     def evicted(self, blocks: Ids) -> None:
-        """Take out blocks, if they are there, that leave for good; their keys can be read for the last time."""
+        """Take out blocks, if they are there, because they leave for good; their keys can be read for the last time."""
 
     def coldest(self, count: int, protected: Ids) -> Ids:
-        """Return up to `count` blocks that should leave next, none of them protected; changes nothing."""
+        """Return up to `count` blocks that should leave next, none of them protected; change nothing."""
 
 
 def deepest_first(blocks: Ids, positions: NDArray[np.uint32]) -> Ids:
-    """Return ascending blocks by falling position, equal ones as they were."""
-    # Numbers of both parts are sorted in a tenth of the time of a stable order of the positions.
+    """Return ascending blocks ordered by falling position; blocks of equal position stay ascending."""
+    # Sorting numbers made of both takes a tenth of the time of a stable sort by position.
     both = (~positions).astype(np.uint64) << _BLOCK_BITS
     both |= blocks.astype(np.uint64)
     both.sort()

@@ -1,9 +1,9 @@
-"""Own the contract of a policy that keeps its blocks in segments; `segments` keeps them, the policy chooses.
+"""Own the contract of a policy that keeps its blocks in segments; `segments` keeps them, and the policy chooses.
 
-A segment is kept by last use, the coldest block first. What a policy decides is in which segment a block is, and which
+A segment is ordered by last use, the coldest block first. A policy decides in which segment a block is, and which
 segment gives the next victim. Leaves must leave first. A parent is let go of after its child, and whoever uses a block
-uses what it hangs on too; so it is enough that more uses never make a segment lower, or that they never make the rank
-lower by which a policy chooses. `segments` does the rest: no block leaves while a lower segment has a colder one.
+also uses its parents. So it is enough that more uses never lower a block's segment, or never lower the rank by which
+the policy chooses. `segments` does the rest: no block leaves while a lower segment has a colder one.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ Segments = NDArray[np.int8]
 Stamps = NDArray[np.int64]
 
 NEVER: Final = 1 << 62
-"""A stamp behind all others; of a segment that has no block."""
+"""A stamp after all others; the stamp of a segment that has no block."""
 
 
 class Tails(NamedTuple):
-    """What a policy chooses by, of a part of the order."""
+    """What a policy chooses by, for one part of the order."""
 
     oldest: Sequence[int]
     """The stamp of the coldest block of each segment."""
@@ -37,13 +37,13 @@ class Run(NamedTuple):
 
     segment: int
     most: int = NEVER
-    """At most so many."""
+    """At most so many blocks."""
     before: int = NEVER
-    """Only those of a lower stamp."""
+    """Only blocks with a lower stamp."""
 
 
 class Rule(Protocol):
-    """What makes a policy that keeps its blocks in segments."""
+    """A policy that keeps its blocks in segments."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Rule(Protocol):
         """Return the segments of blocks that are newly cached."""
 
     def used(self, blocks: Ids, segments: Segments, stamps: Stamps, now: int) -> Segments:
-        """Return the segments of blocks that are hit, which were let go of at `stamps`."""
+        """Return the segments of evictable blocks that are hit; they were let go of at `stamps`."""
 
     def held(self, blocks: Ids, segments: Segments, now: int) -> Segments:
         """Return the segments of blocks that are hit while they are held already."""
@@ -69,4 +69,4 @@ class Rule(Protocol):
         """Note that blocks are evicted."""
 
     def choose(self, choices: Sequence[int], tails: Tails) -> Run:
-        """Return which of at least two segments gives the next victims; changes nothing."""
+        """Return which of at least two segments gives the next victims; change nothing."""

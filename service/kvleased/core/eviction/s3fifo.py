@@ -1,9 +1,10 @@
-"""Own S3-FIFO: a small queue in which most blocks pass through quickly, and a main one for those that proved useful.
+"""Own S3-FIFO: a small queue that most blocks pass through quickly, and a main queue for blocks that proved useful.
 
-A tenth of the blocks are in the small queue. What is used while it is there, or comes back soon after it left, goes to
-the main queue. Beside the published rule, a block that is used leaves its queue, for whoever uses it holds it; so both
-queues are by last use, one use is enough to be promoted, and no block of the main queue leaves while there is a colder
-one in the small queue, for leaves leave first. After J. Yang et al., SOSP 2023.
+A tenth of the blocks are in the small queue. A block that is used while it is there, or that comes back soon after it
+left, goes to the main queue. Other than in the published rule, a block that is used leaves its queue, because whoever
+uses it holds it. So both queues are ordered by last use, and one use is enough to be promoted. Moreover, no block of
+the main queue leaves while the small queue has a colder one, because leaves leave first. After J. Yang et al., SOSP
+2023.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _SMALL_SHARE: Final = 0.1
 
 
 class S3FIFO:
-    """Let what is used but once pass through quickly."""
+    """Let blocks that are used only once pass through quickly."""
 
     name: Final = "s3-fifo"
     num_segments: Final = 2
@@ -38,7 +39,7 @@ class S3FIFO:
         return f"<S3FIFO {len(self._ghosts)} remembered>"
 
     def came(self, blocks: Ids, now: int) -> Segments:
-        """Return where newly cached blocks belong: those that come back go to the main queue."""
+        """Return the queues of newly cached blocks: those that come back go to the main queue."""
         del now
         segments, _ = self._ghosts.take(self._keys[blocks])
         came: Segments = (segments >= 0).view(np.int8)
@@ -55,14 +56,14 @@ class S3FIFO:
         return np.full_like(segments, _MAIN)
 
     def rests(self, segment: int, count: int, now: int) -> None:
-        """Heed nothing."""
+        """Do nothing."""
 
     def left(self, blocks: Ids, segments: Segments, stamps: Stamps) -> None:
-        """Remember what is evicted."""
+        """Remember which blocks are evicted."""
         self._ghosts.add(self._keys[blocks], segments, stamps)
 
     def choose(self, choices: Sequence[int], tails: Tails) -> Run:
-        """Take from the small queue as long as it has more than its share."""
+        """Choose the small queue as long as it has more than its share."""
         del choices
         excess = ceil(tails.num_blocks[_SMALL] - _SMALL_SHARE * sum(tails.num_blocks))
         return Run(_SMALL, excess) if excess > 0 else Run(_MAIN)

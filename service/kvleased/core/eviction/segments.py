@@ -1,7 +1,7 @@
-"""Own orders that keep blocks in segments, each by last use; which segment gives the next victim a `Rule` decides.
+"""Own orders that keep blocks in segments, each by last use; a `Rule` decides which segment gives the next victim.
 
-What a policy remembers of every block is in columns. Several orders may share them and part the blocks among
-themselves: one for each tenant and class. So the policy learns from all blocks of the pool, and rules in each part.
+What a policy remembers of every block is in columns. Several parts, one for each tenant and class, may share the
+columns and divide the blocks among them. So the policy learns from all blocks of the pool, and chooses in each part.
 """
 
 from bisect import bisect_left
@@ -28,10 +28,10 @@ class Columns:
         """Start with no block cached."""
         self.rule = rule
         self.place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        """In the ring of its segment; 0 where a block is not evictable."""
+        """By block: its place in the ring of its segment; 0 if the block is not evictable."""
         self.segment: Segments = np.full(num_blocks, _NEW, np.int8)
         self.stamp: Stamps = np.zeros(num_blocks, np.int64)
-        """When a block was let go of last, counted in blocks that are let go of."""
+        """By block: when it was last let go of, in a time that counts the blocks let go of."""
         self.now = 1
 
     def cached(self, blocks: Ids) -> None:
@@ -39,19 +39,19 @@ class Columns:
         self.segment[blocks] = self.rule.came(blocks, self.now)
 
     def know(self, blocks: Ids) -> None:
-        """Take those of blocks for newly cached that the policy was not told of."""
+        """Treat those of the blocks that the policy was not told of as newly cached."""
         segments = self.segment[blocks]
         if segments.min(initial=0) == _NEW:
             self.cached(blocks[segments == _NEW])
 
     def let_go(self, blocks: Ids) -> None:
-        """Note that blocks are held by nobody any more, the first of them the oldest."""
+        """Note that nobody holds the blocks any more; the first of them counts as let go of first."""
         self.know(blocks)
         self.stamp[blocks] = np.arange(self.now, self.now + len(blocks))
         self.now += len(blocks)
 
     def used(self, blocks: Ids) -> None:
-        """Note that blocks are hit, those that others hold among them."""
+        """Note that blocks are hit, including blocks that are held already."""
         segments = self.segment[blocks]
         if segments.min(initial=0) == _NEW:
             is_known = segments != _NEW
@@ -68,7 +68,7 @@ class Columns:
             self.segment[idle] = self.rule.used(idle, segments[is_idle], self.stamp[idle], self.now)
 
     def evicted(self, blocks: Ids) -> None:
-        """Hand blocks over to the memory of what was evicted."""
+        """Hand blocks over to the policy's memory of evicted blocks."""
         segments = self.segment[blocks]
         if segments.min(initial=0) == _NEW:
             is_known = segments != _NEW
@@ -78,7 +78,7 @@ class Columns:
 
 
 class Part:
-    """The evictable blocks of one tenant and class, or all, in a ring for each segment."""
+    """The evictable blocks of one tenant and class, or all of them, in a ring for each segment."""
 
     def __init__(self, columns: Columns, number: int) -> None:
         """Start empty; the rings are numbered from `number` on, as many as there are segments."""
@@ -91,7 +91,7 @@ class Part:
         numbers = range(number, number + columns.rule.num_segments)
         self.rings = [LeafFirstLRU.part(columns.place, one) for one in numbers]
         self._tails: list[tuple[int, int, int]] = [_NO_TAIL] * len(self.rings)
-        """The coldest block of each segment as it was found last, its place and its stamp."""
+        """By segment: the coldest block as it was found last, its place and its stamp."""
 
     def __len__(self) -> int:
         """Count the blocks."""
@@ -99,7 +99,7 @@ class Part:
 
     @property
     def now(self) -> int:
-        """The stamp that the next block gets that is let go of."""
+        """The stamp of the next block that is let go of."""
         return self._columns.now
 
     def blocks(self) -> Ids:
@@ -107,13 +107,13 @@ class Part:
         return self.coldest(len(self), _NOWHERE)
 
     def add(self, blocks: Ids) -> None:
-        """Add blocks to their segments as the hottest ones, in the given order; they have been let go of."""
+        """Add blocks that have been let go of to their segments as the hottest ones, in the given order."""
         for segment, own in self._parted(blocks):
             self.rings[segment].add(own)
             self.rule.rests(segment, len(own), self._columns.now)
 
     def add_coldest(self, blocks: Ids) -> None:
-        """Put blocks back where they belong by when they were let go of; that is nearly always at the cold end."""
+        """Put blocks back at their places by stamp, which are nearly always at the cold end."""
         self._columns.know(blocks)
         for segment, own in self._parted(blocks):
             ring, newest = self.rings[segment], int(self._stamp[own].max())
@@ -146,7 +146,7 @@ class Part:
         if not len(self.rings[segment]):
             return _NO_TAIL
         tail = self._tails[segment]
-        # A place may be had again, a stamp may not.
+        # A block may get the same place again, but never the same stamp.
         if self._place_of[tail[0]] != tail[1] or self._stamp_of[tail[0]] != tail[2]:
             block = int(self.rings[segment].coldest(1, _NOWHERE)[0])
             tail = self._tails[segment] = block, self._place_of[block], self._stamp_of[block]
@@ -159,7 +159,7 @@ class Part:
         return blocks, self._stamp[blocks].tolist()
 
     def _parted(self, blocks: Ids) -> list[tuple[int, Ids]]:
-        """Return the blocks by segment, in the given order."""
+        """Return the blocks of each segment, in the given order."""
         segments = self._columns.segment[blocks]
         packed = segments.tobytes()
         present = set(packed)
@@ -169,7 +169,7 @@ class Part:
 
 
 class _Segment(NamedTuple):
-    """The coldest blocks of a segment, as many as could leave at most."""
+    """The coldest blocks of a segment: at least as many as could leave, if it has so many."""
 
     blocks: Ids
     stamps: list[int]
@@ -201,7 +201,7 @@ class _Search:
         return np.concatenate(found) if found else _NOWHERE
 
     def _choices(self) -> list[int]:
-        """Return the segments that may give a victim: those of which no lower one has a colder block."""
+        """Return the segments that may give a victim: those whose coldest block is colder than all lower segments'."""
         choices, lowest = [], NEVER
         for segment, oldest in enumerate(self._oldest):
             if oldest < lowest:
@@ -214,7 +214,7 @@ class _Search:
             segment, count, before = choices[0], NEVER, NEVER
         else:
             segment, count, before = self._part.rule.choose(choices, self._tails)
-        # As soon as a colder one is left elsewhere there may be more to choose among, or less.
+        # As soon as another segment has the colder block, the choices may be others.
         own = self._oldest[segment]
         for oldest in self._oldest:
             if own < oldest < before:
@@ -241,7 +241,7 @@ class _Search:
         return stamps[0] if stamps else NEVER
 
     def _load(self, segment: int) -> _Segment:
-        """Return one block more than could leave, so that it is known what is coldest behind them."""
+        """Return one block more than could leave, so that the coldest block that stays is known."""
         if segment not in self._loaded:
             loaded = self._part.run(segment, self._missing + 1, is_hiding=self._is_hiding)
             self._loaded[segment] = _Segment(*loaded)
@@ -249,7 +249,7 @@ class _Search:
 
 
 class SegmentedOrder:
-    """Evict by a policy that keeps its blocks in segments."""
+    """Evict in the order of a policy that keeps its blocks in segments."""
 
     def __init__(self, num_blocks: int, rule: Rule) -> None:
         """Start empty; blocks are numbered from 0 to `num_blocks` - 1."""
@@ -274,7 +274,7 @@ class SegmentedOrder:
         return f"<{self.columns.rule.name} order of {counts} evictable>"
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
-        """Tell of each block whether it is evictable."""
+        """Tell for each block whether it is evictable."""
         is_there: NDArray[np.bool_] = self.columns.place[blocks] != 0
         return is_there
 
@@ -294,7 +294,7 @@ class SegmentedOrder:
             self._part.add_coldest(blocks)
 
     def discard(self, blocks: Ids) -> None:
-        """Take distinct blocks out that are hit; those that are absent are hit, too."""
+        """Take distinct blocks out because they are hit; absent ones count as hit, too."""
         self._drop(blocks, is_hit=True)
 
     def set_aside(self, blocks: Ids) -> None:
@@ -302,7 +302,7 @@ class SegmentedOrder:
         self._drop(blocks, is_hit=False)
 
     def evicted(self, blocks: Ids) -> None:
-        """Take distinct blocks out that leave for good, and remember them."""
+        """Take out distinct blocks that leave for good, and remember them."""
         self._drop(blocks, is_hit=False)
         self.columns.evicted(blocks)
 
