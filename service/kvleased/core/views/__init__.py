@@ -1,1 +1,1 @@
-"""What people and metrics see of a cache: each of one instant."""
+"""What people and metrics see of a cache; each view is of one instant."""

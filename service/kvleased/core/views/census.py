@@ -1,4 +1,4 @@
-"""Own the snapshot of a cache that metrics, stats and people read: all figures are of one instant."""
+"""Own the census, a snapshot of counts for metrics, statistics and people; all figures are of one instant."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from kvleased.core.state import CacheState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """A snapshot; the states of a tier add up to its blocks, `ready_held` is a part of `ready`."""
+    """A snapshot; the states of a tier add up to its blocks, and `ready_held` is a part of `ready`."""
 
     device: Mapping[str, int]
     host: Mapping[str, int]
@@ -22,12 +22,12 @@ class Census:
     num_asking: int = 0
     """Calls that wait to know what the remote store has, before they wait for anything else."""
     waiting_by_priority: Mapping[int, int]
-    """Those of them that have come to a priority, by it."""
+    """Waiting calls by the priority that they have come to."""
     num_workers: int
     num_pins: int
     num_copies: int
     magazines: tuple[tuple[int, int, int], ...] = ()
-    """The place of each magazine, and its private and its findable blocks."""
+    """For each magazine: its place, and how many private and how many findable blocks it has."""
     counters: Mapping[str, int]
     """Counts since the start of the daemon, by name."""
 

@@ -1,4 +1,4 @@
-"""Own the lists of leases, pins and magazines that people read; how many there are is `census`'s to count."""
+"""Own the lists of leases, pins and magazines that people read; `census` counts how many there are."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from kvleased.core.tenancy.tenants import is_foreign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFacts:
-    """One lease at one instant; its keys and tokens are nobody's business."""
+    """One lease at one instant; its keys and tokens are not shown."""
 
     lease_id: LeaseId
     worker_id: WorkerId
@@ -26,9 +26,9 @@ class LeaseFacts:
     """Blocks that its row lists, or slots while it is in the host pool."""
     num_tokens: int
     age_seconds: float | None
-    """None where it was granted in an earlier life of the daemon."""
+    """None if it was granted in an earlier life of the daemon."""
     seconds_left: float
-    """Until it expires unless it is renewed; 0 where it has."""
+    """Seconds until it expires unless it is renewed; 0 if it has expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class PinFacts:
     pin_id: PinId
     num_blocks: int
     tenant_digest: int
-    """Whose blocks it holds; 0 where they are of several."""
+    """The tenant whose blocks it holds; 0 if they are of several tenants."""
     pinned_at: float
     """Monotonic seconds at which it was made."""
 
@@ -52,7 +52,7 @@ def list_leases(state: CacheState, after_id: int, limit: int, now: float) -> tup
 def list_pins(
     state: CacheState, after_id: int, limit: int, tenant: int | None = None
 ) -> tuple[PinFacts, ...]:
-    """Return up to `limit` pins whose ids are above `after_id`, by id; with a tenant, those of its own blocks alone."""
+    """Return up to `limit` pins whose ids are above `after_id`, by id; with a tenant, only those of its own blocks."""
     own = [one for one, blocks in state.pins.items() if not is_foreign(state, blocks, tenant)]
     page = [PinId(number) for number in _page(own, after_id, limit)]
     return tuple(_pin(state, one) for one in page)
@@ -73,7 +73,7 @@ class MagazineFacts:
     """One magazine at one instant."""
 
     magazine_id: int
-    """Its place and one."""
+    """Its place plus one."""
     name: int
     """64 bits that stand for the name under which its processes attached."""
     tenant_digest: int
@@ -82,9 +82,9 @@ class MagazineFacts:
     num_held: int
     """Findable blocks."""
     sequence: int
-    """Of its last exchange."""
+    """The sequence of its last exchange."""
     age_seconds: float | None
-    """Since then; None where that was in an earlier life of the daemon, or never."""
+    """Seconds since that exchange; None if it was in an earlier life of the daemon, or never."""
 
 
 def list_magazines(state: CacheState, now: float) -> tuple[MagazineFacts, ...]:

@@ -1,7 +1,7 @@
-"""Own the picture of a tier that people look at: a byte for the look of each block and one for its tenant.
+"""Own the picture of a tier that people look at: a byte for the look of each cell of blocks, and one for its tenant.
 
-How often a picture is taken, and who may see it, is not known here. What it costs is bounded: a tier of more blocks
-than cells shows several in one cell, and looks at no more than a few of them.
+How often a picture is taken, and who may see it, is decided elsewhere. Its cost is bounded: if a tier has more blocks
+than a picture has cells, each cell shows several blocks, and only a few of them are looked at.
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ from kvleased.core.state import CacheState
 CELLS_MAX: Final = 1 << 15
 """Cells of a picture."""
 TENANTS_MAX: Final = 250
-"""Tenants that are told apart in one."""
+"""Tenants that are told apart in one picture."""
 HOLDERS_SHOWN_MAX: Final = 8
-"""Leases that are named of one block."""
+"""Leases that are listed for one block."""
 HELD: Final = len(State)
 """The look of a READY block that somebody holds; the other looks are the states."""
 LOOKS: Final = (*(state.name.lower() for state in State), "held")
 """The names of the looks, each at its number."""
 NOBODY: Final = 0
-"""Stands for the tenant of a block that is nobody's; tenants are numbered from 1."""
+"""The tenant number of a block that is nobody's; tenants are numbered from 1."""
 OTHERS: Final = 255
-"""Stands for every tenant that was not named."""
+"""The number of every tenant that was not named."""
 
 _LOOKED_AT_MAX: Final = 4
 """Blocks of a cell that are looked at."""
 _ALARMING: Final = frozenset({State.QUARANTINED, State.BAD})
-"""What is shown of a cell wherever one of its blocks is so; else the most common look is."""
+"""States that a cell shows if any block looked at is in one; otherwise it shows the most common look."""
 _NOBODYS: Final = (State.FREE, State.PARKED)
 _ALARM: Final = 1 << 5
 _KEY_BYTES_SHOWN: Final = 4
@@ -53,13 +53,13 @@ class Picture:
     """One tier at one instant."""
 
     first_block: int
-    """The block at which the first cell begins; those before are never granted."""
+    """The block at which the first cell begins; blocks before it are never granted."""
     num_blocks: int
     blocks_per_cell: int
     looks: Looks
-    """Of each cell."""
+    """The look of each cell."""
     tenants: Looks
-    """Whose each cell is: a number from 1 in the order in which they were named, NOBODY or OTHERS."""
+    """The tenant of each cell: a number from 1, in the order in which tenants were named, or NOBODY or OTHERS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Holder:
     lease_id: LeaseId
     phase: str
     age_seconds: float | None
-    """None where it was granted in an earlier life of the daemon."""
+    """None if the lease was granted in an earlier life of the daemon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +80,15 @@ class BlockFacts:
     look: str
     num_holders: int
     tenant_digest: int
-    """0 where it is nobody's."""
+    """0 if it is nobody's."""
     key_prefix: str
-    """The first bytes of its key in hex, too few to ask for it; empty where it is not findable."""
+    """The first bytes of its key in hex, too few to ask for the block; empty if it is not findable."""
     position: int
-    """Index in its chain; says nothing where it is not findable."""
+    """Its index in its chain; meaningless if it is not findable."""
     leases: tuple[Holder, ...]
     """Some of the leases that list it."""
     magazines: tuple[int, ...]
-    """The ids of the magazines that hold it, as lists have them."""
+    """The ids of the magazines that hold it, as in lists of magazines."""
     num_pins: int
     also_in: tuple[str, ...]
     """Other tiers that have its key."""
@@ -97,7 +97,7 @@ class BlockFacts:
 def picture(
     state: CacheState, tier: Tier, tenants: Sequence[int], cells_max: int = CELLS_MAX
 ) -> Picture:
-    """Return the picture of a tier; `tenants` are the digests of those that are to be told apart."""
+    """Return the picture of a tier; `tenants` are the digests of the tenants to tell apart."""
     pool = pool_of(state, tier)
     first = len(pool) - pool.num_usable
     num_blocks = pool.num_usable
@@ -105,7 +105,7 @@ def picture(
     num_shown = min(blocks_per_cell, _LOOKED_AT_MAX)
     offsets = [first + at * blocks_per_cell // num_shown for at in range(num_shown)]
     num_cells = -(-num_blocks // blocks_per_cell)
-    # A row for each block of a cell that is looked at: long rows are worked on quickly, and so are steps.
+    # One row for each block of a cell that is looked at, because numpy works quickly on long rows, also with steps.
     rows = [_looks(pool, offset, blocks_per_cell, num_cells) for offset in offsets]
     looks = rows[0] if num_shown == 1 else _most_common(rows)
     digests = _every(pool.records.tenant, offsets[0], blocks_per_cell, num_cells)
@@ -127,7 +127,7 @@ def block_facts(state: CacheState, tier: Tier, block_id: int, now: float) -> Blo
     """Describe one block.
 
     Raises:
-        InvalidError: the tier has no such block.
+        InvalidError: The tier has no such block.
     """
     pool = pool_of(state, tier)
     first = len(pool) - pool.num_usable
@@ -154,7 +154,7 @@ def block_facts(state: CacheState, tier: Tier, block_id: int, now: float) -> Blo
 
 
 def pool_of(state: CacheState, tier: Tier) -> Pool:
-    """Return the pool of a tier that counts its blocks."""
+    """Return the pool of a tier; the remote tier has none."""
     return _pools(state)[tier]
 
 
@@ -163,7 +163,7 @@ def _pools(state: CacheState) -> dict[Tier, Pool]:
 
 
 def _owners(digests: NDArray[np.uint64], tenants: Sequence[int]) -> Looks:
-    """Return the number of the tenant of each block."""
+    """Return the tenant number of each block."""
     named = np.array(tenants[:TENANTS_MAX], np.uint64)
     if not len(named):
         return np.full(digests.shape, OTHERS, np.uint8)
@@ -185,13 +185,13 @@ def _looks(pool: Pool, first: int, step: int, num_cells: int) -> Looks:
 
 
 def _every(column: NDArray[_Element], first: int, step: int, count: int) -> NDArray[_Element]:
-    """Return every so many-th entry, and the very last once more where one cell is of fewer."""
+    """Return every `step`-th entry from `first` on; if that leaves the last cell without one, also the last entry."""
     found = column[first::step]
     return found if len(found) == count else np.append(found, column[-1])
 
 
 def _most_common(rows: Sequence[Looks]) -> Looks:
-    """Return for each cell the look that most of its blocks have, or an alarming one that any has."""
+    """Return for each cell an alarming look if any of its blocks has one, else the look that most of them have."""
     most = np.zeros(len(rows[0]), np.uint8)
     best = np.zeros(len(rows[0]), np.uint8)
     for number in range(len(LOOKS)):
@@ -214,7 +214,7 @@ def _holders(state: CacheState, tier: Tier, block_id: int, now: float) -> tuple[
     is_lower = np.isin(rows.phase, [int(phase) for phase in _LISTS_SLOTS])
     listing &= is_lower if tier is Tier.HOST else ~is_lower
     (live,) = listing.nonzero()
-    # A row that was longer still says so behind its end, so what is found is looked at again.
+    # A row that was longer before still lists blocks behind its end, so each lease that is found is checked.
     perhaps = live[(rows.block_ids[live] == block_id).any(axis=1)].tolist()
     found = []
     for lease_id in rows.lease_id[perhaps].tolist():

@@ -1,6 +1,7 @@
-"""Own the survey of a cache at one instant: all that its metrics tell; columns are copied, to be counted later.
+"""Own the survey of a cache at one instant: everything that its metrics tell.
 
-What takes long, counting a tier's blocks by tenant, is not done here: a copy of the columns takes a tenth of the time.
+Counting a tier's blocks by tenant takes long, so it is not done here: the columns are copied, in a tenth of the time,
+to be counted later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from kvleased.core.views.census import Census, census
 CACHED: Final = 1
 """The kind of a block that may be evicted."""
 HELD: Final = 2
-"""The kind of one that somebody has."""
+"""The kind of a block that is in use or held."""
 _NUM_KINDS: Final = 3
 _NOBODYS: Final = frozenset({State.FREE, State.SCRUBBING, State.BAD, State.PARKED})
 _KINDS: Final = np.array(
@@ -35,19 +36,19 @@ _LOW_BITS: Final = 16
 _ON_DEVICE: Final = (Phase.LOADING, Phase.ACTIVE, Phase.EVICTING, Phase.QUARANTINED)
 
 Spread = NDArray[np.int64]
-"""[tenants and one for all others, kinds]: blocks."""
+"""[tenants + 1, kinds]: numbers of blocks; the last row is for all other tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What the blocks of a tier were at one instant."""
+    """The states, tenants and holds of a tier's blocks at one instant."""
 
     states: NDArray[np.uint8]
     tenants: NDArray[np.uint64]
     are_held: NDArray[np.bool_]
 
     def by_tenant(self, digests: Sequence[int]) -> Spread:
-        """Count the blocks of each of the tenants, no more than 254, and of all others, by kind."""
+        """Count the blocks of each of these tenants, at most 254, and of all others, by kind."""
         kinds = _KINDS[self.states]
         kinds += (self.are_held & (kinds == CACHED)).view(np.uint8)
         codes = _numbers(self.tenants, digests) * np.uint16(_NUM_KINDS) + kinds
@@ -57,11 +58,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """What live leases list of one group, a block as often as they do."""
+    """The blocks of one group that live leases list; a shared block counts once for each lease."""
 
     num_blocks: int
     tokens_unfilled: int
-    """Tokens that the blocks have room for and that the leases are not to cover."""
+    """Tokens that the blocks have room for beyond those that the leases cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +71,22 @@ class Survey:
 
     census: Census
     available_blocks: int
-    """Device blocks that are nobody's or may be evicted."""
+    """Device blocks that are free or may be evicted."""
     columns: Mapping[Tier, Columns]
     tenants: Sequence[TenantFacts]
     phases: Mapping[str, int]
     """Leases by phase."""
     lease_seconds: NDArray[np.float64]
-    """Since each lease was granted, of those that this life of the process has granted, the youngest first."""
+    """Ages of the leases that this life of the daemon has granted, the youngest first."""
     quarantined_seconds: float
-    """Since the first of the quarantined leases ran out; 0 where there is none."""
+    """Since the first of the quarantined leases expired; 0 if there is none."""
     waiting_seconds: float
-    """Since the first of the waiting calls came; 0 where there is none."""
+    """Since the first of the waiting calls came; 0 if there is none."""
     groups: Sequence[Filling]
     departures: Departures
-    """What is counted of the blocks that left; it goes on to be counted."""
+    """The counts of blocks that left; counting goes on in the same object."""
     missed_keys_dropped: int
-    """Missed keys that nobody looked up."""
+    """Missed keys that are never looked up."""
 
 
 def survey(state: CacheState, now: float) -> Survey:
@@ -157,12 +158,12 @@ def _filling(
 
 
 def _numbers(tenants: NDArray[np.uint64], digests: Sequence[int]) -> NDArray[np.uint16]:
-    """Return which of the digests each tenant is; their number where it is none."""
+    """Return for each tenant its index among the digests, or the number of digests if it is not among them."""
     named, others = np.array(digests, np.uint64), len(digests)
     low = (named & np.uint64((1 << _LOW_BITS) - 1)).astype(np.intp)
     if len(set(low.tolist())) < others:
         return _numbers_by_order(tenants, named)
-    # Digests are as good as random: the lower bits of each say which it can be, in a fifth of the time of a search.
+    # Digests are as good as random, so their lower bits find the candidate in a fifth of the time of a search.
     table = np.full(1 << _LOW_BITS, others, np.uint16)
     table[low] = np.arange(others)
     guesses = table[tenants.view(np.uint16)[::4]]

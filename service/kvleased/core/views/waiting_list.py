@@ -13,26 +13,26 @@ _VERBS = {Reserve: "reserve", Extend: "extend", Reload: "reload"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFacts:
-    """One waiting call at one instant; its keys and tokens are nobody's business."""
+    """One waiting call at one instant; its keys and tokens are not shown."""
 
     call_id: int
-    """The larger, the later it came."""
+    """The later a call came, the larger its id."""
     worker_id: WorkerId
     verb: str
     """"reserve", "extend" or "reload"."""
     position: int
     """Calls that would be served before it."""
     priority: int
-    """The class that it has come to: 0 is low, 1 normal, 2 high, as are running requests."""
+    """The class that it has come to: 0 is low, 1 is normal, 2 is high; calls of running requests have 2."""
     num_blocks: int
-    """What it needs besides what it would reuse."""
+    """Blocks that it needs besides those that it would reuse."""
     available_blocks: int
-    """What it could have if nobody else came."""
+    """Blocks that it could have if no other call came."""
     reason: str
     """Why it is not served: "blocks", "copies", "position", "leases", "limits", "tenant_leases" or "kept_leases"."""
     age_seconds: float
     left_seconds: float
-    """Until it is refused; 0 where that is overdue."""
+    """Seconds until it is refused; 0 if that is overdue."""
 
 
 def list_waiting(
