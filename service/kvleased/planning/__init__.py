@@ -1,4 +1,4 @@
-"""Own the arithmetic from what a model keeps and what memory there is to a plan; the same before and after launch."""
+"""Own the arithmetic that makes a plan from a model's layers and its memory; the same before and after launch."""
 
 from kvleased.planning.advice.remedies import plan_or_explain, remedies
 from kvleased.planning.advice.settings import changed

@@ -37,14 +37,14 @@ class Capacity:
     specs_by_group: tuple[tuple[LayerSpec, ...], ...]
     """The different specs of each group's layers."""
     demand: Demand
-    """What a request takes, but for its tokens."""
+    """What a request takes, except for its number of tokens."""
     memory: RankMemory
     """The rank that has the fewest blocks."""
     null_blocks: int
 
     @property
     def usable_blocks(self) -> int:
-        """num_blocks - null_blocks, and not below 0."""
+        """num_blocks - null_blocks, but at least 0."""
         return max(0, self.memory.num_blocks - self.null_blocks)
 
     def request_blocks(self, num_tokens: int) -> int:
@@ -57,9 +57,9 @@ class Capacity:
         return tuple(group_blocks(specs, demand) for specs in self.specs_by_group)
 
     def largest_request_tokens(self, most: int = TOKENS_MAX) -> int:
-        """Return the most tokens, up to `most`, of a request that can ever fit; 0 where not one token does.
+        """Return the tokens of the largest request that can ever fit, up to `most`; 0 if not even one token fits.
 
-        A longer request never takes fewer blocks, so that halving finds the last one that fits.
+        A longer request never takes fewer blocks, so halving finds the last one that fits.
         """
         fits, too_many = 0, most + 1
         while too_many - fits > 1:
@@ -71,10 +71,10 @@ class Capacity:
         return fits
 
     def check_memory(self) -> None:
-        """Refuse memory that holds no more than the blocks that are never granted.
+        """Refuse memory that has room only for the blocks that are never granted.
 
         Raises:
-            NeverFitsError: it does not.
+            NeverFitsError: the memory has no room for another block.
         """
         memory = self.memory
         reserved = self.null_blocks * memory.bytes_per_block
@@ -99,7 +99,7 @@ class Capacity:
         """Return the blocks that a request takes.
 
         Raises:
-            NeverFitsError: more than there are; `limit` is the tokens of the largest request that fits.
+            NeverFitsError: it takes more blocks than there are; `limit` is the tokens of the largest request that fits.
         """
         by_group = self.request_blocks_by_group(num_tokens)
         need = sum(by_group)
@@ -127,10 +127,10 @@ class Capacity:
         )
 
     def fit_request(self, asked_tokens: int) -> int:
-        """Return the tokens of the longest request that fits, of at most `asked_tokens`.
+        """Return the tokens of the longest request that fits, at most `asked_tokens`.
 
         Raises:
-            NeverFitsError: not one token does.
+            NeverFitsError: not even one token fits.
         """
         largest = self.largest_request_tokens(asked_tokens)
         if largest:
@@ -151,7 +151,7 @@ class Capacity:
 
 
 def group_blocks(specs: Iterable[LayerSpec], demand: Demand) -> int:
-    """Return the blocks of a group with layers of such specs that one request takes: those of the most demanding."""
+    """Return the blocks that one request takes of a group: those that its most demanding layer needs."""
     return max(blocks_per_request(spec, demand) for spec in specs)
 
 
@@ -162,7 +162,7 @@ def group_table_blocks(specs: Iterable[LayerSpec], demand: Demand) -> int:
 
 
 def fewest_blocks(memories: Sequence[RankMemory]) -> RankMemory:
-    """Return the rank that has the fewest blocks, and of several the one with no byte over: it decides for all."""
+    """Return the rank with the fewest blocks, which decides for all; of several, one with no bytes left over."""
     return min(
         memories,
         key=lambda memory: (

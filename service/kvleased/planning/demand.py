@@ -1,4 +1,4 @@
-"""Own how many blocks of a layer one request takes; what they add up to over groups is the capacity's business."""
+"""Own how many blocks of a layer one request takes; `capacity` adds them up over groups."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from kvlease.spec import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What decides how many blocks of a layer one request takes, beside the layer's spec."""
+    """What decides, beside a layer's spec, how many blocks of the layer one request takes."""
 
     num_tokens: int
     """Tokens of the request."""
@@ -29,11 +29,11 @@ class Demand:
     encoder_tokens: int = 0
     """Tokens of the longest encoder input, for cross attention."""
     state_mode: str = "none"
-    """Which states of recurrent layers are kept: "none" but the current one, at "align"ed block ends, or "all"."""
+    """Which states of recurrent layers are kept: "none" but the current one, block ends ("align"), or "all"."""
 
 
 def blocks_per_request(spec: LayerSpec, demand: Demand) -> int:
-    """Return the blocks that a request takes at most while it runs.
+    """Return the most blocks of a layer that a request takes while it runs.
 
     every token kept: ceil(num_tokens / (tokens_per_block * context ranks))
     sliding window:   ceil(min(window - 1 + retained + in flight, num_tokens) / tokens_per_block) + 1, because the
@@ -43,7 +43,7 @@ def blocks_per_request(spec: LayerSpec, demand: Demand) -> int:
     cross attention:  ceil(encoder tokens / tokens_per_block); a ring takes 1 and encoder-only attention none
 
     Raises:
-        InvalidError: a window is to be shared by context parallel ranks.
+        InvalidError: context parallel ranks are to share a window.
     """
     match spec:
         case StateSpace():
@@ -61,9 +61,9 @@ def blocks_per_request(spec: LayerSpec, demand: Demand) -> int:
 
 
 def table_blocks(spec: LayerSpec, demand: Demand) -> int:
-    """Return the entries of a request's table row: one for every block of tokens, whether it is still kept or not.
+    """Return the entries of a request's table row: one for every block of tokens, even if it is no longer kept.
 
-    A row of recurrent states holds the states alone unless states are kept by position, and a ring's row has one entry.
+    A row of recurrent states holds the states alone unless states are kept by position. A ring's row has one entry.
     """
     match spec:
         case RingState():
@@ -77,12 +77,12 @@ def table_blocks(spec: LayerSpec, demand: Demand) -> int:
 
 
 def ranks_sharing(spec: LayerSpec, context_ranks: int) -> int:
-    """Return the ranks that share the tokens of a block: context_ranks where the layer is split over them, else 1."""
+    """Return how many ranks share the tokens of a block: context_ranks if the layer is split over them, else 1."""
     return context_ranks if spec.is_context_sharded else 1
 
 
 def _row_blocks(spec: LayerSpec, demand: Demand) -> int:
-    """Return the blocks that cover all tokens."""
+    """Return how many blocks cover all tokens."""
     tokens_per_row_entry = spec.block_tokens * ranks_sharing(spec, demand.context_ranks)
     return ceil_div(demand.num_tokens, tokens_per_row_entry)
 

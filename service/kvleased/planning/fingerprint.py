@@ -1,7 +1,7 @@
-"""Own the digest of all that decides where a byte of a block lies and what it means, whatever the number of blocks.
+"""Own the digest of all that decides where a byte of a block lies and what it means, but not of the number of blocks.
 
 The places are those in a pool of one block: with layers outermost, offsets grow with the pool, but the order of a
-block's bytes in a slot stays.
+block's bytes in a slot stays the same.
 """
 
 import json
@@ -36,7 +36,7 @@ def fingerprint(
 ) -> str:
     """Return the hex digest of the layout, of the ranks' places in a pool of one block, and of the slots.
 
-    Ranks that share the tokens of a block may have the places of ranks that do not.
+    The number of context ranks counts, too: ranks may have the same places whether they share a block's tokens or not.
     """
     content: dict[str, object] = {
         "version": _VERSION,
@@ -51,7 +51,7 @@ def fingerprint(
 
 
 def _described(layer: LayerPlacement) -> dict[str, Any]:
-    """Return the numbers of a place and what is kept there; which backend reads it moves no byte."""
+    """Return the numbers of a place and what is kept there, but not the backend that reads it, which moves no byte."""
     spec = spec_to_fields(layer.spec)
     spec.pop("backend", None)
     return {"spec": spec} | {name: getattr(layer, name) for name in _NUMBERS}

@@ -1,4 +1,4 @@
-"""Own which layers each rank keeps, with nothing left to a default; how layers share tables is `grouping`'s."""
+"""Own which layers each rank keeps, with all defaults filled in; how layers share tables is `grouping`'s."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from kvleased.planning.models import LAYERS_MAX, layers_of, model_facts, pipelin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayers:
-    """What one rank keeps, and the memory that it has for it."""
+    """What one rank keeps, and the memory that it has for that."""
 
     device_bytes: int
-    """0: not measured."""
+    """0 means not measured."""
     layers: tuple[LayerSpec, ...]
 
 
 def layers_by_rank(inputs: PlanInputs) -> tuple[RankLayers, ...]:
-    """Return the layers and the memory of every rank, checked and explicit; ranks that keep the same share one tuple.
+    """Return the layers and the memory of every rank, checked and explicit; ranks with equal layers share one tuple.
 
     Raises:
         InvalidError: the inputs give no layers or give them twice, or a layer cannot be laid out.
@@ -36,7 +36,7 @@ def layers_by_rank(inputs: PlanInputs) -> tuple[RankLayers, ...]:
         given = _given_layers(rank, common)
         if id(given) not in by_identity:
             layers = _explicit(given, inputs.tokens_per_block)
-            # Specs are equal whatever the layers' names, so that those count beside them.
+            # Specs compare equal whatever the layers' names and backends, so compare those as well.
             content = (tuple((layer.name, layer.backend) for layer in layers), layers)
             by_identity[id(given)] = by_content.setdefault(content, layers)
         device_bytes = inputs.device_bytes if rank.device_bytes is None else rank.device_bytes
@@ -71,7 +71,7 @@ def union_of(ranks: Sequence[RankLayers]) -> tuple[LayerSpec, ...]:
 
 
 def _common_layers(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
-    """Return the layers of the ranks that do not give their own."""
+    """Return the layers of the ranks that give none of their own."""
     brings_all = bool(inputs.ranks) and all(
         rank.layers or rank.keeps_nothing for rank in inputs.ranks
     )
@@ -94,7 +94,7 @@ def _common_layers(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
 
 
 def _stage_ranks(inputs: PlanInputs, common: tuple[LayerSpec, ...]) -> tuple[RankInputs, ...]:
-    """Return the ranks of every pipeline stage, stage by stage, as tensor parallel ranks of equal layers."""
+    """Return the ranks stage by stage; the tensor parallel ranks of a pipeline stage have equal layers."""
     parallel = inputs.parallel
     if parallel.pipeline_ranks == 1:
         return (RankInputs(),) * parallel.tensor_ranks
@@ -117,7 +117,7 @@ def _given_layers(rank: RankInputs, common: tuple[LayerSpec, ...]) -> tuple[Laye
 
 
 def _explicit(given: tuple[LayerSpec, ...], tokens_per_block: int) -> tuple[LayerSpec, ...]:
-    """Return the layers with nothing left to a default, once each is known to be sound."""
+    """Check the layers and return them with all defaults filled in."""
     checked_count("layers", len(given), most=LAYERS_MAX)
     names: set[str] = set()
     layers = []

@@ -1,4 +1,4 @@
-"""Own the limits of a plan's inputs: what is refused before anything is made of it."""
+"""Own the limits of a plan's inputs, which are checked before anything else is done with them."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from kvlease.plan import PlanInputs
 from kvlease.units import BLOCKS_MAX, BYTES_MAX, TOKENS_MAX, checked_count, show_bytes
 
 PLANNED_RANKS_MAX: Final = 1024
-"""Ranks of the widest engine that is planned; one daemon serves those of one host, which are RANKS_MAX at most."""
+"""Ranks of the widest engine that can be planned; one daemon serves only the ranks of one host, at most RANKS_MAX."""
 
 _TOKENS_PER_BLOCK_MAX: Final = 2**24
 _DIGEST_CHARACTERS_MAX: Final = 256
@@ -18,7 +18,7 @@ def check_inputs(inputs: PlanInputs) -> None:
     """Refuse numbers that are out of range; layers, layout and lower tiers are checked where they are read.
 
     Raises:
-        InvalidError: one is; the message names it and both bounds.
+        InvalidError: a number is out of range; the message names it and both bounds.
     """
     checked_count("tokens_per_block", inputs.tokens_per_block, least=1, most=_TOKENS_PER_BLOCK_MAX)
     for name, most in (
@@ -51,10 +51,10 @@ def check_inputs(inputs: PlanInputs) -> None:
 
 
 def check_number(number: int, name: str, given_bytes: int, bytes_each: int, *, unit: str) -> None:
-    """Refuse more blocks, or slots, than ids count; `name` is what the caller gave their bytes as.
+    """Refuse more blocks or slots than ids can count; `name` is the input that gave their bytes.
 
     Raises:
-        InvalidError: there are more; `limit` is the bytes of as many as there may be.
+        InvalidError: there are more; `limit` is the bytes of the most that there may be.
     """
     if number <= BLOCKS_MAX:
         return

@@ -5,7 +5,7 @@ bytes_per_slot = round_up(sum of the cells, slot_multiple_bytes)
 host, remote   = floor(bytes / bytes_per_slot)
 disk           = floor((bytes - 4096) / (round_up(bytes_per_slot, 4096) + 128)), with a header for each slot
 
-All ranks agree on one geometry, whatever each keeps: a slot is whole on all of them or not there.
+All ranks agree on one geometry, whatever each keeps: a slot is either whole on all ranks or absent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from kvleased.planning.groups.grouping import Group
 from kvleased.planning.limits import check_number
 
 BLOCKS_PER_SLOT_MAX: Final = 2**16
-"""Blocks of the largest slot."""
+"""Most blocks of one slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class SlotGeometry:
     cell_bytes: tuple[int, ...]
     """Bytes of every rank's cell."""
     cell_offsets_bytes: tuple[int, ...]
-    """Where every rank's cell starts in a slot; equal where ranks share one."""
+    """Where every rank's cell starts in a slot; equal if ranks share one cell."""
     content_bytes: int
     """The sum of the different cells."""
     bytes_per_slot: int
@@ -60,7 +60,7 @@ class TransferRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionUse:
-    """What a layer has of a region's page."""
+    """What a layer keeps in a page of a region."""
 
     region: int
     num_bytes: int
@@ -74,7 +74,7 @@ def slot_geometry(
     slot_multiple_bytes: int,
     is_replicated: bool,
 ) -> SlotGeometry:
-    """Return how a slot is divided between ranks whose blocks take so many bytes.
+    """Return how a slot is divided between ranks, given the bytes of each rank's blocks.
 
     Raises:
         InvalidError: there is no block in a slot, or a slot is larger than a region can be.
@@ -100,7 +100,7 @@ def slot_geometry(
 def keep_same_bytes(
     layers_by_rank: Sequence[tuple[LayerSpec, ...]], parallel: ParallelInputs
 ) -> bool:
-    """Tell whether all ranks keep the same bytes: the same latent layers of one shard, over tensor ranks only."""
+    """Tell whether all ranks keep the same bytes: tensor ranks only, with the same latent layers of one shard."""
     if parallel.context_ranks > 1 or parallel.pipeline_ranks > 1:
         return False
     first = layers_by_rank[0]
@@ -113,13 +113,13 @@ def keep_same_bytes(
 
 
 def num_slots(name: str, tier_bytes: int, bytes_per_slot: int, *, others_bytes: int = 0) -> int:
-    """Return the slots of a tier: none without memory or without anything to keep, else at least one.
+    """Return the slots of a tier: none if it has no memory or nothing to keep, else at least one.
 
-    `others_bytes` are those of the tier that are no slot's.
+    `others_bytes` are the bytes of the tier that belong to no slot.
 
     Raises:
-        InvalidError: the bytes are out of range, or the slots are more than their ids count.
-        NeverFitsError: they hold no slot.
+        InvalidError: the bytes are out of range, or there are more slots than ids can count.
+        NeverFitsError: the bytes hold no slot.
     """
     checked_count(name, tier_bytes, most=BYTES_MAX)
     if not tier_bytes or not bytes_per_slot:
@@ -144,7 +144,7 @@ def num_slots(name: str, tier_bytes: int, bytes_per_slot: int, *, others_bytes: 
 
 
 def num_disk_slots(disk_bytes: int, slots: SlotGeometry) -> int:
-    """Return the slots of a disk store whose file has at most so many bytes; raises what `num_slots` does."""
+    """Return the slots of a disk store whose file has at most so many bytes; raise what `num_slots` raises."""
     if not slots.bytes_per_slot:
         return num_slots("disk_bytes", disk_bytes, 0)
     charged = slots.bytes_per_disk_slot
@@ -155,7 +155,7 @@ def check_groups(groups: Iterable[Group], *, hash_block_tokens: int, context_ran
     """Refuse lower tiers for groups whose blocks are not named by whole keys.
 
     Raises:
-        InvalidError: no group can be found by its prefix, or a block ends within a key's tokens.
+        InvalidError: no group's blocks can be found by prefix, or a block ends within a key's tokens.
     """
     cacheable = [group for group in groups if group.is_prefix_cacheable]
     if not cacheable:
@@ -203,10 +203,10 @@ def sub_slot_offsets(
 def transfer_regions(
     rank: RankPlan, layout: Layout
 ) -> tuple[tuple[TransferRegion, ...], tuple[tuple[RegionUse, ...], ...]]:
-    """Return the regions of pages that an engine's own offloading moves, and what each group's layers have of them.
+    """Return the regions of pages that an engine's own offloading moves, and what each group's layers keep in them.
 
-    With blocks outermost, the whole block is the only region. Otherwise layers that lie over each other are one, and
-    every head is one by itself where heads are outside of blocks.
+    With blocks outermost, the whole block is the only region. Otherwise layers that lie over each other share a region,
+    and if heads are outside of blocks, each head is a region of its own.
     """
     num_groups = max((layer.group for layer in rank.layers), default=-1) + 1
     if layout.is_block_outermost:

@@ -12,10 +12,10 @@ from kvleased.planning.groups.grouping import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchUnits:
-    """At which numbers of tokens prefixes are named and found."""
+    """The numbers of tokens at whose multiples prefixes are named and found."""
 
     scheduler_block_tokens: int
-    """Tokens at whose multiples every group ends a block."""
+    """Every group ends a block at each multiple of this."""
     hash_block_tokens: int
     """Tokens that one key stands for."""
     hit_alignment_tokens: int
@@ -100,7 +100,7 @@ def _check_single(block_tokens: int, engine: EngineInputs) -> None:
 def _ends_inside_blocks(
     groups: Sequence[Group], engine: EngineInputs, context_ranks: int, hash_tokens: int
 ) -> bool:
-    """Tell whether a prefix may end inside of a block, as the state at that point may be kept."""
+    """Tell whether a prefix may end inside of a block, because the state at that point may be kept."""
     least_tokens = hash_tokens + 1 if context_ranks == 1 else hash_tokens
     return engine.state_mode == "align" and any(
         isinstance(group.spec, StateSpace) and group.tokens_per_block >= least_tokens
@@ -109,7 +109,7 @@ def _ends_inside_blocks(
 
 
 def _check_states(groups: Sequence[Group], unit_tokens: int) -> None:
-    """Refuse compressed states that would cover tokens behind a prefix's end."""
+    """Refuse compressed states that would cover tokens beyond a prefix's end."""
     for group in _cacheable(groups):
         for layer in group.layers:
             if isinstance(layer, AttentionSpec) and unit_tokens % layer.tokens_per_state:
@@ -140,5 +140,5 @@ def _cacheable(groups: Sequence[Group]) -> list[Group]:
 
 
 def _is_matched(engine: EngineInputs) -> bool:
-    """Tell whether anybody looks for prefixes."""
+    """Tell whether anything looks for prefixes."""
     return engine.prefix_caching or engine.has_connector

@@ -1,4 +1,4 @@
-"""Own what a plan's inputs take from the model where they say nothing themselves."""
+"""Own what a plan takes from the model when its inputs do not say it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +9,9 @@ from kvleased.planning.models import missing_encoder_tokens, model_facts
 
 
 def with_model_facts(inputs: PlanInputs) -> PlanInputs:
-    """Return the inputs with the longest request that the model takes, and its encoder's input, where those are open.
+    """Return the inputs with the model's longest request and longest encoder input filled in where they were not given.
 
-    The longest request is still shortened to what fits; a request beyond the model's positions is of no use to anybody.
+    The longest request is then still shortened to what fits. A request beyond the model's positions is of no use.
 
     Raises:
         InvalidError: the model's config cannot be read.
@@ -30,9 +30,9 @@ def with_model_facts(inputs: PlanInputs) -> PlanInputs:
 
 
 def require_encoder_tokens(layers: Sequence[LayerSpec], inputs: PlanInputs) -> None:
-    """Refuse a model's cross attention of which nothing says how many tokens it keeps: it would count as no block.
+    """Refuse a model with cross attention if nothing says how many tokens that keeps: it would count as no block.
 
-    Who gives layers by hand says with 0 that there is no encoder's input.
+    For layers given by hand, 0 says that there is no encoder input.
 
     Raises:
         InvalidError: rule missing_encoder_tokens.

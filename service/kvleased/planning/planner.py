@@ -1,4 +1,4 @@
-"""Own the way from what an engine brings to a plan: layers, groups, memory, admission, places, lower tiers.
+"""Own how an engine's inputs become a plan: layers, groups, memory, admission, places, lower tiers.
 
 bytes_per_block = the widest group's pages, on each rank
 num_blocks      = min over ranks of floor(device_bytes / bytes_per_block), or device_blocks as given
@@ -45,7 +45,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
     """Compute every number of a cache.
 
     Raises:
-        InvalidError: the inputs contradict themselves, are out of range, or their layers cannot share a pool so.
+        InvalidError: the inputs contradict themselves, are out of range, or describe layers that cannot share a pool.
         NeverFitsError: the memory holds no block, or the longest request does not fit in it.
     """
     check_inputs(inputs)
@@ -92,7 +92,7 @@ def plan(inputs: PlanInputs) -> CachePlan:
 
 
 def _capacity_tokens(pools: Pools, inputs: PlanInputs) -> int:
-    """Return the tokens of as many longest requests as fit in the pool at once, of the last one a part."""
+    """Return the tokens of the longest requests that fit in the pool at once, counting part of the last one."""
     return floor_div(
         (pools.num_blocks - inputs.null_blocks) * pools.longest_request_tokens,
         max(1, sum(pools.blocks_by_group)),
@@ -118,7 +118,7 @@ def _check_places(pools: Pools, layout: Layout) -> None:
 
 
 def specs_of(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
-    """Return the layers of all ranks, checked, with nothing left to a default, each once, in model order.
+    """Return the checked layers of all ranks, each once, in model order, with all defaults filled in.
 
     Raises:
         InvalidError: the inputs give no layers or give them twice, or a layer cannot be laid out.
@@ -199,7 +199,7 @@ def _rank_plan(pools: Pools, part: PoolPart, block_multiple_bytes: int) -> RankP
         extents=extents,
         slot_cell_offset_bytes=0,
         slot_cell_bytes=0,
-        # A group that keeps nothing here counts, too: one scheduler scrubs its blocks on all ranks.
+        # A group that has no layer on this rank counts, too: one scheduler scrubs its blocks on all ranks.
         needs_scrub=_needs_scrub(
             [layer for group in part.groups for layer in group.layers or (group.spec,)]
         ),
@@ -207,7 +207,7 @@ def _rank_plan(pools: Pools, part: PoolPart, block_multiple_bytes: int) -> RankP
 
 
 def _needs_scrub(layers: Sequence[LayerSpec]) -> bool:
-    """Tell whether a page may hold bytes that mean nothing to the layer that reads it next."""
+    """Tell whether a page may hold bytes that are meaningless to the layer that reads it next."""
     meanings = {
         (layer.dtype, layer.quantisation) for layer in layers if isinstance(layer, AttentionSpec)
     }
@@ -271,7 +271,7 @@ def _host_account(slots: SlotGeometry, num_host_slots: int, inputs: PlanInputs) 
 
 
 def _tensor_replicas(groups: Sequence[Group], inputs: PlanInputs) -> int:
-    """Return the tensor ranks that keep the same bytes of every layer."""
+    """Return how many tensor ranks keep the same bytes of every layer."""
     tensor_ranks, context_ranks = inputs.parallel.tensor_ranks, inputs.parallel.context_ranks
     replicas = tensor_ranks
     for group in groups:
@@ -285,7 +285,7 @@ def _tensor_replicas(groups: Sequence[Group], inputs: PlanInputs) -> int:
 
 
 def _finest(groups: Sequence[Group], inputs: PlanInputs) -> int:
-    """Return the least tokens of a block over groups that cache prefixes, over all where none does."""
+    """Return the fewest tokens of a block in any group that caches prefixes, or in any group if none does."""
     cacheable = [group for group in groups if group.is_prefix_cacheable] or groups
     return min((group.tokens_per_block for group in cacheable), default=inputs.tokens_per_block)
 
@@ -301,7 +301,7 @@ def _match_units(inputs: PlanInputs, groups: tuple[Group, ...]) -> MatchUnits:
 
 
 def _check_lower_tiers(inputs: PlanInputs, groups: Sequence[Group], units: MatchUnits) -> None:
-    """Refuse lower tiers whose blocks could not be named by keys, where keys are what they are found by."""
+    """Refuse lower tiers if blocks are found by their keys and a group's blocks cannot be named by keys."""
     is_keyed = inputs.engine.prefix_caching or inputs.engine.has_connector
     if groups and is_keyed and (inputs.host_bytes or inputs.disk_bytes or inputs.remote_bytes):
         check_groups(

@@ -1,7 +1,7 @@
 """Own where every page lies in a rank's region: the bytes of a block, the layers' places, the pieces of a block.
 
-All groups lie over each other from byte 0, because a block is of one group at a time; so wherever block b of one group
-lies, block b of every other group must lie, too.
+All groups lie over each other from byte 0, because a block belongs to one group at a time. So block b must lie in the
+same place for every group.
 
 blocks outermost: bytes_per_block = round_up(max over groups of the sum of pages, lcm of all stride multiples)
 layers outermost: bytes_per_block = max over groups of the sum of padded pages
@@ -24,7 +24,7 @@ Places = tuple[tuple[LayerPlacement, ...], tuple[TensorPlan, ...], tuple[Extent,
 """The layers' places, the runs of equal layers, and the pieces of a block."""
 
 PIECES_MAX: Final = 2**16
-"""Pieces of one block, which is a piece for each head of each layer where heads are outside of blocks."""
+"""Most pieces of one block. Where heads are outside of blocks, each head of each layer is a piece."""
 
 _MIXED_PAGES: Final = "layout_cannot_express_mixed_pages"
 _COMPACT: Final = f"a layout whose two outermost axes are L and B, such as {Layout.BLHNC}"
@@ -32,7 +32,7 @@ _PACKED: Final = f"a layout with B outermost, such as {Layout.BLHNC}"
 
 
 def bytes_per_block(groups: Sequence[Group], layout: Layout, block_multiple_bytes: int) -> int:
-    """Return the bytes of one block over all its pieces; 0 where no group has a layer."""
+    """Return the bytes of one block over all its pieces; 0 if no group has a layer."""
     return _bytes_per_block([_runs(group) for group in groups], layout, block_multiple_bytes)
 
 
@@ -56,13 +56,14 @@ def check_layout(groups: Sequence[Group], layout: Layout) -> None:
 
 
 def check_blocks_apart(groups: Sequence[Group], layout: Layout) -> None:
-    """Refuse groups that can be placed, but where a block of one would overwrite other blocks of another.
+    """Refuse groups that the layout can place, but so that a block of one group would overwrite blocks of another.
 
-    Their pages lie at different distances, or each head lies by itself and groups have different heads.
+    This happens if their pages are at different distances, or if each head lies by itself and groups have different
+    heads.
 
     Raises:
-        InvalidError: rule layout_cannot_express_mixed_pages, or too_many_pieces where heads lie by themselves and are
-            very many; the message names other layouts.
+        InvalidError: rule layout_cannot_express_mixed_pages; or too_many_pieces, if heads lie by themselves and there
+            are too many. The message names other layouts.
     """
     if layout.is_block_outermost:
         return
@@ -94,10 +95,10 @@ def check_blocks_apart(groups: Sequence[Group], layout: Layout) -> None:
 def place(
     groups: Sequence[Group], *, layout: Layout, num_blocks: int, block_multiple_bytes: int
 ) -> Places:
-    """Return where the layers of every group lie in a region of `num_blocks` blocks, and of what a block consists.
+    """Return where the layers of every group lie in a region of `num_blocks` blocks, and the pieces of a block.
 
     Raises:
-        InvalidError: the layout has no room for the padding of a page, or takes pages apart that it cannot.
+        InvalidError: the layout has no room for the padding of a page, or cannot take its pages apart.
     """
     runs_by_group = [_runs(group) for group in groups]
     block = _bytes_per_block(runs_by_group, layout, block_multiple_bytes)
@@ -132,7 +133,7 @@ class _Run:
     element_bytes: int
     """The widest element of a page."""
     multiple_bytes: int
-    """What the distance of blocks is a multiple of, so that each page starts at an element of its own type."""
+    """The distance of blocks is a multiple of this, so that each page starts at an element of its own type."""
 
     @property
     def padded_page_bytes(self) -> int:
@@ -153,7 +154,7 @@ def _runs(group: Group) -> list[_Run]:
     for layer in group.layers:
         by_spec.setdefault(layer, []).append(layer)
     elements = {_element_bytes(spec) for spec in by_spec}
-    # Where layers of other elements follow, blocks must not end within one of their elements.
+    # If layers with other elements follow, a block must not end within one of their elements.
     others = elements if len(elements) > 1 else ()
     return [
         _Run(
@@ -197,7 +198,7 @@ def _bytes_of(runs: Iterable[_Run], layout: Layout) -> int:
 
 
 def _fixed_stride(run: _Run, layout: Layout) -> int | None:
-    """Return the distance of blocks where it is more than the page; None where the layout gives it."""
+    """Return the distance of blocks if it is more than the page; None if the layout gives it."""
     if run.padded_page_bytes == run.page_bytes:
         return None
     if layout.is_block_compact:
@@ -255,7 +256,7 @@ def _tensor(run: _Run, group: int, start: int, strides: PageStrides) -> TensorPl
 def _pieces(
     run: _Run, placed: Sequence[LayerPlacement], layout: Layout
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield offset, stride and bytes of a block's pieces: pages, or heads where those lie outside of blocks."""
+    """Yield offset, stride and bytes of a block's pieces: pages, or heads if those lie outside of blocks."""
     for layer in placed:
         heads = 1 if layout.is_block_compact else run.spec.head_slots
         for head in range(heads):

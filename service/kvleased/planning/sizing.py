@@ -19,7 +19,7 @@ from kvleased.planning.pool import bytes_per_block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPart:
-    """What the layers of a rank are to the pool; ranks with the same layers share one."""
+    """What the layers of a rank take of the pool; ranks with the same layers share one PoolPart."""
 
     layers: tuple[LayerSpec, ...]
     groups: tuple[Group, ...]
@@ -43,14 +43,14 @@ class Pools:
 
     @property
     def different_parts(self) -> tuple[PoolPart, ...]:
-        """The parts, each once."""
+        """The different parts, each once."""
         return tuple({id(part): part for part in self.parts}.values())
 
 
 def sized(
     inputs: PlanInputs, layout: Layout, groups: tuple[Group, ...], ranks: Sequence[RankLayers]
 ) -> Pools:
-    """Return the pools with as many blocks as every rank has room for; one block where no rank keeps anything.
+    """Return the pools with as many blocks as every rank has room for; if no rank keeps anything, with one block.
 
     Raises:
         InvalidError: a block or a pool is larger than can be counted.
@@ -63,7 +63,7 @@ def sized(
         if part.layers
     ]
     if not memories:
-        # Blocks of no bytes: one, or all those that are never granted.
+        # Blocks of no bytes: one, or as many as are never granted.
         num_blocks = max(1, inputs.null_blocks)
         return Pools(
             layout=layout,
@@ -83,7 +83,7 @@ def sized(
     )
     longest = _longest_request(inputs, capacity)
     memory, num_blocks = capacity.memory, capacity.memory.num_blocks
-    # Only what bytes hold can be too many: blocks that are given as such are counted before.
+    # Only a number of blocks that comes from bytes can be too large here: device_blocks are checked earlier.
     check_number(
         num_blocks, "device_bytes", memory.device_bytes, memory.bytes_per_block, unit="blocks"
     )
@@ -101,7 +101,7 @@ def sized(
 
 
 def demand_of(inputs: PlanInputs, num_tokens: int) -> Demand:
-    """Return what a request of so many tokens demands of the engine."""
+    """Return what a request of so many tokens demands."""
     engine = inputs.engine
     return Demand(
         num_tokens=num_tokens,
@@ -133,7 +133,7 @@ def _parts(
 
 
 def _memory(inputs: PlanInputs, rank: int, part: PoolPart, device_bytes: int) -> RankMemory:
-    """Return the memory that a rank has for its blocks, which is what `device_blocks` take, where that is given."""
+    """Return the memory that a rank has for its blocks; if `device_blocks` is given, the memory that they take."""
     if not inputs.device_blocks:
         return RankMemory(
             rank=rank, bytes_per_block=part.bytes_per_block, device_bytes=device_bytes
