@@ -1,4 +1,4 @@
-"""Own what a Hugging Face config.json says of a model's layers; what it does not say for certain is refused.
+"""Own what a Hugging Face config.json says of a model's layers; whatever it leaves uncertain is refused.
 
 No weights, no network, no torch: the JSON is read as it is, because the config classes of Transformers load torch.
 """
@@ -42,11 +42,12 @@ def layers_of(
 ) -> tuple[LayerSpec, ...]:
     """Return the layers of the model that the text of a config.json describes, as one tensor rank keeps them.
 
-    `kv_dtype` is how K and V are kept, one of KV_DTYPES; empty takes the model's own. Layers have blocks of
+    `kv_dtype` is how K and V are kept, one of KV_DTYPES; if empty, the model's own way is taken. Layers have blocks of
     `tokens_per_block`, except where a family's kernels or a recurrent state need larger ones.
 
     Raises:
-        InvalidError: the text is no such config, lacks a field, contradicts itself, or its architecture is not known.
+        InvalidError: the text is not a config.json, lacks a field, contradicts itself, or its architecture is not
+            known.
     """
     checked_count("tensor_ranks", parallel.tensor_ranks, least=1, most=PLANNED_RANKS_MAX)
     checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)

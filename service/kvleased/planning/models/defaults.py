@@ -1,4 +1,4 @@
-"""Own what published configs leave to their class; a test compares it with the classes of Transformers."""
+"""Own the values that published configs leave to their class; a test compares them with the classes of Transformers."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -40,7 +40,7 @@ DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     "qwen3_next": {"full_attention_interval": 4},
     "zamba2": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_ngroups": 1},
 }
-"""Fields by model_type, also where the config is not inside another one."""
+"""Fields by model_type, whether or not the config is inside another one."""
 
 NESTED_DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     "llama": {
@@ -67,7 +67,7 @@ NESTED_DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     "gemma2": {"max_position_embeddings": 8192},
     "llama4_text": {"max_position_embeddings": 131072},
 }
-"""Fields by model_type that only a model inside another one may leave out: outside, their lack is a mistake."""
+"""Fields by model_type that only a model inside another one may leave out; in any other model it is a mistake."""
 
 NESTED_TYPES: Final[Mapping[str, str]] = {
     "deepseek_vl_v2": "deepseek_v2",
@@ -80,7 +80,7 @@ NESTED_TYPES: Final[Mapping[str, str]] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""What the inner model is where it does not say."""
+"""The type of the inner model, by the type of the outer one, if the inner one names no type."""
 
 KV_HEADS_OF_CLASS: Final = frozenset(
     (
@@ -96,4 +96,4 @@ KV_HEADS_OF_CLASS: Final = frozenset(
         *("stablelm", "starcoder2", "vaultgemma"),
     )
 )
-"""Architectures whose class has a number of K and V heads of its own, so that none given is not as many as of Q."""
+"""Architectures whose class has a default for K and V heads, so a config that names no number does not mean Q's."""

@@ -1,4 +1,4 @@
-"""Own what a report says of a model beside its layers."""
+"""Own what a report says of a model besides its layers."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ def model_facts(model_config: str) -> ModelFacts:
     """Return what the text of a config.json says of its model.
 
     Raises:
-        InvalidError: the text is no such config, does not count its layers, or is of no known architecture.
+        InvalidError: the text is not a config.json, does not say how many layers there are, or names no known
+            architecture.
     """
     config = parsed(model_config)
     architectures = config.words("architectures")

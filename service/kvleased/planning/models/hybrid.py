@@ -1,4 +1,4 @@
-"""Own the blocks of models whose layers keep states beside tokens: one page size, and how many tokens a state is of."""
+"""Own the blocks of models that keep states beside tokens: one page size, and how many tokens a state covers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,19 +10,19 @@ from kvleased.planning.kernels.block_choice import hybrid_blocks
 from kvleased.planning.models.model import Model
 
 _BACKEND: Final = BackendInputs(name="any", multiples_tokens=(16,))
-"""What a backend reads that is not known by name."""
+"""The block sizes that a backend is assumed to read if it is not known by name."""
 _BEYOND_ANY_REQUEST_TOKENS: Final = 2**20
-"""Tokens that a state is of where only the newest one is kept and the model says no longest request."""
+"""Tokens that a state covers if only the newest one is kept and the model names no longest request."""
 
 
 def with_equal_pages(model: Model, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers with blocks in which an attention layer's page holds a state, and states padded to that page.
+    """Return the layers with blocks so large that an attention page holds a state, and with states padded to that page.
 
-    Where only the newest state is kept (state_mode none), a state's block is longer than any request: no prefix of a
+    If only the newest state is kept (state_mode none), a state's block is longer than any request, so no prefix of a
     request can be found by it.
 
     Raises:
-        InvalidError: rule no_common_block_size, where no block does.
+        InvalidError: rule no_common_block_size, if no block size does.
     """
     states = [layer for layer in layers if isinstance(layer, StateSpace)]
     attention = [layer for layer in layers if isinstance(layer, AttentionSpec)]

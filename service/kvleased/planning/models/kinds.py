@@ -1,4 +1,4 @@
-"""Own which kind of layer is where, in one set of words for all the ways in which configs say it."""
+"""Own which kind each layer is, in one set of words for all the ways in which configs say it."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -37,7 +37,7 @@ _PERIOD_OF_TYPE: Final[Mapping[str, int]] = {
     "gpt_oss": 2,
     "olmo3": 4,
 }
-"""Architectures of which every so-manieth layer is full and the others keep a window."""
+"""Architectures in which the last layer of every so many is full and the others keep a window."""
 _WINDOW_IN_EVERY_LAYER: Final = ("ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 _WINDOW_IN_DEEP_LAYERS: Final = (
     "qwen2",
@@ -48,23 +48,24 @@ _WINDOW_IN_DEEP_LAYERS: Final = (
     "qwen2_vl_text",
     "qwen3",
 )
-"""Architectures of which the layers from `max_window_layers` on keep a window, where use_sliding_window is set."""
+"""Architectures whose layers from `max_window_layers` on keep a window, if use_sliding_window is set."""
 
 
 def kinds_of(config: Config) -> tuple[str, ...]:
     """Return the kind of every layer, in model order.
 
     Raises:
-        InvalidError: the config names other than num_hidden_layers kinds, or does not say which layers keep a window.
+        InvalidError: the config does not name exactly num_hidden_layers kinds, or does not say which layers keep a
+            window.
     """
     return listed_kinds(config) or _kinds_by_rule(config, config.num_layers)
 
 
 def listed_kinds(config: Config) -> tuple[str, ...]:
-    """Return the kinds that the config lists layer by layer; none where it does not.
+    """Return the kinds that the config lists layer by layer; none if it lists no kinds.
 
     Raises:
-        InvalidError: it lists other than num_hidden_layers.
+        InvalidError: it does not list exactly num_hidden_layers kinds.
     """
     words = config.words("layer_types", "layers_block_type")
     if words and len(words) != config.num_layers:
@@ -74,12 +75,12 @@ def listed_kinds(config: Config) -> tuple[str, ...]:
 
 
 def kinds_with_period(num_layers: int, period: int, *, between: str) -> tuple[str, ...]:
-    """Return kinds of which the last of every `period` is full attention, and the others are `between`."""
+    """Return kinds: the last layer of every `period` is full attention, and the others are `between`."""
     return tuple(FULL if (index + 1) % period == 0 else between for index in range(num_layers))
 
 
 def _kinds_by_rule(config: Config, num_layers: int) -> tuple[str, ...]:
-    """Return the kinds that an architecture has where its config does not list them."""
+    """Return the kinds that an architecture has when its config does not list them."""
     window = _window_of(config)
     pattern = config.value("sliding_window_pattern", "_sliding_window_pattern")
     period = _PERIOD_OF_TYPE.get(config.model_type)
@@ -100,7 +101,7 @@ def _kinds_by_rule(config: Config, num_layers: int) -> tuple[str, ...]:
 
 
 def _window_of(config: Config) -> int | None:
-    """Return the window that some layers keep; None where it is off."""
+    """Return the window that some layers keep; None if it is off."""
     is_used_unless_said = config.model_type not in _WINDOW_IN_DEEP_LAYERS
     if not config.flag("use_sliding_window", default=is_used_unless_said):
         return None
@@ -108,7 +109,7 @@ def _window_of(config: Config) -> int | None:
 
 
 def _is_idle(window: int, config: Config) -> bool:
-    """Tell whether no position that the model knows ever leaves the window."""
+    """Tell whether the window covers every position that the model knows."""
     positions = config.max_positions
     return positions is not None and window >= positions
 

@@ -1,6 +1,6 @@
-"""Own the architectures that are known, by what Transformers calls them; which rule makes their layers is `registry`'s.
+"""Own the known architectures, by their names in Transformers; `registry` says which rule makes their layers.
 
-An architecture that is not named here is refused: nothing in a config tells that a model does as its words would say.
+An architecture that is not named here is refused: a config cannot prove that its model does what its words say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ PLAIN_TYPES: Final = (
     *("qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3"),
     *("solar", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xverse"),
 )
-"""Decoders of attention alone that say all in the usual words."""
+"""Decoders with attention only, whose configs say everything in the usual words."""
 TYPES_OF_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {
     "plain": PLAIN_TYPES,
     "usual": ("bloom", "codegen", "gpt2", "gptj", "minimax_m2"),
@@ -76,9 +76,9 @@ _CLASS_ENDINGS: Final = (
 
 
 def type_of_class(architectures: Sequence[object]) -> str:
-    """Return the model_type that the first known one of these classes has; empty where none is known.
+    """Return the model_type of the first of these classes that is known; empty if none is known.
 
-    A class is its model_type without hyphens and underscores, and an ending: Qwen3MoeForCausalLM is qwen3_moe's.
+    A class name is the model_type without hyphens and underscores, then an ending: Qwen3MoeForCausalLM is of qwen3_moe.
     """
     by_letters = {_letters(name): name for name in (*_KNOWN_TYPES, *NESTED_TYPES)}
     for architecture in architectures:
@@ -90,7 +90,7 @@ def type_of_class(architectures: Sequence[object]) -> str:
 
 
 def nearest_types(model_type: str) -> tuple[str, ...]:
-    """Return the known architectures whose names are most like this one: at most three, the nearest first."""
+    """Return the known architectures whose names are most like this one: at most three, nearest first."""
     return tuple(get_close_matches(model_type, sorted(_KNOWN_TYPES), n=3))
 
 

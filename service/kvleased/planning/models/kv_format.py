@@ -7,7 +7,7 @@ from kvlease.errors import InvalidError
 from kvlease.spec import BYTES_PER_ELEMENT
 
 LATENT_FORMATS: Final = ("fp8_ds_mla", "nvfp4_ds_mla")
-"""Cache types that only latent attention has."""
+"""Cache types that only latent attention can have."""
 
 _PLAIN: Final = ("float32", "float16", "bfloat16")
 _BY_NAME: Final = {
@@ -38,14 +38,14 @@ class KVFormat:
     dtype: str
     quantisation: str = "none"
     packed_format: str = ""
-    """The name of the cache type where latent attention packs it; empty: plainly."""
+    """The name of the cache type if latent attention packs it; empty if it is kept plainly."""
 
 
 def kv_format(kv_dtype: str, dtype: str | None) -> KVFormat:
-    """Return what a cache type means; empty or "auto" is `dtype`, the model's own element type.
+    """Return what a cache type means; empty or "auto" stands for `dtype`, the model's own element type.
 
     Raises:
-        InvalidError: there is no such type, or the model's own is not known.
+        InvalidError: there is no such type, or the model's own type is not known.
     """
     if kv_dtype in ("", "auto", *_PLAIN):
         return KVFormat(dtype=kv_dtype if kv_dtype in _PLAIN else model_dtype(dtype, ""))
@@ -58,7 +58,7 @@ def kv_format(kv_dtype: str, dtype: str | None) -> KVFormat:
 
 
 def model_dtype(dtype: str | None, kv_dtype: str) -> str:
-    """Return the element type of a model: what its config says, else a plain `kv_dtype`.
+    """Return the element type of a model: the one in its config, else a plain `kv_dtype`.
 
     Raises:
         InvalidError: neither says one, or it is unknown.

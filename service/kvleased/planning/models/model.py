@@ -14,17 +14,17 @@ from kvleased.planning.models.parsing import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The K and V heads of a layer before any split."""
+    """The K and V heads of a layer before they are split."""
 
     num_kv_heads: int
     head_size: int
     head_size_v: int | None = None
-    """None: as large as K's."""
+    """None means as large as K's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A config, with what decides how its layers are kept."""
+    """A config, and what else decides how its layers are kept."""
 
     config: Config
     kv_dtype: str
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def speculative_tokens(self) -> int:
-        """Tokens that may be taken back, each of which needs a state of its own."""
+        """Tokens that may be taken back; each needs a state of its own."""
         return self.engine.lookahead_tokens
 
     def full(self, name: str, heads: Heads) -> FullAttention:
@@ -79,7 +79,7 @@ class Model:
         num_checkpoint_blocks: int = 0,
         checkpoint_multiple_tokens: int | None = None,
     ) -> StateSpace:
-        """Return a recurrent layer, from shapes that are split already, with their element types."""
+        """Return a recurrent layer, made from shapes that are already split and their element types."""
         return StateSpace(
             name=name,
             tokens_per_block=self.tokens_per_block,
@@ -91,7 +91,7 @@ class Model:
         )
 
     def split(self, total: int, what: str) -> int:
-        """Return a rank's share of what every rank keeps a different part of.
+        """Return one rank's share of something of which every rank keeps a different part.
 
         Raises:
             InvalidError: the ranks cannot share it evenly; the message names the nearest numbers that can.
@@ -101,7 +101,7 @@ class Model:
         return exact_div(total, self.tensor_ranks)
 
     def heads_of_rank(self, num_kv_heads: int) -> int:
-        """Return the K and V heads of one rank: its share, or one where heads are fewer than ranks and kept as copies.
+        """Return how many K and V heads one rank has: its share, or one if heads are fewer than ranks and are copied.
 
         Raises:
             InvalidError: ranks would keep different numbers of heads, or heads different numbers of copies.
@@ -129,7 +129,7 @@ class Model:
 
 
 def heads_of(config: Config) -> Heads:
-    """Return the heads of a config in the usual words.
+    """Return the heads of a config that says them in the usual words.
 
     Raises:
         InvalidError: a field is missing, or heads do not divide.
@@ -150,10 +150,10 @@ def heads_of(config: Config) -> Heads:
 
 
 def _all_heads(config: Config, num_heads: int) -> int:
-    """Return as many heads of K and V as of Q, which is what most architectures mean where the config does not say.
+    """Return as many K and V heads as Q heads, which most architectures mean if the config does not say.
 
     Raises:
-        InvalidError: the architecture's class has a number of its own, which no published config leaves to it.
+        InvalidError: the architecture's class has a default of its own, which no published config relies on.
     """
     if config.model_type in KV_HEADS_OF_CLASS:
         raise config.lacks("num_key_value_heads")

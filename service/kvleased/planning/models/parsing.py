@@ -1,4 +1,4 @@
-"""Own the reading of a config.json: typed fields, a model inside a model, and what published configs leave out.
+"""Own the reading of a config.json: typed fields, models inside models, and fields that published configs leave out.
 
 The config classes of Transformers would load torch, which the daemon must not, so the JSON is read as it is; a test
 compares the defaults here with those classes'.
@@ -23,7 +23,7 @@ _CONFIG_CHARACTERS_MAX: Final = 2**20
 _DIMENSION_MAX: Final = 2**24
 _INNER_FIELDS: Final = ("thinker_config", "text_config", "language_config", "llm_config")
 _SHAPE_FIELDS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-"""Fields of which a class's defaults stand for one model: with another value in one of them, none of them holds."""
+"""Fields for which a class's defaults describe one model: if one of these fields differs, the defaults do not apply."""
 _LAYER_FIELDS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _POSITION_FIELDS: Final = (
     "max_position_embeddings",
@@ -37,20 +37,20 @@ _POSITION_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The fields of one model; a null is as good as no field."""
+    """The fields of one model; a null counts as a missing field."""
 
     fields: Mapping[str, object]
     path: str = ""
-    """What leads to the fields where they are inside of a larger config, such as "text_config."."""
+    """The path to the fields if they are inside of a larger config, such as "text_config."."""
 
     @property
     def model_type(self) -> str:
-        """What Transformers calls the architecture; empty where the config does not say."""
+        """The architecture's name in Transformers; empty if the config does not say."""
         return str(self.fields.get("model_type") or "")[:80]
 
     @property
     def num_layers(self) -> int:
-        """The layers of the decoder.
+        """The number of layers of the decoder.
 
         Raises:
             InvalidError: the config does not say, or says too many.
@@ -59,24 +59,24 @@ class Config:
 
     @property
     def max_positions(self) -> int | None:
-        """The longest request that the model was made for; None where the config does not say."""
+        """The longest request, in tokens, that the model was made for; None if the config does not say."""
         return self.optional_count(*_POSITION_FIELDS)
 
     @property
     def dtype(self) -> str | None:
-        """The element type of the weights; None where the config does not say."""
+        """The element type of the weights; None if the config does not say."""
         dtype = self.value("dtype", "torch_dtype")
         return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
 
     def value(self, *names: str) -> object | None:
-        """Return the first of these fields that is given; None if none is."""
+        """Return the value of the first of these fields that is given; None if none is."""
         return next((value for name in names if (value := self.fields.get(name)) is not None), None)
 
     def count(self, *names: str, most: int = _DIMENSION_MAX) -> int:
-        """Return the first of these fields that is given, a number from 1.
+        """Return the number in the first of these fields that is given; it must be at least 1.
 
         Raises:
-            InvalidError: none is given, or it is no such number.
+            InvalidError: none is given, or it is not such a number.
         """
         found = self.given_count(*names, most=most)
         if found is None:
@@ -84,10 +84,10 @@ class Config:
         return found
 
     def given_count(self, *names: str, most: int = _DIMENSION_MAX) -> int | None:
-        """Return the first of these fields that is given, a number from 1; None if none is.
+        """Return the number in the first of these fields that is given, at least 1; None if none is given.
 
         Raises:
-            InvalidError: it is no such number; a 0 is none, either.
+            InvalidError: it is not such a number; 0 is not one, either.
         """
         for name in names:
             value = self.fields.get(name)
@@ -96,10 +96,10 @@ class Config:
         return None
 
     def optional_count(self, *names: str) -> int | None:
-        """Return the first of these fields that is given and not 0; None if none is.
+        """Return the number in the first of these fields that is given and not false; None if it is 0 or none is given.
 
         Raises:
-            InvalidError: it is no number.
+            InvalidError: it is not a number.
         """
         for name in names:
             value = self.fields.get(name)
@@ -113,18 +113,18 @@ class Config:
         return default if value is None else bool(value)
 
     def words(self, *names: str) -> tuple[str, ...]:
-        """Return the words of the first of these lists that is given; none if none is.
+        """Return the words in the first of these lists that is given; none if no list is given.
 
         Raises:
-            InvalidError: it is no list.
+            InvalidError: the field is not a list.
         """
         return tuple(str(item)[:40] for item in self._items(*names))
 
     def counts(self, *names: str) -> tuple[int, ...]:
-        """Return the numbers of the first of these lists that is given; none if none is.
+        """Return the numbers in the first of these lists that is given; none if no list is given.
 
         Raises:
-            InvalidError: it is no list of numbers.
+            InvalidError: the field is not a list of numbers.
         """
         return tuple(
             _counted(f"{self.path}{names[0]}[]", item, least=0, most=TOKENS_MAX)
@@ -132,10 +132,10 @@ class Config:
         )
 
     def inner(self, name: str) -> "Config":
-        """Return the fields of an object inside.
+        """Return the fields of the object in this field.
 
         Raises:
-            InvalidError: there is none.
+            InvalidError: there is no such object.
         """
         value = self.fields.get(name)
         if value is None:
@@ -145,11 +145,11 @@ class Config:
         return Config(fields=value, path=f"{self.path}{name}.")
 
     def lacks(self, name: str) -> InvalidError:
-        """Return the refusal of a config that lacks a field, by its whole path."""
+        """Return the refusal of a config that lacks a field; it names the field by its whole path."""
         return missing_field(self.path + name)
 
     def contradicts(self, name: str, value: object, why: str) -> InvalidError:
-        """Return the refusal of a field that is of a wrong type, or contradicts another one, by its whole path."""
+        """Return the refusal of a field that has a wrong type or contradicts another; it names the whole path."""
         return bad_field(self.path + name, value, why)
 
     def _items(self, *names: str) -> list[object]:
@@ -166,11 +166,11 @@ class Config:
 def parsed(config_text: str) -> Config:
     """Return the config of the decoder that the text of a config.json describes.
 
-    A model inside a model (multimodal) stands for the whole. Fields that published configs leave to their class have
+    In a multimodal model, the model inside stands for the whole. Fields that published configs leave to their class get
     that class's defaults, unless they are null.
 
     Raises:
-        InvalidError: the text is no JSON object, or too long, or lacks the model inside that such a model has.
+        InvalidError: the text is not a JSON object, is too long, or lacks the inner model that its type must have.
     """
     fields = _named(_read(config_text))
     path = ""
@@ -210,7 +210,7 @@ def _read(config_text: str) -> dict[str, object]:
 
 
 def _named(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a model with the model_type that its class tells, where it says none itself."""
+    """Return the fields of a model; if they name no model_type, its class gives it."""
     if fields.get("model_type"):
         return dict(fields)
     architectures = fields.get("architectures")
@@ -219,7 +219,7 @@ def _named(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _unwrapped(outer: Mapping[str, object], inner: Mapping[str, object]) -> dict[str, object]:
-    """Return the inner model's fields, with what is said once for both."""
+    """Return the inner model's fields, and those that are given once for both models."""
     outer_type = str(outer.get("model_type") or "")
     said_once = {
         name: outer[name] for name in ("architectures", "dtype", "torch_dtype") if name in outer
@@ -233,12 +233,12 @@ def _unwrapped(outer: Mapping[str, object], inner: Mapping[str, object]) -> dict
 
 
 def _inner_field(model_type: str) -> str:
-    """Return the field in which such a model has the one that it holds."""
+    """Return the field that holds the inner model of such a model."""
     return "language_config" if model_type == "deepseek_vl_v2" else "text_config"
 
 
 def _nested_defaults(model_type: str, fields: Mapping[str, object]) -> dict[str, object]:
-    """Return what a model inside another one may leave out: nothing of its shape where it says that of another one."""
+    """Return what an inner model may leave out; if its shape is another model's, only its positions."""
     defaults = NESTED_DEFAULTS.get(model_type, {})
     is_another = any(
         name in defaults and fields.get(name) not in (None, defaults[name])
@@ -250,7 +250,7 @@ def _nested_defaults(model_type: str, fields: Mapping[str, object]) -> dict[str,
 
 
 def _counted_layers(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return how many layers a config has that only lists them."""
+    """Return the number of layers, if a config only lists the layers."""
     for name in ("hybrid_override_pattern", "layers_block_type"):
         listed = fields.get(name)
         if isinstance(listed, str | list):
@@ -273,5 +273,5 @@ def _counted(name: str, value: object, *, least: int, most: int) -> int:
 
 
 def _on_the_wire(value: int) -> int | None:
-    """Return what an error may carry as int64."""
+    """Return the number if an error can carry it as an int64, else None."""
     return value if -(2**63) <= value < 2**63 else None

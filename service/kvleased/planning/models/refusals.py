@@ -1,4 +1,4 @@
-"""Own how a config is refused: what it lacks or contradicts, and how to give the layers by hand instead."""
+"""Own the refusals of configs: what a config lacks or contradicts, and how to give the layers by hand instead."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ BY_HAND: Final = (
 
 
 def unknown_architecture(why: str) -> InvalidError:
-    """Return the refusal of a model whose layers cannot be told for certain."""
+    """Return the refusal of a model whose layers cannot be known for certain."""
     return InvalidError(
         f"this model cannot be planned from its config yet: {why}; {BY_HAND}",
         resource="model_config",
@@ -33,7 +33,7 @@ def missing_field(name: str) -> InvalidError:
 def bad_field(
     name: str, value: object, why: str, *, need: int | None = None, limit: int | None = None
 ) -> InvalidError:
-    """Return the refusal of a field that is of a wrong type, or contradicts another one."""
+    """Return the refusal of a field of a wrong type, or one that contradicts another."""
     return InvalidError(
         f"the field {name!r} of the config is {str(value)[:80]}, {why}; correct it, or {BY_HAND}",
         resource=name,
@@ -53,7 +53,7 @@ def keeps_nothing(model_type: str) -> InvalidError:
 
 
 def no_layers(model_type: str) -> InvalidError:
-    """Return the refusal of a model of which no layer keeps anything."""
+    """Return the refusal of a model whose layers all keep nothing."""
     message = (
         f"none of the layers that this config of {model_type!r} gives keeps anything between steps, so there is "
         f"nothing to plan; correct the fields that list its layers, or {BY_HAND}"
@@ -62,7 +62,7 @@ def no_layers(model_type: str) -> InvalidError:
 
 
 def missing_encoder_tokens(name: str) -> InvalidError:
-    """Return the refusal of cross attention over nothing; `name` is one of its layers."""
+    """Return the refusal of cross attention whose encoder input has no known length; `name` is one such layer."""
     message = (
         f"layer {name!r} keeps the output of an encoder, and nothing says how many tokens that has at most: "
         "encoder_tokens_max is 0, and no config gives a limit; set engine.encoder_tokens_max to the tokens of the "

@@ -1,4 +1,4 @@
-"""Own which architecture goes which way; one that is not known is refused."""
+"""Own which function makes the layers of which architecture; an unknown architecture is refused."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -21,7 +21,7 @@ from kvleased.planning.models.parsing import Config
 from kvleased.planning.models.refusals import unknown_architecture
 
 Family: TypeAlias = Callable[[Model], tuple[LayerSpec, ...]]
-"""What makes a model's layers."""
+"""A function that makes a model's layers."""
 
 _FAMILIES: Final[tuple[Family, ...]] = (
     *(decoder.plain, decoder.usual, decoder.llama4),
@@ -38,15 +38,15 @@ _FAMILIES: Final[tuple[Family, ...]] = (
 FAMILY_OF_TYPE: Final[Mapping[str, Family]] = {
     model_type: family for family in _FAMILIES for model_type in TYPES_OF_FAMILY[family.__name__]
 }
-"""What makes the layers of an architecture, by what Transformers calls it."""
+"""The function that makes an architecture's layers, by the architecture's name in Transformers."""
 
 
 def family_of(config: Config) -> Family:
-    """Return what makes the layers of a model.
+    """Return the function that makes the layers of a model.
 
     Raises:
-        InvalidError: rule unknown_architecture, where the config does not say which model it is, or one that is not
-            known; the message says what else can be given.
+        InvalidError: rule unknown_architecture: the config does not say which model it is, or the model is not known;
+            the message says what else can be given.
     """
     if config.model_type in FAMILY_OF_TYPE:
         return FAMILY_OF_TYPE[config.model_type]

@@ -14,11 +14,11 @@ _INDEX: Final = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 def pipeline_stages(
     layers: Sequence[LayerSpec], pipeline_ranks: int, *, num_layers: int | None = None
 ) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return what each stage keeps: equally many layers, those left over one each to the stages before the last one.
+    """Return what each stage keeps: equally many layers, and those left over go one each to stages before the last.
 
-    The first number in a layer's name is its place in the model, so that all that one layer of the model keeps stays
-    together; a name without a number is a layer of its own. `num_layers` counts the model's layers where some keep
-    nothing; None takes the highest place.
+    The first number in a layer's name is its place in the model, so all that one layer of the model keeps stays
+    together. A name without a number is a layer of its own. `num_layers` counts the model's layers, because some may
+    keep nothing; with None, the highest place gives their number.
 
     Raises:
         InvalidError: there are more stages than layers.
@@ -60,7 +60,7 @@ def _places(layers: Sequence[LayerSpec]) -> list[int]:
 
 
 def _counts(total: int, stages: int) -> list[int]:
-    """Return the layers of each stage; what is left over goes to the stages before the last one, from its end."""
+    """Return the layers of each stage; those left over go one each to the stages before the last, backwards."""
     each = floor_div(total, stages)
     counts = [each] * stages
     for stage in range(total - each * stages):

@@ -1,4 +1,4 @@
-"""Own the shapes of recurrent states, split over tensor ranks; a state of K tokens' inputs is that of a convolution.
+"""Own the shapes of recurrent states, split over tensor ranks; a convolution's state is its last kernel - 1 inputs.
 
 Mamba 1         conv (kernel - 1, width / ranks), state (width / ranks, state_size)
 Mamba 2         conv (kernel - 1 + speculative, (width + 2 groups * state_size) / ranks), state (heads / ranks, head, n)
@@ -17,7 +17,7 @@ from kvleased.planning.models.model import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Shape:
-    """The extents of a Mamba 2 layer before any split."""
+    """The dimensions of a Mamba 2 layer before it is split."""
 
     num_heads: int
     head_size: int
@@ -28,7 +28,7 @@ class Mamba2Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
-    """The extents of a gated delta net before any split."""
+    """The dimensions of a gated delta net before it is split."""
 
     num_key_heads: int
     key_head_size: int
@@ -52,10 +52,10 @@ def mamba1(model: Model, name: str, *, width: int, state_size: int, kernel: int)
 
 
 def mamba2(model: Model, name: str, shape: Mamba2Shape) -> StateSpace:
-    """Return a Mamba 2 layer; groups are copied so that every rank has equally many.
+    """Return a Mamba 2 layer; if groups are fewer than ranks, each rank has one group.
 
     Raises:
-        InvalidError: ranks do not divide the heads, or more groups than ranks.
+        InvalidError: ranks do not divide the heads, or they do not divide groups that are more than ranks.
     """
     heads = model.split(shape.num_heads, "heads of Mamba")
     has_copies = shape.num_groups < model.tensor_ranks
@@ -74,7 +74,7 @@ def mamba2(model: Model, name: str, shape: Mamba2Shape) -> StateSpace:
 def delta_net(
     model: Model, name: str, shape: DeltaShape, *, state_dtype: str | None = None
 ) -> StateSpace:
-    """Return a gated delta net; its state is of the model's element type unless the config or `state_dtype` says.
+    """Return a gated delta net; its state has the model's element type unless the config or `state_dtype` says another.
 
     Raises:
         InvalidError: ranks do not divide the heads.
@@ -94,7 +94,7 @@ def delta_net(
 
 
 def short_convolution(model: Model, name: str, *, width: int, kernel: int) -> StateSpace:
-    """Return a layer that keeps the inputs of its convolution only.
+    """Return a layer that keeps only the inputs of its convolution.
 
     Raises:
         InvalidError: ranks do not divide the width.
@@ -114,7 +114,7 @@ def linear(model: Model, name: str, *, num_heads: int, head_size: int) -> StateS
 
 
 def inner_width(model: Model, factor_field: str) -> int:
-    """Return the inner width of a recurrent layer: what the config says, else the factor times the model's width.
+    """Return the inner width of a recurrent layer: the factor in the config times the model's width.
 
     Raises:
         InvalidError: a field is missing.
@@ -124,7 +124,7 @@ def inner_width(model: Model, factor_field: str) -> int:
 
 
 def head_size_of(model: Model, name: str, *, width: int, num_heads: int) -> int:
-    """Return the head size that a field says; "auto" or none at all means the width shared by the heads.
+    """Return the head size that a field gives; if the field is "auto" or missing, heads share the width.
 
     Raises:
         InvalidError: heads do not divide the width.
@@ -135,6 +135,6 @@ def head_size_of(model: Model, name: str, *, width: int, num_heads: int) -> int:
 
 
 def _state_dtype(model: Model, default: str) -> str:
-    """Return the element type of states: what the config says of them, else `default`."""
+    """Return the element type of states: the one in the config, else `default`."""
     said = model.config.value("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     return said if isinstance(said, str) and said != "auto" else default

@@ -1,1 +1,1 @@
-"""Own one way to say layers in each module; which architecture goes which way is the registry's."""
+"""Own one way in which configs say layers in each module; the registry says which architecture uses which."""

@@ -1,4 +1,4 @@
-"""Own decoders whose layers are plain attention: all of the tokens, a window, or a chunk of them."""
+"""Own decoders whose layers are plain attention: over all tokens, a window, or a chunk."""
 
 from typing import Final
 
@@ -49,10 +49,10 @@ _FOREIGN_FIELDS: Final = {
 
 
 def plain(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of a decoder that says all in the usual words, whatever its name.
+    """Return the layers of a decoder that says everything in the usual words, whatever its name.
 
     Raises:
-        InvalidError: it says more than plain attention, or less than its layers need.
+        InvalidError: its config means something other than plain attention, or lacks what its layers need.
     """
     for name, meaning in _FOREIGN_FIELDS.items():
         if model.config.fields.get(name):
@@ -63,16 +63,16 @@ def plain(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def usual(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of a decoder that is known to say all that matters in the usual words.
+    """Return the layers of a decoder that is known to say everything that matters in the usual words.
 
     Raises:
-        InvalidError: it says less than its layers need.
+        InvalidError: its config lacks what its layers need.
     """
     return attend(model, heads_of(model.config))
 
 
 def llama4(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Llama 4: those without rotary positions keep all tokens, the others a chunk.
+    """Return the layers of Llama 4: layers without rotary positions keep all tokens, the others keep a chunk.
 
     Raises:
         InvalidError: a field is missing.
@@ -92,10 +92,10 @@ def llama4(model: Model) -> tuple[LayerSpec, ...]:
 def attend(
     model: Model, heads: Heads, kinds: tuple[str, ...] | None = None
 ) -> tuple[AttentionSpec, ...]:
-    """Return one layer of attention of each kind; None takes the kinds from the config.
+    """Return one attention layer for each kind; with None, the config gives the kinds.
 
     Raises:
-        InvalidError: a kind is no attention, or a field is missing.
+        InvalidError: a kind is not attention, or a field is missing.
     """
     _refuse_other_kinds(model.config)
     kinds = kinds_of(model.config) if kinds is None else kinds
@@ -119,7 +119,7 @@ def attention_of_kind(model: Model, name: str, heads: Heads, kind: str) -> Atten
 
 
 def _refuse_other_kinds(config: Config) -> None:
-    """Refuse kinds of layer that are no attention."""
+    """Refuse kinds of layers that are not attention."""
     known = {FULL, SLIDING, CHUNKED, "attention", "global", "local", "sliding_window"}
     others = sorted({kind for kind in config.words("layer_types") if kind not in known})
     if others:

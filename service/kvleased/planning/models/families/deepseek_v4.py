@@ -1,7 +1,7 @@
-"""Own DeepSeek V4: in every layer latents of a window, and in most of them compressed ones beside it.
+"""Own DeepSeek V4: every layer keeps latents of a window, and most layers keep compressed latents beside it.
 
-A layer that compresses r tokens into a state keeps the states of all tokens, the compressor's inputs as a window, and
-at r = 4 the same two again for the indexer. Kernels read blocks of 256 tokens, and 64 of windows.
+A layer that compresses r tokens into a state keeps the states of all tokens, and the compressor's inputs as a window.
+At r = 4 it keeps the same two again for the indexer. Kernels read blocks of 256 tokens, and of 64 for windows.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _BLOCK_TOKENS: Final = 256
 _WINDOW_BLOCK_TOKENS: Final = 64
 _PACKED_HEAD: Final = 512
 _PACKED_BYTES: Final = 584
-"""Bytes of a packed latent of 512 elements: 448 of fp8, 64 rotary ones of 2, 8 of scales."""
+"""Bytes of a packed latent of 512 elements: 448 of fp8, 64 rotary elements of 2 bytes each, 8 of scales."""
 _PAGE_MULTIPLE_BYTES: Final = 576
 _PAGE_MULTIPLE_BYTES_PLAIN: Final = 512
 _VERSION: Final = "deepseek_v4"
@@ -36,10 +36,10 @@ _RATIO_OF_KIND: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compressor:
-    """What a compressor of so many tokens into one state keeps of its inputs."""
+    """What a compressor of a given number of tokens into one state keeps of its inputs."""
 
     overlap: int
-    """Neighbouring states of which one token is a part."""
+    """How many neighbouring states include one token."""
     block_tokens: int
 
 
@@ -54,7 +54,7 @@ def deepseek_v4(model: Model) -> tuple[LayerSpec, ...]:
     """Return the layers of DeepSeek V4.
 
     Raises:
-        InvalidError: a field is missing, or says a compression that is not known.
+        InvalidError: a field is missing, or names an unknown compression.
     """
     kv = _format(model)
     layers: list[LayerSpec] = []
@@ -85,7 +85,7 @@ def _format(model: Model) -> KVFormat:
 
 
 def _ratios(model: Model) -> tuple[int, ...]:
-    """Return how many tokens each layer compresses into a state; 0 for those that keep a window only."""
+    """Return how many tokens each layer compresses into a state; 0 for a layer that keeps only a window."""
     config = model.config
     num_layers = config.num_layers
     kinds = config.words("layer_types")
@@ -150,7 +150,7 @@ def _indexer(model: Model, name: str, kv: KVFormat) -> tuple[LayerSpec, ...]:
 
 
 def _inputs(name: str, kv: KVFormat, head_size: int, ratio: int) -> SlidingWindowMLA:
-    """Return what a compressor keeps: a value and a weight of each element, for each state with the token in it."""
+    """Return what a compressor keeps: a value and a weight of each element, for each state that includes the token."""
     compressor = _COMPRESSORS[ratio]
     return SlidingWindowMLA(
         name=name,

@@ -14,13 +14,13 @@ _INPUT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "bart": ("max_source_positions", "max_position_embeddings"),
     "t5": ("n_positions",),
 }
-"""What says how long an encoder's input may be. T5's relative positions have no limit: it is what T5 was trained on."""
+"""Fields that say how long an encoder's input may be; T5 has no limit, so this is the length it was trained on."""
 _WHISPER_INPUT_TOKENS: Final = 1500
-"""Half a minute of sound, which every Whisper takes."""
+"""Tokens of half a minute of sound, which every Whisper model takes."""
 
 
 def bart(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the decoder's layers of Whisper, BART and their kin, which say decoder_layers.
+    """Return the decoder's layers of Whisper, BART and similar models, which have the field decoder_layers.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide the heads.
@@ -34,7 +34,7 @@ def bart(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def t5(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the decoder's layers of T5 and its kin, as many as the encoder's unless num_decoder_layers says.
+    """Return the decoder's layers of T5 and similar models: num_decoder_layers if given, else as many as the encoder's.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide the heads.
@@ -45,7 +45,7 @@ def t5(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def encoder(model: Model) -> tuple[LayerSpec, ...]:
-    """Refuse a model that keeps nothing; one that is a decoder by its config is planned.
+    """Refuse an encoder, which keeps nothing; if its config says that it is a decoder, return its layers.
 
     Raises:
         InvalidError: rule keeps_nothing.
@@ -56,10 +56,10 @@ def encoder(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def encoder_tokens_max(config: Config, family: str) -> int | None:
-    """Return the tokens of the longest input that the encoder takes; None where the config does not say.
+    """Return the tokens of the longest input that the encoder takes; None if the config does not say.
 
     Raises:
-        InvalidError: the field is no number from 1.
+        InvalidError: the field is not a number of at least 1.
     """
     said = config.given_count(*_INPUT_FIELDS.get(family, ()))
     return said or (_WHISPER_INPUT_TOKENS if config.model_type == "whisper" else None)

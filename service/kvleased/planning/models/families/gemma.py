@@ -17,7 +17,7 @@ def gemma3n(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def gemma4(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Gemma 4 that keep K and V of their own; full attention has heads of another size.
+    """Return the layers of Gemma 4 that keep K and V of their own; full attention has another head size.
 
     Raises:
         InvalidError: a field is missing.
@@ -34,7 +34,7 @@ def gemma4(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def _whole(config: Config, local: Heads) -> Heads:
-    """Return the heads of a layer that sees all tokens, as published configs say them."""
+    """Return the heads of a layer that sees all tokens, as published configs give them."""
     fewer = config.given_count("num_global_key_value_heads")
     is_fewer = fewer is not None and config.flag("attention_k_eq_v")
     return Heads(
@@ -44,7 +44,7 @@ def _whole(config: Config, local: Heads) -> Heads:
 
 
 def _own_heads(config: Config, index: int, usual: Heads) -> Heads | None:
-    """Return what `per_layer_config` says of a layer; None where the config has none, the usual heads where it has."""
+    """Return the heads that `per_layer_config` gives a layer, else the usual ones; None if there is no such field."""
     if config.value("per_layer_config") is None:
         return None
     places = config.inner("per_layer_config")
@@ -59,7 +59,7 @@ def _own_heads(config: Config, index: int, usual: Heads) -> Heads | None:
 
 
 def _keeping(model: Model, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Return the layers before those that read what others keep."""
+    """Return the layers without the last ones, which read what earlier layers keep."""
     shared = model.config.optional_count("num_kv_shared_layers") or 0
     if shared >= len(layers):
         raise model.config.contradicts(

@@ -1,4 +1,4 @@
-"""Own DeepSeek V2, V3 and V3.2 and their kin: one latent vector a token, and for V3.2 the keys of an indexer."""
+"""Own DeepSeek V2, V3, V3.2 and similar models: one latent vector for each token, and in V3.2 an indexer's keys."""
 
 from typing import Final
 
@@ -10,23 +10,23 @@ from kvleased.planning.models.model import Model
 from kvleased.planning.models.parsing import Config
 
 SPARSE_FORMAT: Final = "fp8_ds_mla"
-"""How models with an indexer keep their latents unless they are told otherwise: as they were published."""
+"""How models with an indexer keep their latents unless told otherwise: as they were published."""
 
 _BYTES_OF_FORMAT: Final = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Bytes of a latent of 512 elements with 64 rotary ones: fp8 is 512 + 4 * 4 of scales + 64 * 2."""
+"""Bytes of a latent of 512 elements and 64 rotary ones: fp8 takes 512 + 4 * 4 of scales + 64 * 2."""
 _PACKED_LATENT: Final = (512, 64)
 _UNSKIPPED_LAYERS: Final = 2
 _SPARSE_BLOCK_TOKENS: Final = 64
-"""Blocks that the kernels of sparse attention and its indexer read."""
+"""Tokens of the blocks that the kernels of sparse attention and its indexer read."""
 _INDEX_ELEMENTS_PER_SCALE: Final = 128
 _SCALE_BYTES: Final = 4
 
 
 def latent(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of DeepSeek V2, V3 and Kimi K2; with an indexer, which `index_topk` tells, those of V3.2.
+    """Return the layers of DeepSeek V2, V3 and Kimi K2; if `index_topk` says that there is an indexer, those of V3.2.
 
     Raises:
-        InvalidError: a field is missing, or the cache type is none of latents.
+        InvalidError: a field is missing, or the cache type is not one for latents.
     """
     if model.config.value("index_topk"):
         return _sparse(model)
@@ -37,19 +37,19 @@ def latent(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def latent_layer(model: Model, name: str) -> MLA:
-    """Return a layer that keeps a latent of every token; all tensor ranks keep the same.
+    """Return a layer that keeps a latent of every token; all tensor ranks keep the same latents.
 
     Raises:
-        InvalidError: a field is missing, or the cache type is none of latents.
+        InvalidError: a field is missing, or the cache type is not one for latents.
     """
     return _latent(model, name, latent_format(model, ""), model.tokens_per_block)
 
 
 def latent_format(model: Model, default: str) -> KVFormat:
-    """Return how latents are kept; `default` is the cache type where none is asked for.
+    """Return how latents are kept; `default` is the cache type if none is asked for.
 
     Raises:
-        InvalidError: the cache type is none of latents.
+        InvalidError: the cache type is not one for latents.
     """
     kv = kv_format(model.kv_dtype or default, model.config.dtype)
     if kv.quantisation not in ("none", "fp8_per_tensor") and not kv.packed_format:
@@ -62,12 +62,12 @@ def latent_format(model: Model, default: str) -> KVFormat:
 
 
 def index_head_bytes(head_size: int) -> int:
-    """Return the bytes of an indexer's key: an element each, and a scale of 4 bytes for every 128."""
+    """Return the bytes of an indexer's key: one for each element, and a scale of 4 bytes for every 128 elements."""
     return head_size + ceil_div(head_size, _INDEX_ELEMENTS_PER_SCALE) * _SCALE_BYTES
 
 
 def _sparse(model: Model) -> tuple[LayerSpec, ...]:
-    """Return latents, each with the keys of the indexer where the layer selects tokens itself."""
+    """Return latents; a layer that selects tokens itself also keeps the keys of its indexer."""
     config = model.config
     fp8 = ("", "fp8", "fp8_e4m3", "float8_e4m3fn", "fp8_per_tensor")
     kv = (

@@ -17,7 +17,7 @@ from kvleased.planning.models.states import DeltaShape, delta_net, linear, short
 
 
 def qwen3_next(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Qwen3-Next, Qwen3.5 and OLMo hybrid: gated delta nets, and now and then full attention.
+    """Return the layers of Qwen3-Next, Qwen3.5 and OLMo hybrid: gated delta nets, with full attention in between.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -39,7 +39,7 @@ def qwen3_next(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def minimax(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of MiniMax: lightning attention, and where the list says 1 full attention.
+    """Return the layers of MiniMax: full attention where the list has a 1, else lightning attention.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -66,7 +66,7 @@ def minimax(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def lfm2(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of LFM2: short convolutions, and where the list says so full attention.
+    """Return the layers of LFM2: full attention where the list says so, else short convolutions.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -92,7 +92,7 @@ def lfm2(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def kimi_linear(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Kimi-Linear: Kimi delta attention, and where the list says so latent attention.
+    """Return the layers of Kimi-Linear: latent attention where the list says so, else Kimi delta attention.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -125,7 +125,7 @@ def kimi_linear(model: Model) -> tuple[LayerSpec, ...]:
 def _beside_attention(
     model: Model, kinds: Sequence[str], recurrent: Callable[[str], StateSpace]
 ) -> tuple[LayerSpec, ...]:
-    """Return full attention where a kind says so, else what `recurrent` makes of a layer's name."""
+    """Return full attention for layers of that kind, and for the others what `recurrent` makes of the layer's name."""
     others = sorted(set(kinds) - {FULL, LINEAR, CONVOLUTION})
     if others:
         raise unknown_architecture(f"the field 'layer_types' has {', '.join(others)}")

@@ -1,4 +1,4 @@
-"""Own models of Mamba 1 and Mamba 2 layers alone, and Jamba, which has Mamba 1 beside attention."""
+"""Own models with Mamba 1 or Mamba 2 layers alone, and Jamba, which has Mamba 1 layers beside attention."""
 
 from kvlease.spec import LayerSpec
 from kvleased.planning.models.model import Model, heads_of
@@ -54,7 +54,7 @@ def mamba_2(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def jamba(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Jamba: one of attention in every `attn_layer_period`, the others of Mamba 1.
+    """Return the layers of Jamba: one attention layer in every `attn_layer_period`, the others Mamba 1.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.

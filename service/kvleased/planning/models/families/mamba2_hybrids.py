@@ -10,7 +10,7 @@ from kvleased.planning.models.refusals import unknown_architecture
 from kvleased.planning.models.states import Mamba2Shape, head_size_of, inner_width, mamba2
 
 _KIND_OF_LETTER: Final = {"M": LINEAR, "*": FULL, "-": NOTHING, "E": NOTHING}
-"""What the letters of Nemotron-H's `hybrid_override_pattern` say; feed-forward layers keep nothing."""
+"""What each letter of Nemotron-H's `hybrid_override_pattern` means; feed-forward layers keep nothing."""
 
 
 def bamba(model: Model) -> tuple[LayerSpec, ...]:
@@ -38,7 +38,7 @@ def granite(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def falcon_h1(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Falcon-H1, each of which is both.
+    """Return the layers of Falcon-H1, each of which is both Mamba 2 and attention.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -48,7 +48,7 @@ def falcon_h1(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def zamba2(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Zamba2: each has Mamba 2, and where it is "hybrid" attention over twice the width besides.
+    """Return the layers of Zamba2: each has Mamba 2, and a "hybrid" one also has attention over twice the width.
 
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
@@ -77,7 +77,7 @@ def nemotron_h(model: Model) -> tuple[LayerSpec, ...]:
     """Return the layers of Nemotron-H, a pattern of Mamba 2, attention and feed-forward layers.
 
     Raises:
-        InvalidError: a field is missing, the pattern has other letters or another length, or ranks do not divide.
+        InvalidError: a field is missing, the pattern has unknown letters or a wrong length, or ranks do not divide.
     """
     config = model.config
     shape = Mamba2Shape(
@@ -108,7 +108,7 @@ def _pattern(model: Model) -> tuple[str, ...]:
 
 
 def _mamba_shape(model: Model) -> Mamba2Shape:
-    """Return the shape in the words that Bamba, Granite hybrid and Falcon-H1 share."""
+    """Return the shape of Mamba 2 from the fields that Bamba, Granite hybrid and Falcon-H1 share."""
     config = model.config
     num_heads = config.count("mamba_n_heads")
     width = config.optional_count("mamba_d_ssm") or inner_width(model, "mamba_expand")

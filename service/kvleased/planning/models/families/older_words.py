@@ -1,4 +1,4 @@
-"""Own decoders that say plain attention in words of their own: Falcon, StarCoder, MPT, DBRX and ChatGLM."""
+"""Own decoders whose configs say plain attention in words of their own: Falcon, StarCoder, MPT, DBRX and ChatGLM."""
 
 from kvlease.geometry import exact_div
 from kvlease.spec import LayerSpec
@@ -8,7 +8,7 @@ from kvleased.planning.models.parsing import Config
 
 
 def falcon(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of Falcon: grouped heads in the new decoder, else one for all where `multi_query` is set.
+    """Return the layers of Falcon: grouped heads in the new decoder, else one head for all if `multi_query` is set.
 
     Raises:
         InvalidError: a field is missing.
@@ -23,7 +23,7 @@ def falcon(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def bigcode(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of the first StarCoder: one head of K and V where `multi_query` is set, which is the default.
+    """Return the layers of the first StarCoder: one head of K and V if `multi_query` is set, which is the default.
 
     Raises:
         InvalidError: a field is missing.
@@ -35,7 +35,7 @@ def bigcode(model: Model) -> tuple[LayerSpec, ...]:
 
 
 def mpt(model: Model) -> tuple[LayerSpec, ...]:
-    """Return the layers of MPT and DBRX, which say the heads of K and V in `attn_config`.
+    """Return the layers of MPT and DBRX, whose field `attn_config` gives the heads of K and V.
 
     Raises:
         InvalidError: a field is missing.
