@@ -1,4 +1,4 @@
-"""Own the groups of layers with equal pages: equal layers together, in groups of about as many layers each."""
+"""Own the groups of layers with equal pages: equal layers together, about as many layers in each group."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +11,10 @@ from kvleased.planning.groups.merging import comparable, joins_spec, merged
 def equal_page_groups(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], ...]:
     """Return groups of layers of one spec each, in order of first appearance.
 
-    A group takes as many pages of a block as the largest group has layers. A group is therefore as large as the
-    smallest set of equal layers, or as the largest where that is below 1.5 times the smallest. A set of n layers makes
-    k = ceil(n / size) groups, and group i has layers i, i + k, i + 2k and so on, so that the stages of a pipeline get
-    about as many layers of each.
+    Every group takes as many pages of a block as the largest group has layers. So a group has as many layers as the
+    smallest set of equal layers, or as the largest set if that is below 1.5 times the smallest. A set of n layers makes
+    k = ceil(n / size) groups, and group i has layers i, i + k, i + 2k and so on, so that each stage of a pipeline gets
+    about as many layers of every group.
     """
     buckets = _buckets(layers)
     least, most = min(map(len, buckets)), max(map(len, buckets))
@@ -27,14 +27,14 @@ def of_one_spec(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return the layers, each with the spec that stands for all of them.
 
     Raises:
-        InvalidError: there is none (rule specs_not_mergeable, or window_size_conflict).
+        InvalidError: no spec stands for all of them (rule specs_not_mergeable, or window_size_conflict).
     """
     spec = merged(layers)
     return tuple(replace(spec, name=layer.name, backend=layer.backend) for layer in layers)
 
 
 def _buckets(layers: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
-    """Return the layers in sets that can have one spec."""
+    """Return the layers in sets, each of which can have one spec."""
     layers_of: dict[LayerSpec, list[LayerSpec]] = {}
     for layer in layers:
         layers_of.setdefault(layer, []).append(layer)

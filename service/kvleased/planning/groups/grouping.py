@@ -30,15 +30,15 @@ class Group:
     """Layers that share a table."""
 
     layers: tuple[LayerSpec, ...]
-    """In the order of their pages in a block, each with its final spec."""
+    """The layers in the order of their pages in a block, each with its final spec."""
     is_drafted: bool = False
     """Whether a draft model reads the group."""
     spec_kept: LayerSpec | None = None
-    """The group's spec on a rank that keeps none of its layers; None where there are layers."""
+    """The group's spec on a rank that keeps none of its layers; None if there are layers."""
 
     @property
     def spec(self) -> LayerSpec:
-        """The first layer's spec; every layer's where has_equal_layers."""
+        """The first layer's spec; the spec of every layer if has_equal_layers."""
         if self.layers:
             return self.layers[0]
         assert self.spec_kept is not None, "a group without layers lost its spec"
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of one layer's page, or of all layers' pages together where the layers differ."""
+        """Bytes of one layer's page, or of all layers' pages together if the layers differ."""
         if self.has_equal_layers:
             return self.spec.bytes_per_page
         return sum(layer.bytes_per_page for layer in self.layers)
@@ -82,7 +82,7 @@ class Group:
         return self.tokens_per_block * ranks_sharing(self.spec, context_ranks)
 
     def on(self, names: Collection[str]) -> "Group":
-        """Return the group as a rank has it that keeps the named layers; without any, it keeps its spec alone."""
+        """Return the group as it is on a rank that keeps the named layers; if it keeps none of them, the spec alone."""
         kept = tuple(layer for layer in self.layers if layer.name in names)
         if kept:
             return replace(self, layers=kept)
@@ -92,15 +92,15 @@ class Group:
 def group_layers(
     layers: Sequence[LayerSpec], *, layout: Layout, engine: EngineInputs
 ) -> tuple[Group, ...]:
-    """Return the groups of a model, whose layers are given in model order with nothing left to a default.
+    """Return the groups of a model, whose layers are given in model order with all defaults filled in.
 
-    In this order: one group of one spec; one group of one table; groups of any pages where blocks are outermost;
-    groups whose layers have equal pages, after pages were made equal. Hidden states follow in groups of their own.
+    The first possible way is taken: one group of one spec; one group of one table; if blocks are outermost, groups of
+    any pages; groups of equal pages, after pages were made equal. Hidden states follow in groups of their own.
 
     Raises:
         InvalidError: a layer keeps nothing (rule unregistered_spec), several windows are recorded
-            (window_size_conflict), all layers must be one group and cannot (promotion_failed), or their pages
-            cannot be made equal (page_size_not_unifiable).
+            (window_size_conflict), all layers must be one group and cannot (promotion_failed), or their pages cannot be
+            made equal (page_size_not_unifiable).
     """
     _refuse_unkept(layers)
     layers = _retaining(layers, max(0, engine.lookahead_tokens - 1))
@@ -138,7 +138,7 @@ def _several_groups(
 def _marked(
     groups: Sequence[Sequence[LayerSpec]], layers: Sequence[LayerSpec], engine: EngineInputs
 ) -> tuple[Group, ...]:
-    """Return the groups; those are marked that a draft model reads, which has the last of the layers."""
+    """Return the groups, and mark those that a draft model reads; it has the last layer."""
     drafted = {layers[-1].name} if engine.drafts_with_last_layer else set()
     return tuple(
         Group(layers=tuple(group), is_drafted=bool(drafted) and _is_drafted(group, drafted))
@@ -147,7 +147,7 @@ def _marked(
 
 
 def _windows_kept_whole(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return latent layers and plain windows as one group that keeps every token, or nothing where that is no way."""
+    """Return latent layers and plain windows as one group that keeps every token; nothing if that is impossible."""
     if (
         not any(isinstance(layer, MLA) for layer in layers)
         or not any(isinstance(layer, SlidingWindow) for layer in layers)
@@ -159,7 +159,7 @@ def _windows_kept_whole(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
 
 
 def _promoted_apart(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers in model order: one table for those that every context rank keeps, and one for the rest."""
+    """Return the layers in model order, with one table for those that every context rank keeps and one for the rest."""
     replicated = [layer for layer in layers if _is_replicated(layer)]
     others = [layer for layer in layers if not _is_replicated(layer)]
     by_name = {layer.name: layer for layer in (*promoted(replicated), *promoted(others))}
@@ -171,7 +171,7 @@ def _is_replicated(layer: LayerSpec) -> bool:
 
 
 def _retaining(layers: Sequence[LayerSpec], num_tokens: int) -> tuple[LayerSpec, ...]:
-    """Return the layers, with windows that keep the tokens that drafts may take back."""
+    """Return the layers; windows also keep the tokens that drafts may take back."""
     return tuple(
         replace(layer, retained_tokens=num_tokens)
         if isinstance(layer, SlidingWindow | SlidingWindowMLA)
@@ -189,7 +189,7 @@ def _refuse_unkept(layers: Sequence[LayerSpec]) -> None:
 
 
 def _is_drafted(group: Sequence[LayerSpec], drafted: Collection[str]) -> bool:
-    """Tell whether a group holds a draft model's layer, or one that decodes several tokens at once."""
+    """Tell whether a group has a draft model's layer, or one that decodes several tokens at once."""
     return any(
         layer.name in drafted or (isinstance(layer, MLA) and layer.decodes_several_tokens)
         for layer in group

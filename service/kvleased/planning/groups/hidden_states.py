@@ -12,9 +12,9 @@ from kvleased.planning.groups.page_unity import with_longer_blocks
 def with_hidden_states(
     groups: Sequence[Sequence[LayerSpec]], hidden: Sequence[HiddenState]
 ) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return groups of equal pages, followed by one for each layer of hidden states, in pages of the same bytes.
+    """Return groups of equal pages, and after them one for each layer of hidden states, with pages of the same bytes.
 
-    Where not even one token's hidden state fits a page, all other blocks are made so much longer that it does.
+    If a page has no room for even one token's hidden state, all other blocks are made longer until it does.
     """
     plain = tuple(tuple(group) for group in groups)
     if not hidden:
@@ -32,7 +32,7 @@ def with_hidden_states(
 
 
 def _filling(layer: HiddenState, bytes_per_page: int, common_tokens: int) -> HiddenState:
-    """Return a layer with the most tokens in a page of given bytes that divide the other groups' blocks."""
+    """Return a layer whose page, of given bytes, holds as many tokens as fit and divide the other groups' blocks."""
     room_tokens = max(1, floor_div(bytes_per_page, _bytes_per_token(layer)))
     tokens_per_block = next(
         tokens

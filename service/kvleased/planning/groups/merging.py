@@ -1,4 +1,4 @@
-"""Own which layers may have one spec, and which may share one table; groups are made of that elsewhere."""
+"""Own which layers may have one spec, and which may share one table; other modules make the groups."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -31,11 +31,12 @@ def merged(specs: Sequence[LayerSpec]) -> LayerSpec:
     """Return the one spec that stands for all, with the first one's name.
 
     Layers that keep every token may differ in how attention looks at the tokens: at most one window or chunk is
-    recorded, and the result is causal where all are. All other layers must be equal. A latent spec's page is then
-    given in bytes and no longer as a multiple, and latent windows are no longer told apart by how they are quantised.
+    recorded, and the result is causal if all layers are. All other layers must be equal. A latent spec's page is then
+    given in bytes and no longer as a multiple, and latent windows no longer differ by how they are quantised.
 
     Raises:
-        InvalidError: they differ (rule specs_not_mergeable), or record several windows (rule window_size_conflict).
+        InvalidError: the layers differ (rule specs_not_mergeable), or record several windows (rule
+            window_size_conflict).
     """
     first, *others = (comparable(spec) for spec in dict.fromkeys(specs))
     field = _difference(first, others)
@@ -54,16 +55,16 @@ def mergeable(specs: Sequence[LayerSpec]) -> bool:
     """Tell whether the layers can have one spec.
 
     Raises:
-        InvalidError: they record several windows (rule window_size_conflict).
+        InvalidError: the layers record several windows (rule window_size_conflict).
     """
     first, *others = (comparable(spec) for spec in dict.fromkeys(specs))
     return not _difference(first, others)
 
 
 def joins_spec(specs: Sequence[LayerSpec], other: LayerSpec) -> bool:
-    """Tell whether another layer can have the one spec of some; all must be as `comparable` returns them.
+    """Tell whether another layer can have the same spec as some layers; all must be as `comparable` returns them.
 
-    Beside other groups, layers that record another window are no conflict: they are a group of their own.
+    If the other layer records another window, that is no conflict: the layer gets a group of its own.
     """
     first = specs[0]
     if not isinstance(first, FullAttention):
@@ -81,10 +82,10 @@ def share_table(specs: Sequence[LayerSpec]) -> bool:
 
 
 def joins_table(first: LayerSpec, other: LayerSpec) -> bool:
-    """Tell whether another layer can be read through the table of a first one.
+    """Tell whether another layer can be read through the table of the first.
 
-    They must cover the same tokens with a block, be split over ranks in the same way, and give blocks back alike.
-    A latent window joins a plain one, but not the other way round.
+    Their blocks must cover the same tokens, be split over ranks in the same way, and be given back at the same times. A
+    latent window joins a plain one, but not the other way round.
     """
     if (
         first.block_tokens != other.block_tokens
@@ -100,13 +101,13 @@ def joins_table(first: LayerSpec, other: LayerSpec) -> bool:
 
 
 def comparable(spec: LayerSpec) -> LayerSpec:
-    """Return the spec with all left out that is not compared between layers."""
+    """Return the spec without what is not compared between layers."""
     spec = settled(spec)
     return _unquantised(spec) if isinstance(spec, SlidingWindowMLA) else spec
 
 
 def settled(spec: LayerSpec) -> LayerSpec:
-    """Return the same spec with the multiple of a latent page worked into the padding."""
+    """Return the same spec, with the multiple of a latent page turned into padding."""
     if not isinstance(spec, MLA | SlidingWindowMLA) or spec.page_multiple_bytes is None:
         return spec
     is_padded = spec.bytes_per_page != spec.content_bytes_per_page
@@ -115,9 +116,9 @@ def settled(spec: LayerSpec) -> LayerSpec:
 
 
 def _unquantised(spec: SlidingWindowMLA) -> SlidingWindowMLA:
-    """Return a latent window of the same bytes that says nothing of how they are quantised.
+    """Return a latent window of the same bytes that does not say how they are quantised.
 
-    The reference forgets it, too. Nothing but scrubbing depends on it, and then a block is scrubbed once too often.
+    The reference drops this fact, too. Only scrubbing depends on it, and then a block is scrubbed once too often.
     """
     plain = replace(spec, quantisation="none")
     if plain.head_slots != spec.head_slots:
@@ -128,7 +129,7 @@ def _unquantised(spec: SlidingWindowMLA) -> SlidingWindowMLA:
 
 
 def _lifetime(spec: LayerSpec) -> tuple[object, ...]:
-    """Return what decides, for one kind of layer, when blocks are granted and given back."""
+    """Return what decides when blocks of one kind of layer are granted and given back."""
     match spec:
         case StateSpace():
             return (
@@ -147,10 +148,10 @@ def _lifetime(spec: LayerSpec) -> tuple[object, ...]:
 
 
 def _difference(first: LayerSpec, others: Sequence[LayerSpec]) -> str:
-    """Return a field in which specs differ that must not, or nothing.
+    """Return a field in which the specs differ but must not, or nothing.
 
     Raises:
-        InvalidError: they record several windows.
+        InvalidError: the specs record several windows.
     """
     if not isinstance(first, FullAttention):
         return next((_differing(first, other) for other in others if other != first), "")
@@ -167,7 +168,7 @@ def _difference(first: LayerSpec, others: Sequence[LayerSpec]) -> str:
 
 
 def _is_of_family(first: FullAttention, other: LayerSpec) -> TypeGuard[FullAttention]:
-    """Tell whether a layer keeps all tokens as a first one does."""
+    """Tell whether another layer keeps all tokens in the same way as the first."""
     if isinstance(first, RetainedWindow):
         is_alike = isinstance(other, RetainedWindow)
         return is_alike and not _differs(first, other, "retained_window_tokens")
@@ -175,10 +176,10 @@ def _is_of_family(first: FullAttention, other: LayerSpec) -> TypeGuard[FullAtten
 
 
 def _conflicting(first: FullAttention, field: str) -> str:
-    """Return a field of which several values are recorded.
+    """Return a field that has several recorded values.
 
     Raises:
-        InvalidError: it is a window of attention that keeps K and V.
+        InvalidError: the field belongs to attention that keeps K and V.
     """
     if first.is_latent:
         return field
@@ -190,7 +191,7 @@ def _conflicting(first: FullAttention, field: str) -> str:
 
 
 def _recorded(specs: Iterable[LayerSpec], field: str) -> set[int]:
-    """Return the values that are given to a field of which one is allowed."""
+    """Return the different values recorded in a field that may have only one."""
     values = (getattr(spec, field, None) for spec in specs)
     return {value for value in values if value is not None}
 
@@ -200,7 +201,7 @@ def _differs(first: LayerSpec, other: LayerSpec, field: str) -> bool:
 
 
 def _differing(first: LayerSpec, other: LayerSpec) -> str:
-    """Return a field of specs that are not equal."""
+    """Return a field in which two unequal specs differ."""
     if type(first) is not type(other):
         return "kind"
     compared = (field.name for field in fields(first) if field.compare)
@@ -208,7 +209,7 @@ def _differing(first: LayerSpec, other: LayerSpec) -> str:
 
 
 def _union(specs: Sequence[FullAttention]) -> FullAttention:
-    """Return the first spec with what any of them records."""
+    """Return the first spec, with the window, chunk and other facts that any of the specs records."""
     first = specs[0]
     union = replace(
         first,

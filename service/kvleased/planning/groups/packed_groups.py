@@ -1,4 +1,4 @@
-"""Own the groups of layers whose pages differ, where all pages of a block lie together and may be of any bytes."""
+"""Own the groups of layers whose pages differ, where all pages of a block lie together and may have any bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from kvleased.planning.groups.merging import joins_table
 
 
 def packed_groups(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return groups of layers that share a table each, cut so that every group takes about as many bytes of a block.
+    """Return groups of layers, each sharing a table, cut so that every group takes about as many bytes of a block.
 
-    Layers that can share a table are one bucket. A bucket with as many layers of each page size is a repetition of one
-    of each, and can be cut between repeats; see `_repeats_per_group`. Buckets of states, which take few blocks, are
-    cut further, until a group is no larger than the largest group of the others; see `_cut`.
+    Layers that can share a table are one bucket. A bucket with equally many layers of each page size repeats one layer
+    of each, and can be cut between repeats; see `_repeats_per_group`. Buckets of states, which take few blocks, are cut
+    further, until their groups are no larger than the largest group of another bucket; see `_cut`.
     """
     if not layers:
         return ()
@@ -36,22 +36,22 @@ class _Bucket:
 
     @property
     def repeats(self) -> int:
-        """The largest number of layers of a page size."""
+        """The most layers that any page size has."""
         return max(map(len, self.by_page.values()))
 
     @property
     def is_balanced(self) -> bool:
-        """Whether there are as many layers of each page size."""
+        """Whether all page sizes have equally many layers."""
         return len({len(layers) for layers in self.by_page.values()}) == 1
 
     def bytes_cut(self, num_groups: int) -> int:
-        """Return the bytes that one of so many groups takes of a block."""
+        """Return the bytes that each of so many groups takes of a block."""
         return sum(
             ceil_div(len(layers), num_groups) * page for page, layers in self.by_page.items()
         )
 
     def cut(self, num_groups: int) -> tuple[tuple[LayerSpec, ...], ...]:
-        """Return so many groups, or fewer where repeats are fewer; group i has repeats i, i + n, i + 2n and so on."""
+        """Return so many groups, or fewer if repeats are fewer; group i has repeats i, i + n, i + 2n and so on."""
         if num_groups == 1:
             return (self.layers,)
         repeats = [
@@ -80,7 +80,7 @@ def _buckets(layers: Sequence[LayerSpec]) -> list[_Bucket]:
 
 
 def _home(layer: LayerSpec, firsts: Sequence[LayerSpec]) -> int:
-    """Return the first bucket that a layer can join, or the number of buckets."""
+    """Return the number of the first bucket that a layer can join; if there is none, the number of buckets."""
     return next((i for i, first in enumerate(firsts) if joins_table(first, layer)), len(firsts))
 
 
@@ -92,11 +92,11 @@ def _by_page(layers: Sequence[LayerSpec]) -> dict[int, list[LayerSpec]]:
 
 
 def _repeats_per_group(buckets: Sequence[_Bucket]) -> int | None:
-    """Return how many repeats a group has at most, or None where no balanced bucket has several page sizes.
+    """Return the most repeats that a group has; None if no balanced bucket has several page sizes.
 
-    Least are the repeats of the longest such bucket, as those belong together. Among the numbers from there to the
-    longest balanced bucket's repeats it is the one with the fewest repeats missing in last groups, and of those the
-    largest.
+    The least is the number of repeats of the longest such bucket, because those belong together; the most is that of
+    the longest balanced bucket. Between the two, the choice leaves the fewest repeats missing in last groups, and of
+    several choices it is the largest.
     """
     balanced = [bucket for bucket in buckets if bucket.is_balanced]
     least = max((bucket.repeats for bucket in balanced if len(bucket.by_page) > 1), default=0)
@@ -112,8 +112,8 @@ def _repeats_per_group(buckets: Sequence[_Bucket]) -> int | None:
 def _cut(buckets: Sequence[_Bucket], repeats_per_group: int | None) -> list[int]:
     """Return the number of groups that each bucket is cut into.
 
-    The anchor is the largest group that must be, with state buckets cut to single layers. A state bucket gets at
-    least as many groups as keep each within the anchor's bytes.
+    The anchor is the largest group that cannot be avoided: state buckets count as cut to single layers. Then each state
+    bucket is cut into enough groups to keep every one within the anchor's bytes.
     """
     counts = [
         ceil_div(bucket.repeats, repeats_per_group)
@@ -133,7 +133,7 @@ def _cut(buckets: Sequence[_Bucket], repeats_per_group: int | None) -> list[int]
 
 
 def _is_state(bucket: _Bucket, repeats_per_group: int | None) -> bool:
-    """Tell whether a request takes few blocks of a bucket, however long it is."""
+    """Tell whether a request takes few blocks of a bucket, however long the request is."""
     first = bucket.layers[0]
     if isinstance(first, SlidingWindow | SlidingWindowMLA):
         return repeats_per_group is None
@@ -141,6 +141,6 @@ def _is_state(bucket: _Bucket, repeats_per_group: int | None) -> bool:
 
 
 def _groups_within(bucket: _Bucket, anchor_bytes: int) -> int:
-    """Return the groups that keep a state bucket's layers within the anchor's bytes."""
+    """Return how many groups keep a state bucket's layers within the anchor's bytes."""
     layers_per_group = max(1, floor_div(anchor_bytes, bucket.layers[0].bytes_per_page))
     return ceil_div(len(bucket.layers), layers_per_group)

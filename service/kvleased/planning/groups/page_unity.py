@@ -1,4 +1,4 @@
-"""Own how pages of different bytes are made equal, so that a block fits every layer; the groups are made elsewhere."""
+"""Own how pages of different bytes are made equal, so that a block fits every layer; other modules make the groups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from kvleased.planning.groups.merging import settled
 
 
 def with_equal_pages(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers with pages of the largest one's bytes: blocks of more tokens where that is exact, else padding.
+    """Return the layers with pages as large as the largest: longer blocks if they fill it exactly, else padding.
 
     Raises:
         InvalidError: the page of latent attention would have to be padded (rule page_size_not_unifiable).
@@ -28,7 +28,7 @@ def with_equal_pages(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
 def with_longer_blocks(spec: LayerSpec, factor: int) -> LayerSpec:
     """Return a layer whose blocks cover `factor` times the tokens, in pages of `factor` times the bytes.
 
-    The page of a state grows only by what was padding on purpose.
+    The page of a state grows only if it has a padded size, which is then multiplied by `factor`.
     """
     bytes_per_page = spec.bytes_per_page * factor
     padded = spec.bytes_per_page_padded
@@ -45,8 +45,8 @@ def with_longer_blocks(spec: LayerSpec, factor: int) -> LayerSpec:
 def _stretched(spec: LayerSpec, bytes_per_page: int) -> LayerSpec:
     """Return a layer with pages of more bytes.
 
-    A state does not grow with its block, so that its page can only be padded. Padding a latent page is refused where
-    every token is kept, as kernels read such pages without gaps.
+    A state does not grow with its block, so its page can only be padded. A latent page may not be padded if every token
+    is kept, because kernels read such pages without gaps.
     """
     if isinstance(spec, StateSpace):
         return replace(spec, bytes_per_page_padded=bytes_per_page)

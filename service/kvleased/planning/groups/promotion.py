@@ -22,13 +22,13 @@ _LATENT_FIELDS: Final = (*_COMMON_FIELDS, "packed_format", "page_multiple_bytes"
 
 
 def promoted(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers so that one table can serve them: unchanged where it can, else with every window kept whole.
+    """Return layers that one table can serve: unchanged if it can already, else with every window kept whole.
 
     A window or chunk becomes a record of what attention looks at. Its block becomes that of the layers that keep all
-    tokens, where those agree on one.
+    tokens, if those agree on one.
 
     Raises:
-        InvalidError: no table can serve them even so (rule promotion_failed), or they record several windows.
+        InvalidError: even then no table can serve them (rule promotion_failed), or they record several windows.
     """
     if not layers or _fit_one_table(layers):
         return tuple(layers)
@@ -44,7 +44,7 @@ def promoted(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
 
 
 def keeping_all(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers with every window and chunk kept whole; unchanged where no layer keeps all tokens anyway."""
+    """Return the layers with every window and chunk kept whole; unchanged if no layer keeps all tokens anyway."""
     blocks = {layer.block_tokens for layer in layers if isinstance(layer, FullAttention)}
     if not blocks:
         return tuple(layers)
@@ -56,7 +56,7 @@ def _fit_one_table(layers: Sequence[LayerSpec]) -> bool:
     """Tell whether the layers can have one spec or share one table.
 
     Raises:
-        InvalidError: they record several windows.
+        InvalidError: the layers record several windows.
     """
     return mergeable(layers) or share_table(layers)
 
@@ -78,7 +78,7 @@ def _keeping_all(layer: LayerSpec, tokens_per_block: int | None) -> LayerSpec:
 
 
 def _with_block(layer: FullAttention, tokens_per_block: int) -> FullAttention:
-    """Return the layer with another block, and padding that leaves room for what the block then holds."""
+    """Return the layer with another block, and enough padding for what that block holds."""
     padded = layer.bytes_per_page_padded
     if padded is not None:
         scaled = floor_div(layer.content_bytes_per_page * tokens_per_block, layer.block_tokens)
