@@ -1,1 +1,1 @@
-"""What the kernels that read pages ask of blocks and layouts."""
+"""What the kernels that read pages require of blocks and layouts."""

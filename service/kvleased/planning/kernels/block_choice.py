@@ -1,4 +1,4 @@
-"""Own the tokens of a block where layers of different kinds must have pages of equal bytes; kernels' sizes are known.
+"""Own the tokens of a block if layers of different kinds must have pages of equal bytes; the kernels' sizes are known.
 
 token page  = bytes that one token takes of an attention layer's page
 step        = max(least kernel block, tokens_per_block)
@@ -17,7 +17,7 @@ from kvlease.plan import BackendInputs
 from kvleased.planning.kernels.kernel_blocks import sizes_of, supports_block
 
 _LATENT_STEP_TOKENS_MIN: Final = 128
-"""Blocks of latent layers beside recurrent ones grow in steps of at least this."""
+"""Blocks of latent layers beside recurrent layers grow in steps of at least this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +26,18 @@ class HybridBlocks:
 
     tokens_per_block: int
     state_tokens_per_block: int | None
-    """Tokens of a recurrent layer's block; None: not decided here."""
+    """Tokens of a recurrent layer's block; None if that is not decided here."""
     state_bytes_per_page_padded: int | None
-    """What a recurrent layer's page is padded to; None: it has no need."""
+    """Bytes that a recurrent layer's page is padded to; None if it needs no padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedBlocks:
-    """Blocks of a model of which some layers are quantised and others not."""
+    """Blocks of a model in which some layers are quantised and others are not."""
 
     tokens_per_block: int
     bytes_per_page: int
-    """What the pages of the layers that are not quantised, and of recurrent ones, are padded to."""
+    """Bytes that the pages of unquantised and recurrent layers are padded to."""
 
 
 def hybrid_blocks(
@@ -49,10 +49,10 @@ def hybrid_blocks(
     is_latent: bool = False,
     are_states_aligned: bool = False,
 ) -> HybridBlocks:
-    """Return the least block whose attention page holds a recurrent state, in sizes that all backends read.
+    """Return the smallest block whose attention page holds a recurrent state, in sizes that all backends read.
 
     Raises:
-        InvalidError: rule no_common_block_size, where one of several backends cannot use that block.
+        InvalidError: rule no_common_block_size, if one of the backends cannot use that block.
     """
     if not bytes_per_state:
         return HybridBlocks(
@@ -92,7 +92,7 @@ def mixed_blocks(
     bytes_per_token_unquantised: int,
     bytes_per_state_page: int = 0,
 ) -> MixedBlocks:
-    """Return the least block whose quantised page holds the least one that is not, and a recurrent state."""
+    """Return the smallest block whose quantised page holds the smallest unquantised page, and a recurrent state."""
     least = _least(backend)
     step = max(least, tokens_per_block)
     held = max(bytes_per_token_unquantised * least, bytes_per_state_page)
@@ -103,7 +103,7 @@ def mixed_blocks(
 def largest_block_within(
     backend: BackendInputs, *, bytes_per_token: int, bytes_per_page: int, fallback: int
 ) -> int:
-    """Return the largest kernel block whose tokens fit a page, else the least; `fallback` where none is declared."""
+    """Return the largest kernel block that fits a page, else the smallest; `fallback` if the backend declares none."""
     fitting = floor_div(bytes_per_page, bytes_per_token)
     candidates = [
         *backend.exact_tokens,

@@ -1,4 +1,4 @@
-"""Own which blocks attention kernels read, and how many of them one block is; the bytes of a split are `strides`'."""
+"""Own which blocks attention kernels read, and how many of them make one block; `strides` owns the bytes of a split."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -54,16 +54,16 @@ BACKENDS: Final[Mapping[str, BackendInputs]] = {
         _multiples("DEEPSEEK_SPARSE_SWA", 32),
     )
 }
-"""What known backends read, by name; a caller's own entry of the same name goes first."""
+"""The block sizes that known backends read, by name; a caller's own entry of the same name takes precedence."""
 
 WHOLE_BLOCK_BACKENDS: Final = frozenset({"CPU_MLA"})
-"""Backends that want the planned block itself to be one of their sizes, when it is chosen for them."""
+"""Backends for which the planned block itself must be one of their sizes, if it is chosen for them."""
 
 
 def backends_of(
     layers: Iterable[LayerSpec], given: Iterable[BackendInputs] = ()
 ) -> tuple[BackendInputs, ...]:
-    """Return the backends that read some layers, each once; a layer that names none is read by any.
+    """Return the backends that read some layers, each once; a layer that names no backend is read by any.
 
     Raises:
         InvalidError: rule unknown_backend, or backend_size_not_positive.
@@ -90,12 +90,12 @@ def backends_of(
 
 
 def sizes_of(backend: BackendInputs) -> tuple[int, ...]:
-    """Return all sizes that a backend declares; of multiples, the least."""
+    """Return all sizes that a backend declares; for a size's multiples, the size itself."""
     return backend.exact_tokens + backend.multiples_tokens
 
 
 def accepts(backend: BackendInputs, tokens: int) -> bool:
-    """Tell whether a backend's kernel reads blocks of so many tokens; one that declares nothing reads all."""
+    """Tell whether a backend's kernel reads blocks of so many tokens; a backend that declares no sizes reads all."""
     if not sizes_of(backend):
         return True
     return tokens in backend.exact_tokens or _divides_one(backend.multiples_tokens, tokens)
@@ -106,7 +106,7 @@ def supports_block(
     tokens: int,
     whole_block_backends: frozenset[str] = WHOLE_BLOCK_BACKENDS,
 ) -> bool:
-    """Tell whether a block of so many tokens could be cut into blocks that a backend reads, or is one where it must."""
+    """Tell whether a backend can read a block of so many tokens: in parts, or whole if the backend requires that."""
     if not sizes_of(backend):
         return True
     if backend.name in whole_block_backends:
@@ -119,7 +119,7 @@ def preferred_block(
     default: int = 16,
     whole_block_backends: frozenset[str] = WHOLE_BLOCK_BACKENDS,
 ) -> int:
-    """Return the tokens of a block where nobody chose them: the default, else the least that all backends can use.
+    """Return the tokens of a block if nobody chose them: the default, else the least that all backends can use.
 
     Raises:
         InvalidError: rule no_common_block_size.
@@ -174,10 +174,10 @@ def group_kernel_tokens(
     backends: Sequence[BackendInputs],
     tensors: Sequence[TensorPlan] = (),
 ) -> int:
-    """Return the tokens of the kernel blocks in which one group's table counts.
+    """Return the tokens of the kernel blocks that one group's table counts in.
 
-    That is the block itself for recurrent layers, and where other layers' pages lie between a tensor's blocks: there,
-    each layer is mapped on its own, by `kvlease.strides.packed_view_of`.
+    That is the whole block for recurrent layers, and also if other layers' pages lie between a tensor's blocks. In that
+    case `kvlease.strides.packed_view_of` maps each layer on its own.
 
     Raises:
         InvalidError: rule no_common_kernel_block_size.
@@ -194,7 +194,7 @@ def kernel_tokens_by_group(
     backends: Sequence[Sequence[BackendInputs]],
     tensors: Sequence[TensorPlan],
 ) -> tuple[int, ...]:
-    """Return the tokens of the kernel blocks of each group, but for those that keep nothing between steps.
+    """Return the tokens of each group's kernel blocks, without groups that keep nothing between steps.
 
     Raises:
         InvalidError: rule no_common_kernel_block_size.
@@ -209,7 +209,7 @@ def kernel_tokens_by_group(
 
 
 def with_backend_stride(spec: SpecT, backend: BackendInputs) -> SpecT:
-    """Return the layer with its blocks spaced for a backend that reads fixed sizes only, unless it says how itself."""
+    """Return the layer with its blocks spaced for a backend that reads only fixed sizes, unless the layer says how."""
     is_given = (
         spec.block_stride_multiple_bytes is not None
         or spec.block_stride_multiple_tokens is not None
@@ -228,7 +228,7 @@ def _with_states(layers: Iterable[LayerSpec]) -> list[AttentionSpec]:
 
 
 def _advice(block_tokens: int, backends: Sequence[BackendInputs], per_state: int) -> str:
-    """Say which blocks next to the one refused all backends read in whole states."""
+    """Say which blocks near the refused one all backends can read in whole states."""
     declared = [sizes for backend in backends if (sizes := sizes_of(backend))]
     tokens_read = {lcm(*sizes) for sizes in product(*declared)}
     steps = [

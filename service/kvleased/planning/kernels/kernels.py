@@ -1,4 +1,4 @@
-"""Own what a plan must know of the kernels that read its pages: how they count blocks, and that all can be viewed."""
+"""Own what a plan must know of the kernels that read its pages: how they count blocks, and that pages have views."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class KernelBlocks:
 
     tokens_per_block: int
     blocks_per_block: int
-    """Kernel blocks of one block."""
+    """Kernel blocks in one block."""
     block_stride: int
     """Kernel blocks from one block to the next."""
 
@@ -30,11 +30,11 @@ def kernel_blocks(
     num_blocks: int,
     backends: Sequence[BackendInputs],
 ) -> KernelBlocks:
-    """Return how the kernels of a group's layers count: in whole blocks if all read them, else in parts.
+    """Return how the kernels of a group's layers count: in whole blocks if all backends read them, else in parts.
 
     Raises:
-        InvalidError: a backend is unknown, no part is read by all (rule no_common_kernel_block_size), or the pages
-            do not lie so that they could be counted in parts (rule packed_cache_not_splittable).
+        InvalidError: a backend is unknown, no part is read by all backends (rule no_common_kernel_block_size), or the
+            pages cannot be counted in parts as they lie (rule packed_cache_not_splittable).
     """
     block_tokens = layers[0].block_tokens
     tokens = block_tokens
@@ -61,10 +61,11 @@ def kernel_blocks(
 
 
 def check_views(rank: RankPlan, num_blocks: int) -> None:
-    """Refuse places of which an engine could not make tensors; the ends of a run of equal layers stand for all.
+    """Refuse places that an engine cannot make tensors of; the ends of a run of equal layers stand for the whole run.
 
     Raises:
-        InvalidError: a page is off the boundary of its elements, ends outside of the region or meets another.
+        InvalidError: a page does not start at a boundary of its elements, ends outside of the region, or overlaps
+            another.
     """
     places = {layer.name: layer for layer in rank.layers}
     for tensor in rank.tensors:
@@ -83,7 +84,7 @@ def _ends(tensor: TensorPlan, places: dict[str, LayerPlacement]) -> tuple[LayerP
 def _parts(
     layer: LayerPlacement, tokens: int, *, num_blocks: int, region_bytes: int
 ) -> KernelBlocks:
-    """Return how a kernel counts blocks of one layer in parts of so many tokens."""
+    """Return how a kernel counts the blocks of one layer in parts of so many tokens."""
     spec = layer.spec
     if layer.block_stride_bytes == spec.content_bytes_per_page:
         parts = exact_div(spec.block_tokens, tokens)

@@ -1,4 +1,4 @@
-"""Own the choice of one layout for all ranks; what a layout means for strides is `kvlease.strides`' business."""
+"""Own the choice of one layout for all ranks; `kvlease.strides` owns what a layout means for strides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LAYOUTS_BY_DEFAULT: Final = (
     Layout.BHLNC,
     Layout.LHBNC,
 )
-"""What a rank can have where no backend says what it reads, best first."""
+"""The layouts that a rank can have if no backend says what it reads, best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class LayoutChoice:
     """A layout, and what it was chosen from."""
 
     candidates: tuple[Layout, ...]
-    """What all backends read, best first."""
+    """The layouts that all backends read, best first."""
     layout: Layout
 
 
@@ -36,10 +36,11 @@ def choose_layout(
     preferred: str = "",
     of_other_ranks: Sequence[Sequence[Layout]] = (),
 ) -> LayoutChoice:
-    """Return the layout requested, else the one preferred if it is possible, else the first that is.
+    """Return the requested layout, else the preferred one if it is possible, else the first possible one.
 
-    `backend_layouts` has what each backend reads, None where it does not say; `of_other_ranks` the candidates of the
-    other ranks. A preference, such as a connector's, gives way where a request is refused.
+    `backend_layouts` has the layouts that each backend reads, or None if it does not say; `of_other_ranks` has the
+    candidates of the other ranks. An impossible preference, such as a connector's, is passed over, while an impossible
+    request is refused.
 
     Raises:
         InvalidError: rule unknown_layout, no_common_layout, workers_disagree_on_layout, layout_needs_block_compact,
@@ -68,7 +69,7 @@ def choose_layout(
 
 
 def common_layouts(backend_layouts: Sequence[Sequence[Layout] | None]) -> tuple[Layout, ...]:
-    """Return what all backends of a rank read: in their own order if they agree, else by how many put it first.
+    """Return the layouts that all backends of a rank read: in their order if they agree, else by how many put it first.
 
     Raises:
         InvalidError: rule no_common_layout.
@@ -117,7 +118,7 @@ def _expressing(specs: Sequence[LayerSpec], candidates: Sequence[Layout]) -> Seq
 
 
 def _shards_unevenly(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether only some layers with slots are split over context ranks, and pages differ."""
+    """Tell whether only some layers with token slots are split over context ranks, and pages differ."""
     slotted = [spec for spec in specs if isinstance(spec, AttentionSpec) and spec.has_token_slots]
     return (
         len({spec.is_context_sharded for spec in slotted}) > 1
