@@ -1,6 +1,7 @@
-"""Own what is tried where a plan is refused: settings of every kind that may help, the nearest of each kind first.
+"""Own what is tried when a plan is refused: settings of every kind that may help, the nearest of each kind first.
 
-Whether they help is not known here; a tier that is too small does not hide what the device needs.
+This module does not know whether they help. It leaves lower tiers out, so that one that is too small does not hide what
+the device needs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,15 +20,15 @@ Setting: TypeAlias = tuple[Fraction, str]
 """How far a setting is from what was asked for, and the setting, written name=value."""
 
 _FACTORS: Final = (2, 4, 8, 16)
-"""How far a block or a number of ranks is changed at most."""
+"""The factors by which a block or a number of ranks is changed."""
 _FAR: Final = Fraction(2**53)
-"""The distance of doing without."""
+"""The distance of a setting that does without something."""
 _RANKS_TRIED: Final = 8
 _BITS_OF_KV_DTYPE: Final[Mapping[str, int]] = {
     "bfloat16": 16, "float16": 16, "float32": 32, "fp8": 8, "fp8_ds_mla": 8, "int8": 8, "int4": 4, "nvfp4": 4,
     "nvfp4_ds_mla": 4,
 }  # fmt: skip
-"""Ways to keep K and V that differ, with the bits of an element."""
+"""Ways to keep K and V that differ from each other, with the bits of an element."""
 _PLAIN: Final = ("bfloat16", "float16", "float32")
 
 
@@ -36,13 +37,13 @@ class Proposal:
     """Settings of one kind that may help."""
 
     settings: Iterable[Setting]
-    """The nearest first."""
+    """The nearest setting first."""
     wanted: int = 1
-    """How many of those that help are worth naming."""
+    """How many of the settings that help are worth naming."""
 
 
 def proposals(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
-    """Yield what may help where a plan of some inputs was refused; nothing where no rule was broken."""
+    """Yield what may help after a plan of some inputs was refused; nothing if the refusal names no rule."""
     if refusal.rule is None:
         return
     seek = _BY_RULE.get(refusal.rule) or _BY_RESOURCE.get(refusal.resource or "")
@@ -69,7 +70,7 @@ def _of_memory(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
 
 
 def _of_given_blocks(inputs: PlanInputs, _: KVLeaseError) -> Iterator[Proposal]:
-    """Yield as many blocks as the memory holds, and the memory that the blocks take."""
+    """Yield as many blocks as memory holds, as much memory as the blocks take, other blocks and smaller elements."""
     held = _planned(replace(_without_tiers(inputs), device_blocks=0, longest_request_tokens=1))
     if held is not None:
         distance = Fraction(inputs.device_blocks, held.num_blocks)
@@ -97,7 +98,7 @@ def _shorter_request(inputs: PlanInputs) -> Iterator[Setting]:
 
 
 def _more_memory(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Setting]:
-    """Yield the least memory that admits the longest request, in whole blocks; where that is unknown, one block."""
+    """Yield the least memory, in whole blocks, that admits the longest request; else what the refusal asks for."""
     needed = _least_pool(_without_tiers(inputs))
     if needed is None:
         if refusal.resource == "device_bytes" and refusal.need:
@@ -115,7 +116,7 @@ def _more_memory(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Setting]
 
 
 def _least_pool(inputs: PlanInputs) -> CachePlan | None:
-    """Return the plan with the fewest blocks that there can be: one, or what its refusal says that it needs."""
+    """Return the plan with the fewest blocks: one that can be granted, or as many as the refusal says are needed."""
     boundless = replace(changed(inputs, "device_bytes=0"), device_blocks=inputs.null_blocks + 1)
     try:
         return plan(boundless)
@@ -145,7 +146,7 @@ def _other_blocks(inputs: PlanInputs) -> Iterator[Setting]:
 
 
 def _of_blocks(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
-    """Yield other blocks, and modes or layouts that suit the blocks that there are."""
+    """Yield other blocks, and modes or layouts that suit the present blocks."""
     yield Proposal(settings=_other_blocks(inputs), wanted=3)
     yield Proposal(settings=[(Fraction(1), "state_mode=align")])
     yield from _of_layout(inputs, refusal)
@@ -157,7 +158,7 @@ def _of_layout(inputs: PlanInputs, _: KVLeaseError) -> Iterator[Proposal]:
 
 
 def _of_tier(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
-    """Yield a tier as large as one slot, smaller blocks, and none at all."""
+    """Yield a tier as large as one slot, other blocks, and no tier at all."""
     name = str(refusal.resource)
     if refusal.need:
         larger = Fraction(refusal.need, max(1, refusal.available or 1))
@@ -181,7 +182,7 @@ def _of_groups(_: PlanInputs, __: KVLeaseError) -> Iterator[Proposal]:
 
 
 def _of_tensor_ranks(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
-    """Yield the numbers of ranks that share evenly what these could not."""
+    """Yield numbers of ranks that can share evenly what the refused number could not."""
     asked, shared = inputs.parallel.tensor_ranks, refusal.limit or 1
     near = sorted(
         (max(Fraction(ranks, asked), Fraction(asked, ranks)), ranks)
@@ -199,7 +200,7 @@ def _of_stages(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
 
 
 def _of_kv_dtype(inputs: PlanInputs, _: KVLeaseError) -> Iterator[Proposal]:
-    """Yield the ways to keep K and V whose elements are about as large."""
+    """Yield the ways to keep K and V, those with elements of the nearest size first."""
     asked = _BITS_OF_KV_DTYPE.get(inputs.kv_dtype, 8)
     near = [
         (max(Fraction(bits, asked), Fraction(asked, bits)), f"kv_dtype={name}")
@@ -231,7 +232,7 @@ _BY_RULE: Final[Mapping[str, _Seek]] = {
     "more_stages_than_layers": _of_stages,
     "ranks_do_not_divide": _of_tensor_ranks,
 }
-"""Where the way out of a refusal is sought, by the rule that was broken."""
+"""The function that seeks remedies for a refusal, by the rule that was broken."""
 _BY_RESOURCE: Final[Mapping[str, _Seek]] = {
     "context_ranks": _of_context,
     "device_blocks": _of_memory,
@@ -245,4 +246,4 @@ _BY_RESOURCE: Final[Mapping[str, _Seek]] = {
     "remote_bytes": _of_tier,
     "tokens_per_block": _of_blocks,
 }
-"""The same, by what was refused, where the rule does not tell."""
+"""The same, by the resource that was refused, for rules that are not listed above."""

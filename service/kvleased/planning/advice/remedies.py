@@ -1,7 +1,7 @@
-"""Own the way out of a refusal: the nearest settings with which there is a plan, each tried before it is named.
+"""Own the remedies for a refusal: the nearest settings with which there is a plan, each tried before it is named.
 
-Which settings are tried is said by `proposals`. Where none is enough by itself, pairs are tried: a setting that leads
-to another refusal, with one that is proposed for that.
+`proposals` says which settings are tried. If none is enough by itself, pairs are tried: a setting that leads to another
+refusal, together with one that is proposed for that refusal.
 """
 
 from collections.abc import Iterator
@@ -20,34 +20,34 @@ from kvleased.planning.advice.settings import changed
 from kvleased.planning.planner import plan
 
 REMEDIES_MAX: Final = 3
-"""Settings, or pairs of them, that a refusal names."""
+"""Settings, or pairs of settings, that a refusal names."""
 PLANS_MAX: Final = 60
-"""Plans that are made at most to find them."""
+"""Most plans that are made to find them."""
 
 _LAYERS_MAX: Final = 15_360
-"""Layers, over all ranks and plans, that are planned at most to find them: what bounds the time."""
+"""Most layers, over all ranks and plans, that are planned to find them; this limits the time."""
 _LAYERS_OF_MODEL: Final = 128
-"""Layers that a model is taken to have, which is not read to know it."""
+"""Layers that a model is assumed to have, because its config is not read to count them."""
 _PLANS_MIN: Final = 12
 _STEPS_MAX: Final = 8
-"""Settings that are tried as the first of a pair."""
+"""Most settings that are tried as the first of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Settings with which there is a plan."""
+    """One or two settings with which there is a plan."""
 
     settings: str
-    """Written name=value, and a space between two of them."""
+    """Each written name=value, with a space between two."""
     distance: Fraction
-    """How many times more or less than asked for they are."""
+    """By what factor they are above or below what was asked for."""
 
 
 def plan_or_explain(inputs: PlanInputs) -> CachePlan:
     """Compute every number of a cache; a refusal names the nearest settings that would work.
 
     Raises:
-        InvalidError: the inputs contradict themselves, are out of range, or their layers cannot share a pool so.
+        InvalidError: the inputs contradict themselves, are out of range, or describe layers that cannot share a pool.
         NeverFitsError: the memory holds no block, or the longest request does not fit in it.
     """
     try:
@@ -60,9 +60,9 @@ def plan_or_explain(inputs: PlanInputs) -> CachePlan:
 
 
 def remedies(inputs: PlanInputs, refusal: KVLeaseError) -> tuple[str, ...]:
-    """Return up to three settings with which inputs that were refused can be planned, the nearest first.
+    """Return up to three settings with which the refused inputs can be planned, the nearest first.
 
-    Where no setting is enough by itself, they are pairs, each written with a space between.
+    If no setting is enough by itself, they are pairs, each written with a space between the two settings.
     """
     trials = _Trials(_plans_of(inputs))
     found = list(_singles(trials, inputs, refusal)) or list(_pairs(trials, inputs, refusal))
@@ -71,13 +71,13 @@ def remedies(inputs: PlanInputs, refusal: KVLeaseError) -> tuple[str, ...]:
 
 
 class _Trials:
-    """Plans that may still be made, and what came of those that were."""
+    """How many plans may still be tried; each try counts one off."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def refusal_of(self, inputs: PlanInputs, setting: str) -> KVLeaseError | None:
-        """Return why there is no plan with a setting changed; None: there is one."""
+        """Return why there is no plan with a setting changed; None if there is a plan."""
         self.left -= 1
         try:
             plan(changed(inputs, setting))
@@ -87,7 +87,7 @@ class _Trials:
 
 
 def _singles(trials: _Trials, inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Remedy]:
-    """Yield the settings that are enough by themselves: of each kind the nearest."""
+    """Yield settings that are enough by themselves: the nearest of each kind."""
     for proposal in proposals(inputs, refusal):
         yield from islice(_working(trials, inputs, proposal), proposal.wanted)
 
@@ -101,7 +101,7 @@ def _working(trials: _Trials, inputs: PlanInputs, proposal: Proposal) -> Iterato
 
 
 def _pairs(trials: _Trials, inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Remedy]:
-    """Yield pairs: a setting that leads to another refusal, and the nearest that is enough after it."""
+    """Yield pairs: a setting that leads to another refusal, and the nearest setting that is enough after it."""
     num_found = 0
     for distance, first in islice(_firsts(inputs, refusal), _STEPS_MAX):
         if trials.left <= 0 or num_found >= REMEDIES_MAX:
@@ -120,20 +120,20 @@ def _pairs(trials: _Trials, inputs: PlanInputs, refusal: KVLeaseError) -> Iterat
 
 
 def _leads_nowhere(other: KVLeaseError, refusal: KVLeaseError) -> bool:
-    """Tell whether a change is refused as the inputs were, or is none that could be made of them."""
+    """Tell whether a change leads to the same refusal again, or cannot be made to these inputs at all."""
     is_same = (other.rule, other.resource) == (refusal.rule, refusal.resource)
     return is_same or other.rule == "needs_model_config"
 
 
 def _firsts(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[tuple[Fraction, str]]:
-    """Yield the nearest setting of every kind, then the ones after it."""
+    """Yield the nearest setting of every kind, then the second nearest of every kind."""
     kinds = [list(islice(proposal.settings, 2)) for proposal in proposals(inputs, refusal)]
     for place in range(2):
         yield from (kind[place] for kind in kinds if len(kind) > place)
 
 
 def _plans_of(inputs: PlanInputs) -> int:
-    """Return how many plans of such inputs may be made: fewer of those that take longer."""
+    """Return how many plans of such inputs may be made: fewer if each takes longer."""
     ranks = inputs.parallel.tensor_ranks * inputs.parallel.pipeline_ranks
     layers = max(1, len(inputs.layers) or _LAYERS_OF_MODEL) * max(1, ranks, len(inputs.ranks))
     return min(PLANS_MAX, max(_PLANS_MIN, floor_div(_LAYERS_MAX, layers)))

@@ -10,21 +10,20 @@ from kvlease.plan import PlanInputs
 from kvlease.units import parse_bytes
 
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
-"""A number that the wire carries."""
+"""A whole number that fits into what is sent."""
 _BETWEEN: Final = re.compile(r"\s+(?=[a-z_]+\s*=)")
-"""What is between two settings."""
+"""The space between two settings."""
 _TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def changed(inputs: PlanInputs, change: str) -> PlanInputs:
     """Return the inputs with settings changed, such as tokens_per_block=8 or "device_bytes=80GiB host_bytes=1TiB".
 
-    Memory goes in place of a number of blocks and the other way round, and is then the same for all ranks; where both
-    are given, each is changed by itself. Whether there is a plan with a value is the planner's to say.
+    New memory replaces a number of blocks, and the other way round, and is then the same for all ranks. If the inputs
+    have both, each is changed by itself. The planner decides whether there is a plan with a value.
 
     Raises:
-        InvalidError: there is no such setting, its value cannot be read, or it needs a model_config and there are
-            layers.
+        InvalidError: there is no such setting, its value cannot be read, or it needs a model_config and there is none.
     """
     for setting in _BETWEEN.split(change.strip()):
         inputs = _changed(inputs, setting)
@@ -57,7 +56,7 @@ def _changed(inputs: PlanInputs, setting: str) -> PlanInputs:
 
 
 def _with_bytes(inputs: PlanInputs, device_bytes: int) -> PlanInputs:
-    """Return the inputs with the same memory for all ranks; a number of blocks stays where it had to fit in memory."""
+    """Return the inputs with the same memory for all ranks; keep a number of blocks only if memory was given, too."""
     return replace(
         inputs,
         device_bytes=device_bytes,
@@ -67,7 +66,7 @@ def _with_bytes(inputs: PlanInputs, device_bytes: int) -> PlanInputs:
 
 
 def _number(name: str, written: str) -> int:
-    """Read a whole number; one that is out of range is the planner's to refuse."""
+    """Read a whole number; the planner refuses one that is out of range."""
     if not _WHOLE.fullmatch(written):
         message = f"{name} is {written[:40]!r}, which is not a whole number of up to 18 digits"
         raise InvalidError(message, resource=name, rule="not_a_number")
@@ -87,7 +86,7 @@ def _bytes(name: str, written: str) -> int:
 
 
 def _tokens(name: str, written: str) -> int:
-    """Read tokens, of which "auto" is as many as fit."""
+    """Read a number of tokens; "auto" means as many as fit."""
     return 0 if written == "auto" else _number(name, written)
 
 
@@ -142,4 +141,4 @@ SETTINGS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "match_tokens": _optional,
     "one_group": _truth,
 }
-"""Every setting, with the way to read its value."""
+"""Every setting, with the function that reads its value."""

@@ -1,4 +1,4 @@
-"""Own what a changed setting would change: always a fresh plan, compared with the one as asked for."""
+"""Own what a changed setting would change: always a fresh plan, compared with the plan as asked for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from kvleased.planning.model_inputs import with_model_facts
 from kvleased.planning.planner import plan
 
 ALL: Final = "all"
-"""The change that stands for the usual ones."""
+"""The change that stands for all usual changes."""
 CHANGES_MAX: Final = 32
-"""Changes that are compared in one call."""
+"""Most changes that are compared in one call."""
 
 _PLAIN_TYPES: Final = ("", "auto", "float32", "float16", "bfloat16")
 
@@ -25,16 +25,16 @@ def what_if(inputs: PlanInputs, change: str) -> WhatIf:
     """Return what one changed setting, written name=value, would change.
 
     Raises:
-        InvalidError: there is no such setting, or its value is not one.
+        InvalidError: there is no such setting, or its value cannot be read.
     """
     return _compared(inputs, change, _outcome(inputs))
 
 
 def what_ifs(inputs: PlanInputs, changes: Sequence[str]) -> tuple[WhatIf, ...]:
-    """Return what each of some changes would change, by itself; "all" stands for the usual ones.
+    """Return what each change would change by itself; "all" stands for the usual changes.
 
     Raises:
-        InvalidError: there is no such setting, its value is not one, or there are too many changes.
+        InvalidError: there is no such setting, a value cannot be read, or there are too many changes.
     """
     checked_count("what_if", len(changes), most=CHANGES_MAX)
     if not changes:
@@ -75,12 +75,12 @@ def _compared(inputs: PlanInputs, change: str, before: PlanOutcome) -> WhatIf:
 
 
 def _outcome(inputs: PlanInputs) -> PlanOutcome:
-    """Return the numbers of a fresh plan, or why there is none."""
+    """Return the numbers of a fresh plan, or the reason why there is none."""
     try:
         made = plan(inputs)
         largest = made.longest_request_tokens
         if largest == with_model_facts(inputs).longest_request_tokens:
-            # It was not shortened, so that a longer one may fit.
+            # The longest request was not shortened, so a longer one may fit.
             unbound = replace(inputs, longest_request_tokens=TOKENS_MAX, fit_longest_request=True)
             largest = plan(unbound).longest_request_tokens
     except KVLeaseError as error:

@@ -1,4 +1,4 @@
-"""Own what people may not expect of a plan, in a sentence each; what a plan is refused for is not here."""
+"""Own what people may not expect of a plan, in a sentence each; refusals are not here."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +11,12 @@ from kvleased.planning.planner import plan as planned
 
 
 def notes(inputs: PlanInputs, plan: CachePlan) -> tuple[str, ...]:
-    """Return what people may not expect of a plan of some inputs; settings are written name=value."""
+    """Return what people may not expect of the plan of these inputs; settings are written name=value."""
     return (*_of_prefixes(inputs, plan), *_of_windows(plan), *_of_positions(inputs, plan))
 
 
 def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
-    """Yield that no prefix is long enough to be found."""
+    """Yield a note if no prefix is ever long enough to be found."""
     if not plan.groups or not inputs.engine.prefix_caching or _finds_prefixes(plan):
         return
     said = (
@@ -27,7 +27,7 @@ def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
 
 
 def _of_windows(plan: CachePlan) -> Iterator[str]:
-    """Yield that windows share a table with layers that keep every token."""
+    """Yield a note for each group whose windows share a table with layers that keep every token."""
     for index, group in enumerate(plan.groups):
         spec = group.spec
         window = isinstance(spec, FullAttention) and (spec.window_tokens or spec.chunk_tokens)
@@ -39,7 +39,7 @@ def _of_windows(plan: CachePlan) -> Iterator[str]:
 
 
 def _of_positions(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
-    """Yield that the longest request is beyond the model's positions."""
+    """Yield a note if the longest request is beyond the model's positions."""
     positions = (
         model_facts(inputs.model_config).max_position_tokens if inputs.model_config else None
     )

@@ -1,4 +1,4 @@
-"""Own what a layer's page is made of, as terms that explain themselves; the bytes themselves are the spec's."""
+"""Own what a layer's page is made of, as terms that explain themselves; the spec owns the bytes."""
 
 from math import prod
 
@@ -37,7 +37,7 @@ def total_of_tensor(shape: tuple[int, ...], dtype: str) -> Term:
 
 
 def states_term(spec: LayerSpec) -> Term | None:
-    """Return the states that a block has of one head; None where a token is a state, or a block is one."""
+    """Return the states that a block has for one head; None if a state is one token or a whole block."""
     if not isinstance(spec, AttentionSpec):
         return None
     tokens = number("tokens_per_block", spec.block_tokens)
@@ -67,7 +67,7 @@ def page_term(spec: LayerSpec) -> Term:
 
 
 def token_term(spec: LayerSpec, num_layers: int) -> Term | None:
-    """Return the bytes that one token takes of equal layers, without padding; None where states are not of tokens."""
+    """Return the bytes that one token takes in equal layers, without padding; None if states are not of tokens."""
     if not isinstance(spec, AttentionSpec) or isinstance(spec, RingState):
         return None
     term = number("layers", num_layers)

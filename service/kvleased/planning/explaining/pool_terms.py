@@ -1,4 +1,4 @@
-"""Own what blocks, pools and slots are made of, as terms that explain themselves; the numbers are the plan's."""
+"""Own what blocks, pools and slots are made of, as terms that explain themselves; the plan owns the numbers."""
 
 from collections.abc import Iterable, Iterator
 from math import lcm
@@ -21,7 +21,7 @@ _PAGES = "sum of pages of the largest group"
 
 
 def different_ranks(plan: CachePlan) -> tuple[tuple[RankPlan, tuple[int, ...]], ...]:
-    """Return the ranks that keep something, each with the numbers of all that keep the same."""
+    """Return one rank of each kind that keeps something, with the numbers of all ranks that keep the same."""
     found: list[tuple[RankPlan, list[int]]] = []
     for rank in plan.ranks:
         for known, numbers in found:
@@ -49,7 +49,7 @@ def block_term(rank: RankPlan, plan: CachePlan, inputs: PlanInputs) -> Term:
 
 
 def num_blocks_term(plan: CachePlan, inputs: PlanInputs) -> Term:
-    """Return the blocks of every rank's pool: those that the rank with the least room has."""
+    """Return the blocks of every rank's pool: as many as the rank with the least room can have."""
     if inputs.device_blocks:
         return number("device_blocks as given", inputs.device_blocks)
     rooms: dict[tuple[int, int], Term] = {}
@@ -70,7 +70,7 @@ def num_blocks_term(plan: CachePlan, inputs: PlanInputs) -> Term:
 
 
 def kernel_stride_term(plan: CachePlan, group: int) -> Term:
-    """Return the kernel blocks from one block of a group to the next, where other layers' pages lie between."""
+    """Return the kernel blocks from one block of a group to the next, if other layers' pages lie between."""
     layer = next(layer for rank in plan.ranks for layer in rank.layers if layer.group == group)
     parts = number("kernel_blocks_per_block", plan.groups[group].kernel_blocks_per_block)
     content = number("bytes_per_page without padding", layer.spec.content_bytes_per_page)
@@ -78,7 +78,7 @@ def kernel_stride_term(plan: CachePlan, group: int) -> Term:
 
 
 def slot_term(plan: CachePlan, inputs: PlanInputs) -> Term:
-    """Return the bytes of one slot of the host pool: all cells, of which ranks that keep equal bytes share one."""
+    """Return the bytes of one slot of the host pool: all cells, with one cell for all ranks that keep equal bytes."""
     cells: dict[int, int] = {rank.slot_cell_offset_bytes: 0 for rank in plan.ranks}
     for rank in plan.ranks:
         cells[rank.slot_cell_offset_bytes] = max(
@@ -113,7 +113,7 @@ def _budget(rank: int, inputs: PlanInputs) -> int:
 
 
 def _packed_pages(runs: Iterable[TensorPlan], specs: dict[str, LayerPlacement]) -> Term:
-    """Return the bytes of a group's pages one after the other, each run at a boundary of its elements."""
+    """Return the bytes of a group's pages in a row, each run starting at a boundary of its elements."""
     end: Term | None = None
     for run in runs:
         layer = specs[run.layer_names[0]]
@@ -138,7 +138,7 @@ def _padded_pages(runs: Iterable[TensorPlan], specs: dict[str, LayerPlacement]) 
 
 
 def _multiples(rank: RankPlan) -> set[int]:
-    """Return what the distance of blocks is a multiple of, so that each page starts where its kernels read it."""
+    """Return numbers that divide the distance of blocks, so that each page starts where kernels can read it."""
     elements: dict[int, set[int]] = {}
     for layer in rank.layers:
         elements.setdefault(layer.group, set()).add(_element_bytes(layer.spec))

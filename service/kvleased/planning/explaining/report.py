@@ -1,7 +1,7 @@
-"""Own how a plan explains its numbers: each as an equation with the numbers in it, in the order in which they follow.
+"""Own how a plan explains its numbers: each as an equation with its numbers, in the order in which they follow.
 
-Nothing is computed here that the plan does not say: an equation that did not give the plan's own number would be our
-mistake, and is an assertion.
+Nothing is computed here that the plan does not say. An equation that gave another number than the plan would be our own
+mistake, so an assertion checks it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,11 +65,11 @@ UNITS: Final[Mapping[str, str]] = {
     "tokens_per_block": "tokens",
     "usable_blocks": "blocks",
 }
-"""Every number that is explained, with what it counts."""
+"""Every number that is explained, with its unit."""
 
 
 def report(inputs: PlanInputs, plan: CachePlan) -> PlanReport:
-    """Return every number of a plan of some inputs, explained."""
+    """Return every number of the plan of these inputs, explained."""
     inputs = with_model_facts(inputs)
     specs = _specs_by_group(plan)
     equations = (
@@ -88,7 +88,7 @@ def report(inputs: PlanInputs, plan: CachePlan) -> PlanReport:
 
 
 def _said_once(equations: Iterable[Equation]) -> Iterator[Equation]:
-    """Yield the equations in order, one for all groups of which the same is said."""
+    """Yield the equations in order; one equation stands for all groups for which it says the same."""
     said: dict[tuple[Equation, bool], tuple[int, ...]] = {}
     for equation in equations:
         key = (replace(equation, groups=()), bool(equation.groups))
@@ -98,7 +98,7 @@ def _said_once(equations: Iterable[Equation]) -> Iterator[Equation]:
 
 
 def _specs_by_group(plan: CachePlan) -> list[dict[LayerSpec, int]]:
-    """Return the different specs of every group's layers over all ranks, with the number of layers of each."""
+    """Return the different specs of every group's layers over all ranks, with the number of layers that have each."""
     by_name = {layer.name: layer for rank, _ in different_ranks(plan) for layer in rank.layers}
     counts: list[dict[LayerSpec, int]] = [{} for _ in plan.groups]
     for index, group in enumerate(plan.groups):
@@ -109,7 +109,7 @@ def _specs_by_group(plan: CachePlan) -> list[dict[LayerSpec, int]]:
 
 
 def _pages(index: int, group: GroupPlan, counts: dict[LayerSpec, int]) -> Iterator[Equation]:
-    """Yield what a page of a group is made of; where its layers differ, of the first of each kind."""
+    """Yield what a page of a group is made of; if its layers differ, for one layer of each spec."""
     for spec in counts:
         layer = "" if len(counts) == 1 else spec.name
         yield _says(
@@ -137,7 +137,7 @@ def _pages(index: int, group: GroupPlan, counts: dict[LayerSpec, int]) -> Iterat
 
 
 def _pool(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
-    """Yield what a block is made of on every kind of rank, and how many there are."""
+    """Yield what a block is made of on every kind of rank, and how many blocks there are."""
     for rank, ranks in _said_of_ranks(plan):
         yield _says(
             "bytes_per_block",
@@ -154,7 +154,7 @@ def _pool(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
 def _requests(
     plan: CachePlan, inputs: PlanInputs, specs: list[dict[LayerSpec, int]]
 ) -> Iterator[Equation]:
-    """Yield what the longest request takes, and how many of them fit."""
+    """Yield what the longest request takes, and how many such requests fit."""
     longest = plan.longest_request_tokens
     is_wanted = longest == inputs.longest_request_tokens
     source = (
@@ -191,7 +191,7 @@ def _capacity(plan: CachePlan) -> Iterator[Equation]:
 
 
 def _memory(plan: CachePlan) -> Iterator[Equation]:
-    """Yield the bytes of every kind of rank's pool."""
+    """Yield the bytes of the pool and of the longest request on every kind of rank."""
     for rank, ranks in _said_of_ranks(plan):
         block = number("bytes_per_block", rank.bytes_per_block)
         pool = number("num_blocks", plan.num_blocks) * block
@@ -203,7 +203,7 @@ def _memory(plan: CachePlan) -> Iterator[Equation]:
 
 
 def _slots(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
-    """Yield what a slot is made of and how many every lower tier has."""
+    """Yield what a slot is made of, and how many slots every lower tier has."""
     tiers = dict(tier_terms(plan, inputs))
     if not tiers:
         return
@@ -222,7 +222,7 @@ def _slots(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
 
 
 def _units(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
-    """Yield at which tokens prefixes are named and found, and how kernels count blocks."""
+    """Yield the multiples of tokens at which prefixes are named and found, and how kernels count blocks."""
     if not plan.groups:
         return
     cacheable = [group for group in plan.groups if group.is_prefix_cacheable] or list(plan.groups)
@@ -254,7 +254,7 @@ def _units(plan: CachePlan, inputs: PlanInputs) -> Iterator[Equation]:
 
 
 def _hash_term(plan: CachePlan, inputs: PlanInputs, cacheable: list[GroupPlan]) -> Term:
-    """Return the tokens that one key stands for: the finest that all groups allow, where anybody looks for prefixes."""
+    """Return the tokens that one key stands for: the finest that all groups allow, if anything looks for prefixes."""
     engine = inputs.engine
     has_states = any(isinstance(group.spec, StateSpace) for group in plan.groups)
     is_matched = engine.prefix_caching or engine.has_connector
@@ -277,7 +277,7 @@ def _ends(group: GroupPlan, inputs: PlanInputs) -> Term:
 
 
 def _replicas_term(plan: CachePlan, inputs: PlanInputs) -> Term:
-    """Return the tensor ranks that keep the same bytes of every layer."""
+    """Return how many tensor ranks keep the same bytes of every layer."""
     ranks, context_ranks = inputs.parallel.tensor_ranks, inputs.parallel.context_ranks
     terms: dict[int, Term] = {}
     for rank, _ in different_ranks(plan):
@@ -291,7 +291,7 @@ def _replicas_term(plan: CachePlan, inputs: PlanInputs) -> Term:
 
 
 def _said_of_ranks(plan: CachePlan) -> Iterator[tuple[RankPlan, tuple[int, ...]]]:
-    """Yield the ranks that differ, each with the numbers of those that are alike; none where all are."""
+    """Yield one rank of each kind, with the numbers of all ranks of that kind; without any if all are alike."""
     found = different_ranks(plan)
     for rank, ranks in found:
         yield rank, ranks if len(found) > 1 else ()
@@ -306,7 +306,7 @@ def _says(
     ranks: tuple[int, ...] = (),
     layer: str = "",
 ) -> Equation:
-    """Return an equation, once it gives the plan's number."""
+    """Return an equation, after a check that it gives the plan's number."""
     assert term.value == value, f"{name}: {term.arithmetic} is not {value}"
     return Equation(
         name=name,

@@ -1,4 +1,4 @@
-"""Own what a request takes of a layer, as terms that explain themselves; the numbers themselves are the demand's."""
+"""Own what a request takes of a layer, as terms that explain themselves; `demand` owns the numbers."""
 
 from kvlease.plan import PlanInputs
 from kvlease.spec import (
@@ -51,7 +51,7 @@ def entries_term(spec: LayerSpec, inputs: PlanInputs, longest_request_tokens: in
 
 
 def _states(spec: StateSpace, inputs: PlanInputs, tokens: Term) -> Term:
-    """Return the blocks of recurrent states: by the mode in which they are kept."""
+    """Return the blocks of recurrent states, according to the mode in which they are kept."""
     if inputs.engine.state_mode == "all":
         block = number("tokens_per_block", spec.block_tokens)
         return _with_speculative(ceil(tokens / block), spec)
@@ -85,7 +85,7 @@ def _in_flight(inputs: PlanInputs) -> Term:
 
 
 def _row_tokens(spec: LayerSpec, inputs: PlanInputs) -> Term:
-    """Return the tokens that one entry of a table row stands for, over all context ranks that share them."""
+    """Return the tokens that one entry of a table row stands for, on all context ranks that share them."""
     block = number("tokens_per_block", spec.block_tokens)
     context_ranks = inputs.parallel.context_ranks
     if context_ranks == 1 or not spec.is_context_sharded:

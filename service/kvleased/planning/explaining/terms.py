@@ -1,4 +1,4 @@
-"""Own arithmetic that can say what it does: each term is a value, its formula in names and the same in numbers."""
+"""Own arithmetic that explains itself: each term has a value, its formula in names, and the same formula in numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class Term:
     formula: str
     arithmetic: str
     binding: int = _ATOM
-    """How tightly the outermost operator binds: where that is less than what is around it, brackets are needed."""
+    """How tightly the outermost operator binds: if less than the operator around it, brackets are needed."""
 
     def __add__(self, other: "Term") -> "Term":
         """Return the sum."""
@@ -43,7 +43,7 @@ class Term:
 
 
 def number(name: str, value: int) -> Term:
-    """Return a number by its name."""
+    """Return a number that has a name."""
     return Term(Fraction(value), name, str(value))
 
 
@@ -53,17 +53,17 @@ def literal(value: int) -> Term:
 
 
 def floor(term: Term) -> Term:
-    """Return the largest whole number that is not above."""
+    """Return the largest whole number that is not above the term."""
     return _called("floor", (term,), lambda value: Fraction(math.floor(value)))
 
 
 def ceil(term: Term) -> Term:
-    """Return the least whole number that is not below."""
+    """Return the least whole number that is not below the term."""
     return _called("ceil", (term,), lambda value: Fraction(math.ceil(value)))
 
 
 def round_up(term: Term, multiple: Term) -> Term:
-    """Return the least multiple that is not below."""
+    """Return the least multiple that is not below the term."""
     return _called(
         "round_up",
         (term, multiple),
@@ -72,17 +72,17 @@ def round_up(term: Term, multiple: Term) -> Term:
 
 
 def least(terms: Sequence[Term]) -> Term:
-    """Return the least; of one term, itself."""
+    """Return the least of the terms; a single term is returned as it is."""
     return _called("min", _different(terms), min) if len(_different(terms)) > 1 else terms[0]
 
 
 def most(terms: Sequence[Term]) -> Term:
-    """Return the greatest; of one term, itself."""
+    """Return the greatest of the terms; a single term is returned as it is."""
     return _called("max", _different(terms), max) if len(_different(terms)) > 1 else terms[0]
 
 
 def common_divisor(terms: Sequence[Term]) -> Term:
-    """Return the greatest number that divides all; of one term, itself."""
+    """Return the greatest number that divides all terms; a single term is returned as it is."""
     different = _different(terms)
     if len(different) == 1:
         return different[0]
@@ -90,7 +90,7 @@ def common_divisor(terms: Sequence[Term]) -> Term:
 
 
 def common_multiple(terms: Sequence[Term]) -> Term:
-    """Return the least number that all divide; of one term, itself."""
+    """Return the least number that all terms divide; a single term is returned as it is."""
     different = _different(terms)
     if len(different) == 1:
         return different[0]
@@ -133,5 +133,5 @@ def _joined(
 
 
 def _different(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Return the terms, equal ones once."""
+    """Return the terms, without repeating equal ones."""
     return tuple({(term.formula, term.arithmetic): term for term in terms}.values())

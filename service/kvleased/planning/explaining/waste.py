@@ -1,7 +1,7 @@
 """Own the account of bytes that hold nothing: by tier and cause, each with its numbers.
 
-A block is of one group at a time, and groups fill it differently; so the account divides the usable blocks between
-groups as the longest request does. On every rank, then, but for what division leaves over:
+A block belongs to one group at a time, and groups fill it differently. So the account divides the usable blocks between
+groups as the longest request does. Then, on every rank, except for what division leaves over:
 
     device bytes = content of the usable blocks + the waste of all causes
 """
@@ -21,12 +21,12 @@ class RankAccount:
     """What the account must know of one rank."""
 
     groups: tuple[Group, ...]
-    """The groups with the rank's layers only."""
+    """The groups, with only this rank's layers."""
     bytes_per_block: int
     own_blocks: int
     """Blocks that the rank would have by itself."""
     budget_bytes: int
-    """Bytes that the rank was given; 0: as many as its blocks take."""
+    """Bytes that the rank was given; 0 means as many as its blocks take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class PoolAccount:
     blocks_by_group: tuple[int, ...]
     """Blocks of each group that the longest request takes."""
     padding_given: Mapping[str, int]
-    """Bytes of padding of each layer's page, by the layer's name, before the planner changed it."""
+    """Bytes of padding in each layer's page before the planner changed it, by the layer's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class HostAccount:
 
 
 def device_waste(account: PoolAccount) -> tuple[Waste, ...]:
-    """Return the causes that waste anything of the device pools."""
+    """Return the causes that waste any bytes of the device pools."""
     found = [
         *_inside_blocks(account),
         _null_blocks(account),
@@ -66,7 +66,7 @@ def device_waste(account: PoolAccount) -> tuple[Waste, ...]:
 
 
 def host_waste(account: HostAccount) -> tuple[Waste, ...]:
-    """Return the causes that waste anything of the host pool."""
+    """Return the causes that waste any bytes of the host pool."""
     padding = account.bytes_per_slot - account.content_bytes
     filled = account.num_slots * account.bytes_per_slot
     found = (
@@ -88,7 +88,7 @@ def host_waste(account: HostAccount) -> tuple[Waste, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Bytes of one block of a group on one rank, by cause; with the content they are bytes_per_block."""
+    """Bytes of one block of a group on one rank, by cause; together with the content they add up to bytes_per_block."""
 
     page_padding: int
     page_unification: int
@@ -105,7 +105,7 @@ _WHY = {
 
 
 def _inside_blocks(account: PoolAccount) -> Iterator[Waste]:
-    """Yield what blocks that hold something do not use, divided between groups as the longest request is."""
+    """Yield what goes unused in blocks that hold something, divided between groups as in the longest request."""
     usable = account.num_blocks - account.null_blocks
     # Ranks with the same layers are equally full.
     parts = {id(rank.groups): rank for rank in account.ranks}
@@ -137,7 +137,7 @@ def _splits(rank: RankAccount, account: PoolAccount) -> list[_Split]:
             page_bytes, content_bytes = layer.bytes_per_page, layer.content_bytes_per_page
             pages += page_bytes
             content += content_bytes
-            # What is beyond the padding that the layer came with is the planner's.
+            # Any padding beyond what the layer came with was added by the planner.
             given += min(page_bytes - content_bytes, account.padding_given[layer.name])
         splits.append(
             _Split(
