@@ -58,7 +58,7 @@ def _all_equal(num_tokens: int) -> MatchUnits:
 def _hash_tokens(
     groups: Sequence[Group], engine: EngineInputs, context_ranks: int, block_tokens: int
 ) -> int:
-    """Return the tokens of a key: the finest that all cacheable groups allow, unless states end with requests only."""
+    """Return the tokens of a key: the finest that all cacheable groups allow, or a block's if states are unaligned."""
     has_states = any(isinstance(group.spec, StateSpace) for group in groups)
     if not _is_matched(engine) or (has_states and engine.state_mode != "align"):
         return block_tokens
