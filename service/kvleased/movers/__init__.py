@@ -1,1 +1,1 @@
-"""Movers: the process that carries out copies, and the daemon's end of it."""
+"""Movers: the process that carries out copies, and the daemon's end of its link."""

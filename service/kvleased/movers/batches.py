@@ -1,8 +1,8 @@
-"""Own how copies become batches, and the order in which batches go to a mover; when they go is `link`'s business.
+"""Own how copies become batches, and the order in which batches go to a mover; `link` decides when they go.
 
-Flights of the core are independent of each other: each holds its sources and its targets from its beginning to its end,
-a source is never the target of another that is still on its way, and a target is nobody's source before it has landed.
-So no order of batches is wrong, and who waits for bytes goes first.
+Flights of the core are independent of each other. Each holds its sources and targets from beginning to end. A source is
+never the target of another flight that is still on its way, and a target is nobody's source before it has landed. So
+batches may go in any order, and those that a request waits for go first.
 """
 
 from collections import deque
@@ -18,16 +18,17 @@ from kvleased.movers.protocol import LABELS_A_PACKET_MAX, Batch, Completion
 URGENT: Final = frozenset(
     {Direction.RELOAD, Direction.SCRUB, Direction.DUPLICATE, Direction.LOAD, Direction.FETCH}
 )
-"""Directions for whose end a request waits; the others write back, and give way."""
+"""Directions that a request waits for; copies of the others only write back, and give way."""
 OVERTAKES_MAX: Final = 8
-"""Urgent batches that may overtake one that writes back, so that it has its turn, too."""
+"""Urgent batches that may overtake a batch that writes back, so that it has its turn, too."""
 _BYTES_PER_ID: Final = 4
 _BYTES_PER_CHECKSUM: Final = 8
 
 BATCHES_SENT_MAX: Final = 2
-"""Batches in the socket, of those that are urgent and of the others: one is carried out, one follows without a gap.
+"""Batches in the socket, counted apart for urgent ones and the others: one is carried out, one follows without a gap.
 
-An urgent one is sent although the others are as many as they may be: a mover may let it pass within its own batch.
+An urgent batch is sent even if the others have reached this number, because a mover may let it pass within its own
+batch.
 """
 BYTES_A_BATCH_MAX: Final = 64 << 20
 """Bytes of one batch, unless a single block has more."""
@@ -41,32 +42,32 @@ class LinkLimits:
     copies_a_batch_max: int
     bytes_a_batch_max: int = BYTES_A_BATCH_MAX
     batches_sent_max: int = BATCHES_SENT_MAX
-    """Of those that somebody waits for, and of the others."""
+    """Counted apart for urgent batches and the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """How much a mover has to do at one instant."""
+    """How much work a mover has at one instant."""
 
     num_waiting: int
-    """Batches that were not sent yet."""
+    """Batches that have not been sent yet."""
     num_sent: int
-    """Batches that the mover has got and has not answered."""
+    """Batches that were sent to the mover and have no answer yet."""
     oldest_seconds: float
-    """For how long the oldest batch has been waiting or under way; 0 where there is none."""
+    """How long the oldest batch has been waiting or under way; 0 if there is none."""
 
 
 class Moved(NamedTuple):
-    """One batch that has ended; a copy is one or several."""
+    """One batch that has ended; a copy is one or several batches."""
 
     pool: int
     copy_id: CopyId
     direction: str
     num_bytes: int
     nanoseconds: int
-    """For which the mover was at it, as it has measured them."""
+    """The time that the mover spent on the batch, as it measured it itself."""
     is_done: bool
-    """Whether all of it was."""
+    """Whether every block of the batch was copied."""
 
 
 ObserveCopies = Callable[[Moved], None]
@@ -75,34 +76,34 @@ ObserveCopies = Callable[[Moved], None]
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """One Copy effect on its way, in one or more batches."""
+    """One Copy effect on its way, as one or more batches."""
 
     pool: int
     copy: Copy
     with_checksums: bool
     copies_a_batch: int
     is_sent: bool = False
-    """Whether a mover has got any of it, and so may be writing."""
+    """Whether any of it was given to a mover, which may then be writing."""
     parts: dict[int, Completion] = field(default_factory=dict)
-    """What became of the batches that have ended, by their position."""
+    """The completions of the batches that have ended, by their position."""
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a request waits for it."""
         return self.copy.direction in URGENT
 
     @property
     def num_copies(self) -> int:
-        """Blocks of the copy."""
+        """Number of blocks of the copy."""
         return max(len(self.copy.target_ids), len(self.copy.source_ids)) // _BYTES_PER_ID
 
     @property
     def num_parts(self) -> int:
-        """Batches of the copy."""
+        """Number of batches of the copy."""
         return len(range(0, max(self.num_copies, 1), self.copies_a_batch))
 
     def batch(self, index: int, number: int) -> Batch:
-        """Return one of its batches, under the number that it shall have."""
+        """Return one of its batches, with the given number."""
         copy, start = self.copy, index * self.copies_a_batch
         end = start + self.copies_a_batch
         checksums = copy.checksums if self.with_checksums else b""
@@ -119,7 +120,7 @@ class Flight:
 
     @property
     def failed(self) -> tuple[int, ...]:
-        """Positions in the whole copy whose bytes were not there, or not what they should be."""
+        """Positions in the whole copy whose bytes were missing or wrong."""
         return tuple(
             index * self.copies_a_batch + position
             for index in range(self.num_parts)
@@ -128,12 +129,12 @@ class Flight:
 
     @property
     def checksums(self) -> bytes:
-        """What the bytes of the whole copy sum up to; empty where nobody asked."""
+        """The checksums of all blocks of the copy; empty if nobody asked for them."""
         return b"".join(self.parts[index].checksums for index in range(self.num_parts))
 
 
 def copies_a_batch(copy: Copy, copies_max: int, bytes_max: int, bytes_per_block: int) -> int:
-    """Return how many blocks of a copy go into one batch, so that neither ids nor bytes hold up others for long."""
+    """Return how many blocks of a copy go into one batch, so few that no batch holds up others for long."""
     most = min(copies_max, LABELS_A_PACKET_MAX) if copy.labels else copies_max
     return max(1, min(most, bytes_max // max(1, bytes_per_block)))
 
@@ -145,11 +146,11 @@ class Part:
     flight: Flight
     index: int
     since: float
-    """When it began to wait, in monotonic seconds."""
+    """When it began to wait, on the monotonic clock, in seconds."""
 
 
 class Queue:
-    """Batches that wait, those that somebody waits for apart from those that write back."""
+    """Batches that wait: the urgent ones in one queue, and those that write back in another."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -168,18 +169,18 @@ class Queue:
 
     @property
     def oldest_since(self) -> float | None:
-        """When the batch that waits longest began to; None where none waits."""
+        """When the batch that has waited longest began to wait; None if none waits."""
         return min(
             (queue[0].since for queue in (self._urgent, self._others) if queue), default=None
         )
 
     def add(self, flight: Flight, now: float) -> None:
-        """Have all batches of a copy wait, behind those before it that are as urgent."""
+        """Queue all batches of a copy, behind earlier ones that are equally urgent."""
         queue = self._urgent if flight.is_urgent else self._others
         queue.extend(Part(flight, index, now) for index in range(flight.num_parts))
 
     def take(self, *, may_be_urgent: bool, may_be_other: bool) -> Part | None:
-        """Return the batch that goes next, of those that may go; None where none may yet."""
+        """Return the next batch among those that may go; None if none may go yet."""
         is_turn = not self._urgent or self._num_overtakes >= OVERTAKES_MAX
         if self._others and may_be_other and is_turn:
             self._num_overtakes = 0
@@ -190,7 +191,7 @@ class Queue:
         return None
 
     def take_back(self, directions: Collection[Direction]) -> list[Flight]:
-        """Drop the batches of the copies of some directions of which none has left, and return these."""
+        """Drop the batches of copies of these directions of which none was sent yet, and return those copies."""
         flights = {
             id(part.flight): part.flight
             for part in self
@@ -201,11 +202,11 @@ class Queue:
         return list(flights.values())
 
     def forget(self, pool: int) -> None:
-        """Drop the batches of a cache that is deleted."""
+        """Drop the batches of a cache that has been deleted."""
         self._urgent = deque(part for part in self._urgent if part.flight.pool != pool)
         self._others = deque(part for part in self._others if part.flight.pool != pool)
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all batches."""
         self._urgent.clear()
         self._others.clear()

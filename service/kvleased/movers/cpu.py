@@ -1,4 +1,4 @@
-"""Own copies between pools of CPU memory; the packets that ask for them are `engine`'s business."""
+"""Own copies between pools of CPU memory; `engine` handles the packets that ask for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ __all__: Final = ["Copied", "CpuPools", "OutOfBoundsError", "Pool", "Region", "c
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """One piece of all blocks, at both ends."""
+    """One piece of all blocks, on the device and on the host."""
 
     device: Pool
     host: Pool
     is_replica: bool
-    """Whether a rank before this one keeps the same bytes, so that only that one is offloaded."""
+    """Whether an earlier rank keeps the same bytes, so that only that rank's piece is offloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class CpuPools:
     slots: Pool
     """[slots, bytes_per_slot]"""
     num_blocks: int
-    """Blocks all of whose pieces lie in their regions."""
+    """Number of blocks whose pieces all lie in their regions."""
     pieces: tuple[Piece, ...]
     tracks: tuple[_Track, ...]
     parts_of_slot: tuple[_Track, ...]
-    """The tracks whose pieces make up a slot, in its order; none if other bytes lie between them."""
+    """The tracks whose pieces make up a slot, in its order; empty if other bytes lie between them."""
 
     @classmethod
     def laid(
@@ -75,8 +75,8 @@ class CpuPools:
         bytes_per_slot: int,
         pieces: Sequence[Piece] = (),
     ) -> Self:
-        """Lay the pieces over the regions; whatever would lie outside of them is no block, or slot, of the pools."""
-        # An empty piece would claim the place of another one in the slot.
+        """Lay the pieces over the regions; leave out blocks and slots that would lie outside of them."""
+        # An empty piece would claim another piece's place in the slot.
         pieces = tuple(piece for piece in pieces if piece.num_bytes)
         num_blocks = blocks_inside(num_blocks, pieces, [len(device) for device in devices])
         slots = slots_in(host, bytes_per_slot, pieces)
@@ -109,14 +109,14 @@ class CpuPools:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block over all ranks that keep different ones."""
+        """Bytes of a block, over all ranks that keep different bytes."""
         return sum(track.host.shape[1] for track in self.tracks if not track.is_replica)
 
     def carry_out(self, batch: Batch) -> Copied:
         """Copy or scrub what the batch says; a duplicate never has one block as both source and target.
 
         Raises:
-            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+            OutOfBoundsError: an id lies outside its pool; nothing was written.
         """
         ids = ids_of(batch, num_blocks=self.num_blocks, num_slots=len(self.slots))
         sources, targets, wanted = ids
@@ -128,7 +128,7 @@ class CpuPools:
             self._duplicate(sources, targets)
             return Copied()
         is_offload = batch.direction is Direction.OFFLOAD
-        # In the order of the memory that is written: that is quicker, and more blocks are found adjacent.
+        # Copy in the order of the written memory: that is quicker, and more blocks are found adjacent.
         order = np.argsort(targets)
         sources, targets = sources[order], targets[order]
         if is_offload and batch.with_checksums:
@@ -141,7 +141,7 @@ class CpuPools:
         return Copied()
 
     def gather_slot(self, slot: int) -> memoryview:
-        """Return the bytes of a slot that pieces lie in, as they are: a block's checksum is one over these.
+        """Return the bytes of a slot that its pieces take, as they are; a block's checksum is taken over these.
 
         Raises:
             OutOfBoundsError: the slot lies outside the pool.
@@ -154,7 +154,7 @@ class CpuPools:
         """Write one block of the device pool, on every rank, from the bytes of a slot.
 
         Raises:
-            OutOfBoundsError: the block lies outside the pool, or the image is shorter than what a block takes.
+            OutOfBoundsError: the block lies outside the pool, or the image is shorter than a block needs.
         """
         if not 0 <= block < self.num_blocks or len(image) < self.image_bytes:
             raise OutOfBoundsError
@@ -171,7 +171,7 @@ class CpuPools:
         """Do nothing: the memory goes with the last array over it."""
 
     def _duplicate(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Copy blocks to other ones of the device pool, on every rank: none of them leaves its region."""
+        """Copy blocks to other blocks of the device pool, on every rank; no byte leaves its region."""
         order = np.argsort(targets)
         runs = self._runs(sources[order], targets[order])
         for track in self.tracks:
@@ -200,7 +200,7 @@ class CpuPools:
     def _copy_and_sum(
         self, sources: NDArray[np.int32], targets: NDArray[np.int32], *, is_offload: bool
     ) -> list[int]:
-        """Copy, and return the xxh3 of each block's bytes in a slot."""
+        """Copy the blocks, and return the xxh3 of each block's bytes in a slot."""
         if not self._is_whole:
             runs = self._runs(sources, targets)
             return self._copy_and_sum_pieces(runs, is_offload=is_offload)
@@ -214,11 +214,11 @@ class CpuPools:
 
     @staticmethod
     def _is_scattered(firsts: NDArray[np.intp], targets: NDArray[np.int32]) -> bool:
-        """Tell whether most blocks are adjacent to the one before at one end at most."""
+        """Tell whether most blocks are adjacent to the previous block at one end only, or at none."""
         return 2 * len(firsts) > len(targets)
 
     def _whole_ends(self, *, is_offload: bool) -> tuple[Pool, Pool]:
-        """Return source and target of blocks that are one piece each."""
+        """Return the source and the target pool of blocks that are one piece each."""
         (track,) = self.tracks
         return (track.device, track.host) if is_offload else (track.host, track.device)
 
@@ -232,7 +232,7 @@ class CpuPools:
                 target[target_id : target_id + count] = source[source_id : source_id + count]
 
     def _copy_and_sum_pieces(self, runs: Iterable[Run], *, is_offload: bool) -> list[int]:
-        """Copy block by block, and return the xxh3 of each one's bytes in a slot."""
+        """Copy block by block, and return the xxh3 of each block's bytes in a slot."""
         sums = []
         for source_id, target_id, count in runs:
             for source, target in zip(
@@ -248,7 +248,7 @@ class CpuPools:
         return sums
 
     def _copy_and_sum_parts(self, source_id: int, target_id: int, *, is_offload: bool) -> int:
-        """Copy one block and return its xxh3, to which each piece adds while it is in the cache."""
+        """Copy one block and return its xxh3, which takes in each piece while that is still in the cache."""
         summing = xxhash.xxh3_64()
         for part in self.parts_of_slot:
             pools = (part.device, part.host) if is_offload else (part.host, part.device)
@@ -263,17 +263,17 @@ class CpuPools:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether a block is one piece that follows the block before at both ends, so that runs are one piece, too."""
+        """Whether a block is one piece that follows the previous block at both ends, so that runs are pieces, too."""
         return len(self.tracks) == 1 and all(
             pool.flags.c_contiguous for pool in (self.tracks[0].device, self.tracks[0].host)
         )
 
     def _runs(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> list[Run]:
-        """Return each stretch of blocks, not too long, that are adjacent at both ends."""
+        """Return the runs of blocks that are adjacent at both ends, none of them too long."""
         return runs_from(self._firsts(sources, targets), sources, targets)
 
     def _firsts(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Return the positions at which those stretches start."""
+        """Return the positions at which those runs start."""
         blocks_max = max(1, floor_div(RUN_BYTES_MAX, max(1, self.bytes_per_block)))
         breaks = np.ones(len(targets), bool)
         breaks[1:] = (sources[1:] - sources[:-1] != 1) | (targets[1:] - targets[:-1] != 1)
@@ -296,7 +296,7 @@ def _parts_of_slot(pieces: Sequence[Piece], tracks: Sequence[_Track]) -> tuple[_
 
 
 def _strided(region: Region, piece: Piece, num_blocks: int) -> Pool:
-    # The constructor refuses what does not lie in the buffer, whatever was computed before.
+    # The constructor refuses whatever does not lie in the buffer, whatever was computed before.
     return np.ndarray(
         (num_blocks, piece.num_bytes),
         np.uint8,
@@ -313,7 +313,7 @@ def _scrub(tracks: Iterable[_Track], runs: Sequence[Run]) -> None:
 
 
 def _in_order(order: NDArray[np.intp], sums: list[int]) -> NDArray[np.uint64]:
-    """Return the sums in the order of the batch, in which they were not found, as checksums, of which none is 0."""
+    """Return the sums, found in another order, as checksums in the order of the batch; no checksum is 0."""
     found = np.empty(len(order), np.uint64)
     found[order] = sums
     found[found == 0] = 1

@@ -1,4 +1,4 @@
-"""Own the mover's process: it takes one packet after the other and carries it out; it decides nothing."""
+"""Own the mover's process: it takes one packet after another and carries it out; it decides nothing."""
 
 import ctypes
 import json
@@ -24,28 +24,28 @@ from kvleased.movers.protocol import Batch, Completion, PoolMap
 from kvleased.telemetry import logs
 
 CPU: Final = "cpu"
-"""The device of pools in CPU memory, as settings name it."""
+"""The device setting that means pools in CPU memory."""
 
 _LIBC: Final = ctypes.CDLL(None)
 _MADV_POPULATE_WRITE: Final = 23
 _BYTES_PER_STAT_BLOCK: Final = 512
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
-"""With the bytes above, about a tenth of a core: nothing else of a start shall have to wait for it."""
+"""Together with the bytes above, about a tenth of a core, so that nothing else at startup has to wait for it."""
 NO_POOLS: Final[Pools] = CpuPools.laid((), np.zeros(0, np.uint8), num_blocks=0, bytes_per_slot=1)
-"""What a batch for pools that are not mapped meets: every id is out of bounds."""
+"""Stand-in for pools that are not mapped: every id of a batch is out of bounds."""
 
 Step = Callable[[], object]
-"""What readies some of the memory of pools for their first copies; it may be done at any time, or never."""
+"""An act that readies some memory of pools for their first copies; it may be done at any time, or never."""
 Lay = Callable[[PoolMap, list[int]], tuple[Pools, list[Step]]]
-"""Map what lies behind descriptors, which stay the caller's, as pools without a piece; the last step goes first.
+"""Map the memory behind descriptors, which stay the caller's, as pools without pieces; the last step is done first.
 
-The descriptors have to stay open until all steps are done.
+The descriptors must stay open until all steps are done.
 """
 
 
 def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
-    """Lay pools over CPU memory; its pages are entered into this process's page tables step by step."""
+    """Lay pools over CPU memory, and return the steps that enter its pages into this process's page tables."""
     host_bytes = slots_bytes_of(message, fds)
     sizes = (*message.device_bytes, host_bytes)[: len(fds)]
     regions = [map_region(fd, region_bytes) for fd, region_bytes in zip(fds, sizes, strict=True)]
@@ -62,10 +62,10 @@ def lay_in_memory(message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
 
 
 def slots_bytes_of(message: PoolMap, fds: list[int]) -> int:
-    """Return the bytes of a host pool, whose descriptor is the last; none where its file was cut off.
+    """Return the bytes of a host pool, whose descriptor is the last; 0 if its file was cut off.
 
-    Copies that need its slots are then refused, and all others carried out: to read behind a file's end would end the
-    process, and each one after it.
+    Copies that need its slots are then refused, and all others are carried out. To read beyond a file's end would end
+    the process, and each process after it.
     """
     num_bytes = message.num_slots * message.bytes_per_slot
     if not num_bytes:
@@ -73,14 +73,14 @@ def slots_bytes_of(message: PoolMap, fds: list[int]) -> int:
     try:
         is_whole = os.fstat(fds[-1]).st_size >= num_bytes
     except OSError:
-        is_whole = True  # that the question fails says nothing of the file
+        is_whole = True  # a failed fstat says nothing of the file
     return num_bytes if is_whole else 0
 
 
 def touches(regions: list[tuple[NDArray[np.uint8], int]]) -> list[Step]:
-    """Return what enters the pages of regions into this process's page tables, those of the last region first.
+    """Return steps that enter the pages of regions into this process's page tables, the last region's first.
 
-    Beside each region is its descriptor, which has to stay open meanwhile.
+    Beside each region is its descriptor, which must stay open until the steps are done.
     """
     return [
         partial(_touch_whole, chunk, fd, len(region))
@@ -91,11 +91,11 @@ def touches(regions: list[tuple[NDArray[np.uint8], int]]) -> list[Step]:
 
 @dataclass(frozen=True, slots=True)
 class _Untouched:
-    """What is left to ready of the memory of a pool."""
+    """The memory of a pool that is not ready yet."""
 
     steps: list[Step]
     fds: list[int]
-    """Descriptors of its regions, its own: what has become of the memory is asked again at each step."""
+    """The pool's own descriptors of its regions: at each step they tell what has become of the memory."""
 
     def close(self) -> None:
         for fd in self.fds:
@@ -109,19 +109,19 @@ class Engine:
     """Serve one link until its other end is closed."""
 
     def __init__(self, link: socket.socket, lay: Lay = lay_in_memory) -> None:
-        """Take the link; nothing is mapped yet."""
+        """Take the link; no pool is mapped yet."""
         self._link = link
         self._lay = lay
         self._pools: dict[int, Pools] = {}
         self._untouched: dict[int, _Untouched] = {}
 
     def run(self) -> None:
-        """Say that it is there, and carry out packets as they come until the other end is gone, in whatever way."""
+        """Say that the mover is here, and carry out packets until the other end is gone, for whatever reason."""
         try:
             self._link.sendall(protocol.HERE)
             self._serve()
         except (BrokenPipeError, ConnectionResetError) as error:
-            # Its process was killed; the supervisor ends this one, too, and starts both anew.
+            # The daemon's process was killed; the supervisor ends this process, too, and starts both anew.
             logs.line("info", "mover_ends", reason="control_gone", error=type(error).__name__)
 
     def _serve(self) -> None:
@@ -131,7 +131,7 @@ class Engine:
                 return
 
     def _act_on_next(self) -> bool:
-        """Wait for a packet and carry it out; false where the other end is closed."""
+        """Wait for a packet and carry it out; return false if the other end is closed."""
         packet, fds = receive_packet(self._link, protocol.PACKET_BYTES_MAX, protocol.FDS_A_PACKET)
         if packet:
             self._act(packet, fds)
@@ -153,7 +153,7 @@ class Engine:
             self._pools.pop(pool, NO_POOLS).close()
 
     def _touch_while_idle(self) -> None:
-        """Until a packet comes, ready memory, which first copies would wait for."""
+        """Ready memory for first copies until a packet comes, so that those need not wait."""
         if not self._untouched:
             return
         poll = select.poll()
@@ -171,10 +171,10 @@ class Engine:
         self._untouched[message.pool] = _Untouched(steps, fds)
 
     def _carry_out(self, pools: Pools, batch: Batch) -> Copied:
-        """Do what a batch says; a store's engine does it in its own way.
+        """Carry out a batch; a store's engine does it in its own way.
 
         Raises:
-            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+            OutOfBoundsError: an id lies outside its pool; nothing was written.
         """
         return pools.carry_out(batch)
 
@@ -198,7 +198,7 @@ class Engine:
 
 def main(link_fd: int, settings_fd: int = -1) -> None:
     """Run a mover of memory over inherited descriptors; without settings it moves CPU memory."""
-    # A terminal sends its signals to all processes; the supervisor alone ends a mover.
+    # A terminal sends its signals to all processes, but only the supervisor may end a mover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     device = _device_of(settings_fd)
@@ -213,7 +213,7 @@ def main(link_fd: int, settings_fd: int = -1) -> None:
 
 
 def lay_for_store(settings_fd: int) -> Lay:
-    """Return how the mover of a store lays pools, wherever their blocks are: it reads slots, and writes blocks."""
+    """Return how a store's mover lays pools, on whichever device: it reads slots, and writes blocks."""
     device = _device_of(settings_fd)
     if device == CPU:
         return lay_in_memory
@@ -230,7 +230,7 @@ def _device_of(settings_fd: int) -> str:
 
 
 def _is_whole(fd: int, region_bytes: int) -> bool:
-    """Tell whether all pages of a region exist; where that is not to be learnt they are left alone."""
+    """Tell whether all pages of a region exist; false if that cannot be learned, so that they are left alone."""
     try:
         return os.fstat(fd).st_blocks * _BYTES_PER_STAT_BLOCK >= region_bytes
     except OSError:
@@ -242,7 +242,7 @@ def _chunks(region: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
 
 
 def _touch_whole(chunk: NDArray[np.uint8], fd: int, region_bytes: int) -> None:
-    """Enter the pages of a piece of a region, all of which exists: what was given back of it would come back."""
+    """Enter the pages of a chunk if the whole region exists; otherwise pages that were given back would come back."""
     if _is_whole(fd, region_bytes):
         _LIBC.madvise(
             ctypes.c_void_p(chunk.ctypes.data), ctypes.c_size_t(chunk.nbytes), _MADV_POPULATE_WRITE

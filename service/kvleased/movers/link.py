@@ -1,9 +1,10 @@
-"""Own the daemon's end of a mover: batches out, completions in, and a deadline; what a lost batch means is the core's.
+"""Own the daemon's end of a mover: batches out, completions in, a deadline; the core decides what a lost batch means.
 
-The link survives its movers: pools are mapped again in each new one. A batch that was handed to a mover and is not
-answered in time is lost (its targets may still be written) until that mover is proven dead; a batch that no mover ever
-got has simply failed. Few batches are in the socket at once, so that one which somebody waits for overtakes the others,
-and none before the mover has said that it is there: how long a process takes to start tells nothing about its copies.
+The link survives its movers: each new mover maps the pools again. A batch that was handed to a mover and not answered
+in time is lost: its targets may still be written until that mover is proven dead. A batch that no mover ever got has
+simply failed. Few batches are in the socket at once, so that a batch that a request waits for can overtake the others.
+No batch is sent before the mover has said that it is there: how long a process takes to start tells nothing about its
+copies.
 """
 
 import asyncio
@@ -53,20 +54,20 @@ class Owner(Protocol):
         """Tell the core of a cache what became of its copy."""
 
     def answer_mover_death(self, command: MoverDied) -> None:
-        """Tell every core that no copy of this mover is being written any more."""
+        """Tell every core that this mover no longer writes any copy."""
 
     def recycle_mover(self, mover: Mover, generation: int) -> None:
         """Have a mover replaced."""
 
     def hear(self, mover: Mover, said: Told | Found | Purged | Status) -> None:
-        """Take what a store's mover says of itself, or answers."""
+        """Take what a store's mover reports or answers."""
 
     def mover_went(self, mover: Mover) -> None:
-        """Take note that nobody answers until the next mover is attached."""
+        """Note that nobody answers until the next mover is attached."""
 
 
 class MoverLink:
-    """Carry the copies of all caches to the mover that lives now, and its answers back."""
+    """Carry the copies of all caches to the current mover, and its answers back."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class MoverLink:
         self._progress_at = 0.0
 
     def __repr__(self) -> str:
-        """Show life: which mover, and how much is on its way."""
+        """Show which mover there is, and how many batches are on their way."""
         state = f"mover {self._generation}" if self.is_attached else "no mover"
         return f"<MoverLink {state}, {self.batches_in_flight} batches in flight>"
 
@@ -110,11 +111,11 @@ class MoverLink:
 
     @property
     def batches_in_flight(self) -> int:
-        """Batches that were not answered yet, sent or not."""
+        """Batches without an answer, sent or not."""
         return len(self._queue) + len(self._sent)
 
     def figures(self, now: float) -> LinkFigures:
-        """Return how much there is to do."""
+        """Return how much work there is."""
         sinces = [sent.since for sent in self._sent.values()]
         if self._queue.oldest_since is not None:
             sinces.append(self._queue.oldest_since)
@@ -125,7 +126,7 @@ class MoverLink:
         )
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how long nothing was answered of what is to be done."""
+        """Return for how long no batch has been answered; 0 if none is in flight."""
         return now - self._progress_at if self.batches_in_flight else 0.0
 
     def starting_seconds(self, now: float) -> float:
@@ -135,7 +136,7 @@ class MoverLink:
     # Movers
 
     def attach(self, sock: socket.socket, generation: int) -> None:
-        """Take the socket of a new mover; it is told of the pools, and gets the rest when it says that it is there."""
+        """Take the socket of a new mover; tell it of the pools now; it gets batches once it says that it is there."""
         self._detach()
         sock.setblocking(False)
         self._sock, self._generation = sock, generation
@@ -147,7 +148,7 @@ class MoverLink:
         self._flush()
 
     def died(self, generation: int) -> None:
-        """Take note that a mover is proven dead: nothing of what was on its way is written any more."""
+        """Note that a mover is proven dead: none of the copies that were on their way is written any more."""
         if generation == self._generation:
             self._detach()
         self._queue.clear()
@@ -155,26 +156,26 @@ class MoverLink:
         self._owner.answer_mover_death(MoverDied(mover=self.mover))
 
     def close(self) -> None:
-        """Let go of the mover, and tell nobody."""
+        """Let go of the mover without telling anybody."""
         self._let_go()
 
     # Pools
 
     def map(self, pool: PoolMap, fds: Sequence[int]) -> None:
-        """Have this mover, and each one after it, map a cache's pools; the descriptors stay the caller's."""
+        """Have this mover and each later one map a cache's pools; the descriptors stay the caller's."""
         mapped = self._pools[pool.pool] = Mapped(pool, tuple(fds), pool.bytes_per_block)
         if self.is_attached:
             self._packets.extend(mapped.packets())
             self._flush()
 
     def note_file(self, pool: int, file_id: str) -> None:
-        """Have the movers after this one not look through that file again; through any, if it is empty."""
+        """Have later movers not look through this file again; with an empty id they look through any file."""
         if pool in self._pools:
             mapped = self._pools[pool]
             self._pools[pool] = replace(mapped, message=replace(mapped.message, file_id=file_id))
 
     def unmap(self, pool: int) -> None:
-        """Have the pools of a cache forgotten, after the copies that were sent; the others are not made any more."""
+        """Have the mover forget a cache's pools after the copies that were sent; copies that wait are dropped."""
         if self._pools.pop(pool, None) is None:
             return
         self._queue.forget(pool)
@@ -203,16 +204,17 @@ class MoverLink:
             self._flush_apart()
 
     def ask(self, question: Ask | Purge) -> bool:
-        """Put a question to the mover, before all batches that wait; tell whether there is one to answer it."""
+        """Send a question to the mover ahead of all waiting batches; tell whether there is a mover to answer it."""
         if self._is_here:
             self._packets.append((question.encode(), ()))
             self._flush()
         return self._is_here
 
     def tick(self, now: float) -> None:
-        """Give up what is overdue, and have a silent mover replaced, which has more time to start than for a batch.
+        """Give up overdue batches, and have a silent mover replaced; to start, it has more time than for a batch.
 
-        It answers batches in order, so its silence counts from its last answer, first of all from its first word.
+        It answers batches in order, so its silence counts from its last answer, or from its first word if there is
+        none.
         """
         are_overdue = self.silent_seconds(now) > self._limits.seconds_max
         is_dead = are_overdue
@@ -228,12 +230,12 @@ class MoverLink:
             self._owner.recycle_mover(self.mover, generation)
 
     def fail_waiting(self, directions: Collection[Direction]) -> None:
-        """Fail the copies of some directions of which no mover has got anything."""
+        """Fail the copies of these directions of which no mover has got anything."""
         for flight in self._queue.take_back(directions):
             self._owner.answer_copy(flight.pool, CopyFailed(copy_id=flight.copy.copy_id))
 
     def _give_up(self, generation: int) -> None:
-        """Answer all copies: what a mover has got may still be written, what none has got is not."""
+        """Answer all copies: those that a mover has got are lost and may still be written, the others have failed."""
         flights = {id(one.flight): one.flight for one in (*self._sent.values(), *self._queue)}
         self._sent.clear()
         self._queue.clear()
@@ -251,21 +253,21 @@ class MoverLink:
     # From the mover
 
     def _read(self) -> None:
-        """Take one packet; the loop comes again for the next, and hears others in between."""
+        """Take one packet; the event loop comes back for the next, and serves others in between."""
         assert self._sock is not None, "nobody reads"
         try:
             packet = self._receive(self._sock)
         except (BlockingIOError, ConnectionResetError):
-            # The latter is said once when the mover went with batches unread; its last answers follow.
+            # A reset is reported once if the mover ended with unread batches; its last answers follow.
             return
         if packet:
             self._take(packet)
         else:
-            # It has ended, but only the supervisor can prove that it writes no more.
+            # The mover has ended, but only the supervisor can prove that it writes no more.
             self._detach()
 
     def _receive(self, sock: socket.socket) -> bytes:
-        """Return the next packet; raises BlockingIOError where there is none."""
+        """Return the next packet; raise BlockingIOError if there is none."""
         return sock.recv(protocol.PACKET_BYTES_MAX)
 
     def _take(self, packet: bytes) -> None:
@@ -273,7 +275,7 @@ class MoverLink:
         if kind == protocol.DONE:
             self._complete(Completion.decode(packet))
             if self._queue:
-                # The mover has another batch already, so the loop may hear others before.
+                # The mover already has another batch, so the event loop may serve others first.
                 self._flush_apart()
         elif kind == protocol.HERE:
             self._is_here, self._progress_at = True, monotonic()
@@ -308,11 +310,11 @@ class MoverLink:
         if flight.num_parts == 1:
             self._answer(flight)
         else:
-            # Of many blocks that takes long; the loop hears others before.
+            # With many blocks the answer takes long, so the event loop serves others first.
             in_next_turn(self._answer, flight)
 
     def _answer(self, flight: Flight) -> None:
-        """Tell the core what became of a copy of which all batches have ended."""
+        """Tell the core what became of a copy whose batches have all ended."""
         copy_id = flight.copy.copy_id
         answer: CopyDone | CopyFailed = CopyFailed(copy_id=copy_id)
         if all(part.is_done for part in flight.parts.values()):
@@ -327,7 +329,7 @@ class MoverLink:
             in_next_turn(self._flush)
 
     def _flush(self) -> None:
-        """Send what there is, but of batches one in a turn."""
+        """Send what there is to send, but only one batch in each turn of the event loop."""
         self._is_flush_due = False
         try:
             while self._sock is not None and self._has_packet() and not self._is_flush_due:
@@ -348,7 +350,7 @@ class MoverLink:
             self._detach()
 
     def _has_packet(self) -> bool:
-        """Tell whether there is something to send, the next batch in its turn."""
+        """Tell whether there is a packet to send; if it is a batch's turn, make a packet of the next batch."""
         is_turn = self._queue and self._is_here and not self._packets
         part = self._next_part() if is_turn else None
         if part is not None:

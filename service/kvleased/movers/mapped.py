@@ -1,11 +1,11 @@
-"""Own the pools of a cache as every mover of theirs is told of them, one life after the other."""
+"""Own the pools of a cache in the form in which each successive mover is told of them."""
 
 from dataclasses import dataclass
 
 from kvleased.movers.protocol import PoolMap
 
 Packet = tuple[bytes, tuple[int, ...]]
-"""A packet and the descriptors beside it."""
+"""A packet, and the descriptors sent beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,6 @@ class Mapped:
     bytes_per_block: int
 
     def packets(self) -> list[Packet]:
-        """Return the packets that tell of them."""
+        """Return the packets that tell a mover of the pools."""
         first, *rest = self.message.packets()
         return [(first, self.fds), *((packet, ()) for packet in rest)]

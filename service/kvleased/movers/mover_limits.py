@@ -1,4 +1,4 @@
-"""Own how much each mover is given at once, and how long it may be silent; which links there are is `tiers`'s."""
+"""Own how much each mover is given at once, and how long it may be silent; `tiers` owns which links there are."""
 
 from dataclasses import replace
 from typing import Final
@@ -10,13 +10,13 @@ from kvleased.movers.batches import LinkLimits
 REMOTE_CALLS_A_BATCH_MAX: Final = 8
 """Calls to the remote store, each within remote_ms_max, that one batch may take before its mover counts as wedged."""
 REMOTE_SECONDS_MIN: Final = 1.0
-"""Seconds that a batch of the remote mover may take in any case: a busy machine is no wedged process."""
+"""Least seconds that a batch of the remote mover may take: a busy machine does not mean a wedged process."""
 REMOTE_BYTES_A_BATCH_MAX: Final = 16 << 20
-"""Bytes of one batch of the remote mover: what a slow network carries in one call's time."""
+"""Bytes of one batch of the remote mover: as many as a slow network carries in the time of one call."""
 
 
 def mover_limits(settings: Settings) -> dict[Mover, LinkLimits]:
-    """Return the movers that there are, and what each is given at once."""
+    """Return the movers that the settings ask for, and what each is given at once."""
     limits = LinkLimits(
         seconds_max=settings.mover_seconds_max, copies_a_batch_max=settings.max_copies_a_batch
     )

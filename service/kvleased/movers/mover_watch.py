@@ -1,7 +1,8 @@
-"""Own when a mover counts as one that hangs, long before it is given up; what is made of that is `tiers`' business.
+"""Own when a mover counts as hanging, long before it is given up; `tiers` decides what follows from that.
 
-Whoever waits for a mover that hangs holds blocks of the device, and those that give up leave them behind: they may
-still be written, until the mover is given up. So that they are not all lost to it, few may wait for it for so long.
+Requests that wait for a hanging mover hold blocks of the device. If they give up, they leave those blocks behind,
+because they may still be written until the mover is given up. So few requests may wait that long, or all blocks would
+be lost to it.
 """
 
 from typing import Final
@@ -13,11 +14,11 @@ from kvleased.movers.link import START_SECONDS_MAX, MoverLink
 from kvleased.movers.protocol import Status
 
 SHARE_OF_PATIENCE: Final = 10
-"""The seconds that a mover may take for a batch, divided by this, are those after which it counts as hanging."""
+"""The seconds that a mover may take for a batch, divided by this, are the seconds after which it counts as hanging."""
 SECONDS_MIN: Final = 1.0
-"""The least number of these: a busy machine is no mover that hangs."""
+"""The least of these seconds: a busy machine does not mean a hanging mover."""
 START_SECONDS: Final = 10.0
-"""Seconds from its start to its first word that a mover of memory may have others wait: imports take one or two."""
+"""Seconds that a starting mover of memory may keep others waiting before its first word; imports take one or two."""
 _CAUSES: Final = {
     Mover.MEMORY: "its mover hangs, or memory is too slow",
     Mover.DISK: "the disk hangs or is too slow",
@@ -33,7 +34,7 @@ class MoverWatch:
     """Tell whether a mover has been silent for too long."""
 
     def __init__(self, mover: Mover, mover_seconds_max: float) -> None:
-        """Begin with a mover that works."""
+        """Start with a mover that works."""
         self._mover = mover
         self._seconds_max = max(SECONDS_MIN, mover_seconds_max / SHARE_OF_PATIENCE)
         self._start_seconds_max = max(START_SECONDS, self._seconds_max)
@@ -53,16 +54,16 @@ class MoverWatch:
             ),
         )
         self.status = self._silent
-        """What is said of each of its tiers while it hangs."""
+        """What is reported of each of its tiers while it hangs."""
 
     def __repr__(self) -> str:
-        """Show whether it works."""
+        """Show whether the mover works."""
         return f"<MoverWatch {self._mover.value} {'hangs' if self.is_hanging else 'works'}>"
 
     def look(self, link: MoverLink, now: float) -> bool:
-        """Look at the link to the mover; tell whether it has begun or ceased to hang.
+        """Look at the link to the mover; tell whether it has begun or stopped hanging.
 
-        How long a process takes to start tells nothing about its copies, so it has longer until its first word. A
+        How long a process takes to start tells nothing about its copies, so a mover has longer until its first word. A
         store's tier is off until then in any case.
         """
         if link.is_answering:
@@ -78,6 +79,6 @@ class MoverWatch:
         if is_hanging:
             _LOG.warning(began, silent_seconds_max=seconds_max)
         elif link.is_answering:
-            # Else it was given up, which is told where that is done.
+            # Otherwise it was given up, which is logged elsewhere.
             _LOG.info(ceased, silent_seconds_max=seconds_max)
         return True

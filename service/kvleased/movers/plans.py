@@ -1,11 +1,11 @@
-"""Own what a mover must know of a plan; a mover itself knows no plans, so that it starts quickly."""
+"""Own what a mover must know of a plan; movers themselves know no plans, so that they start quickly."""
 
 from kvlease.plan import CachePlan
 from kvleased.movers.protocol import Piece, PoolMap
 
 
 def pool_map(pool: int, plan: CachePlan, *, store_id: str = "", file_id: str = "") -> PoolMap:
-    """Return where the pieces of every block lie, and in which store, as a mover needs to know it."""
+    """Return what a mover needs to know: where the pieces of every block lie, and in which store."""
     pieces = (
         Piece(
             rank=rank.rank,

@@ -1,4 +1,4 @@
-"""Own what movers know of pools wherever these lie: their contract, and where pieces of blocks lie in them."""
+"""Own what movers know of pools on any device: their contract, and where the pieces of blocks lie in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,20 +22,20 @@ class OutOfBoundsError(Exception):
 
 @dataclass(slots=True)
 class Copied:
-    """What a batch led to."""
+    """The result of a batch."""
 
     checksums: bytes = b""
     failed: list[int] = field(default_factory=list)
 
 
 class BatchIds(NamedTuple):
-    """What a batch names, in its order."""
+    """The ids in a batch, in its order."""
 
     sources: NDArray[np.int32]
-    """Of a scrub, the targets."""
+    """Of a scrub, the same as the targets."""
     targets: NDArray[np.int32]
     wanted: NDArray[np.uint64]
-    """The checksums that the sources of a reload must have, 0 where unknown; empty checks nothing."""
+    """The checksums that the sources of a reload must have, 0 if unknown; if empty, nothing is checked."""
 
 
 class Pools(Protocol):
@@ -43,7 +43,7 @@ class Pools(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks all of whose pieces lie in their regions."""
+        """Number of blocks whose pieces all lie in their regions."""
 
     @property
     def slots(self) -> Pool:
@@ -51,7 +51,7 @@ class Pools(Protocol):
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block over all ranks that keep different ones."""
+        """Bytes of a block, over all ranks that keep different bytes."""
 
     @property
     def image_bytes(self) -> int:
@@ -64,27 +64,27 @@ class Pools(Protocol):
         """Copy or scrub what the batch says.
 
         Raises:
-            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+            OutOfBoundsError: an id lies outside its pool; nothing was written.
         """
 
     def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
-        """Write one block of the device pool, on every rank, from the bytes of a slot; they are read by the end of it.
+        """Write one block of the device pool, on every rank, from the bytes of a slot; they are read by the end.
 
         Raises:
-            OutOfBoundsError: the block lies outside the pool, or the image is shorter than what a block takes.
+            OutOfBoundsError: the block lies outside the pool, or the image is shorter than a block needs.
         """
 
     def close(self) -> None:
-        """Let go of the memory, which nothing copies from or to any more."""
+        """Let go of the memory; no copy may still use it."""
 
 
 def blocks_inside(num_blocks: int, pieces: Sequence[Piece], device_bytes: Sequence[int]) -> int:
-    """Return how many of the blocks lie in their regions with all of their pieces."""
+    """Return how many blocks lie in their regions with all of their pieces."""
     return min((num_blocks, *(_rows_inside(piece, device_bytes[piece.rank]) for piece in pieces)))
 
 
 def slots_in(host: Region, bytes_per_slot: int, pieces: Sequence[Piece]) -> Pool:
-    """Return the slots of a host region; none where a piece would lie outside its slot."""
+    """Return the slots of a host region; none if a piece would lie outside its slot."""
     if any(piece.slot_offset_bytes + piece.num_bytes > bytes_per_slot for piece in pieces):
         host = host[:0]
     num_slots = floor_div(len(host), bytes_per_slot)
@@ -92,7 +92,7 @@ def slots_in(host: Region, bytes_per_slot: int, pieces: Sequence[Piece]) -> Pool
 
 
 def replicas(pieces: Sequence[Piece]) -> list[bool]:
-    """Tell of each piece whether a rank before its own keeps the same bytes, so that only that one is offloaded."""
+    """Tell for each piece whether an earlier rank keeps the same bytes, so that only that rank's piece is offloaded."""
     first_rank: dict[int, int] = {}
     for piece in pieces:
         first_rank.setdefault(piece.slot_offset_bytes, piece.rank)
@@ -105,10 +105,10 @@ def image_bytes_of(pieces: Sequence[Piece]) -> int:
 
 
 def ids_of(batch: Batch, *, num_blocks: int, num_slots: int) -> BatchIds:
-    """Return what a batch between device and host names.
+    """Return the ids in a batch between device and host.
 
     Raises:
-        OutOfBoundsError: some id lies outside its pool, or the arrays do not fit each other.
+        OutOfBoundsError: an id lies outside its pool, or the arrays do not match in length.
     """
     targets = np.frombuffer(batch.target_ids, np.int32)
     if batch.direction is Direction.SCRUB:
@@ -128,7 +128,7 @@ def ids_of(batch: Batch, *, num_blocks: int, num_slots: int) -> BatchIds:
 
 
 def differing(sums: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> list[int]:
-    """Return the positions whose bytes are not what they should be."""
+    """Return the positions whose sums differ from the wanted ones."""
     # 0 stands for "no checksum was taken", which proves nothing either way.
     return np.flatnonzero((wanted != 0) & (sums != wanted)).tolist()
 

@@ -1,10 +1,11 @@
-"""Own the packets between the daemon and a mover; what they cause is `engine`'s and `link`'s business.
+"""Own the packets between the daemon and a mover; `engine` and `link` act on them.
 
-A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP and UNMAP carry a JSON object (MAP also
-the descriptors of the pools), as does PURGE; PIECES, BATCH and ASK a fixed header and packed arrays. From the mover:
-DONE answers each batch, TOLD each ASK and PURGED (a JSON object) each PURGE; FOUND tells what an earlier life left in a
-store, STATUS (a JSON object) whether a store works.
-A cache's MAP is followed by its PIECES. Movers of GPUs know two kinds more, which are in `allotting`.
+A packet of a SOCK_SEQPACKET socket pair starts with its kind. To the mover: MAP, UNMAP and PURGE carry a JSON object
+(MAP also the descriptors of the pools); PIECES, BATCH and ASK carry a fixed header and packed arrays. From the mover:
+DONE answers each BATCH, TOLD each ASK, and PURGED (a JSON object) each PURGE; FOUND tells what an earlier life left in
+a store, and STATUS (a JSON object) whether a store works.
+
+A cache's MAP is followed by its PIECES. Movers of GPUs know two more kinds, which are in `allotting`.
 """
 
 import json
@@ -29,16 +30,16 @@ STATUS: Final = b"S"
 PURGE: Final = b"X"
 PURGED: Final = b"Y"
 HERE: Final = b"H"
-"""A mover has started; a whole packet."""
+"""Says that a mover has started; a whole packet."""
 
 COPIES_A_BATCH_MAX: Final = 4096
-"""Descriptors in one batch; larger ones are split, so that no batch blocks the others for long."""
+"""Copies in one batch; larger ones are split, so that no batch blocks the others for long."""
 LABELS_A_PACKET_MAX: Final = 1024
-"""Labels in one packet, so that it is below the bytes below; batches of labelled copies are no longer than that."""
+"""Labels in one packet, so that it stays below PACKET_BYTES_MAX; a batch of labelled copies has no more than this."""
 PACKET_BYTES_MAX: Final = 160 * 1024
-"""Bytes of one packet, above what the largest batch takes."""
+"""Bytes of one packet; more than the largest batch takes."""
 PIECES_A_PACKET_MAX: Final = 3072
-"""Pieces in one packet, so that it is below the bytes above."""
+"""Pieces in one packet, so that it stays below PACKET_BYTES_MAX."""
 FDS_A_PACKET: Final = RANKS_MAX + 1
 """Descriptors beside one packet: a device region of each rank, and the host region; the kernel allows 253."""
 
@@ -77,7 +78,7 @@ class Batch:
     target_ids: bytes
     """Packed int32; empty for SHARE."""
     checksums: bytes = b""
-    """Packed uint64 that the source's bytes must have, 0 where unknown; empty checks nothing."""
+    """Packed uint64 that the source's bytes must have, 0 if unknown; if empty, nothing is checked."""
     labels: bytes = b""
     """`labels.LABEL` each; only for STORE, LOAD, SHARE and FETCH."""
 
@@ -139,14 +140,14 @@ def direction_of(packet: bytes) -> Direction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What became of one batch."""
+    """The result of one batch."""
 
     number: int
     is_done: bool
-    """False where the batch was refused; then nothing of it was written."""
+    """False if the batch was refused; then nothing of it was written."""
     checksums: bytes = b""
     failed: tuple[int, ...] = ()
-    """Positions whose bytes did not have their checksum."""
+    """Positions whose bytes do not have their checksum."""
     num_bytes: int = 0
     nanoseconds: int = 0
 
@@ -192,12 +193,12 @@ class Piece:
     block_stride_bytes: int
     num_bytes: int
     slot_offset_bytes: int
-    """Where the piece lies in a slot; pieces of several ranks lie at one place where the ranks keep equal bytes."""
+    """Where the piece lies in a slot; pieces of ranks that keep equal bytes lie at the same place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMap:
-    """The pools of one cache; the descriptors of each rank's device region, then the host's, come beside the packet."""
+    """The pools of one cache; beside the packet come the descriptors of each rank's device region, then the host's."""
 
     pool: int
     num_blocks: int
@@ -206,12 +207,12 @@ class PoolMap:
     device_bytes: tuple[int, ...]
     """Bytes of each rank's device region."""
     layout_fingerprint: str = ""
-    """Hex of the 32 bytes that tell what the bytes mean: part of every label in a store."""
+    """Hex of the 32 bytes that tell what the bytes mean; they are part of every label in a store."""
     store_id: str = ""
-    """Hex that names the cache's files in a store: the same in every life, other for any other registration."""
+    """Hex that names the cache's files in a store: the same in every life, but different for any other registration."""
     num_disk_slots: int = 0
     file_id: str = ""
-    """The file of a disk store all of whose slots the daemon knows, as STATUS named it; any other is looked through."""
+    """The disk store's file, as STATUS named it, whose slots the daemon knows; a store looks through any other file."""
     pieces: tuple[Piece, ...] = ()
 
     @property
@@ -220,7 +221,7 @@ class PoolMap:
         return sum(piece.num_bytes for piece in self.pieces)
 
     def packets(self) -> list[bytes]:
-        """Return the packets that say it, of which the first goes with the descriptors."""
+        """Return the packets that carry this; the first goes with the descriptors."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "pieces"}
         packets = [MAP + json.dumps(fields).encode()]
         for start in range(0, len(self.pieces), PIECES_A_PACKET_MAX):
@@ -245,7 +246,7 @@ def decode_pieces(packet: bytes) -> tuple[int, tuple[Piece, ...]]:
 
 
 def encode_unmap(pool: int) -> bytes:
-    """Return the packet that has a mover forget a cache's pools."""
+    """Return the packet that makes a mover forget a cache's pools."""
     return UNMAP + json.dumps({"pool": pool}).encode()
 
 
@@ -256,12 +257,12 @@ def decode_unmap(packet: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Which of some blocks a remote store has; answered by Told."""
+    """A question: which of some blocks does a remote store have? Answered by Told."""
 
     number: int
     pool: int
     labels: bytes
-    """`labels.LABEL` each, LABELS_A_PACKET_MAX at most."""
+    """`labels.LABEL` each, at most LABELS_A_PACKET_MAX."""
 
     def encode(self) -> bytes:
         """Return the question as one packet."""
@@ -280,7 +281,7 @@ class Told:
 
     number: int
     is_present: bytes = b""
-    """A byte for each label, 1 where it is there; empty: nobody knows."""
+    """A byte for each label, 1 if the store has it; empty if nobody knows."""
 
     def encode(self) -> bytes:
         """Return the answer as one packet."""
@@ -295,60 +296,60 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Have the file of a cache's disk store removed, with all that it holds; answered by Purged."""
+    """A request to remove the file of a cache's disk store, with all that it holds; answered by Purged."""
 
     pool: int
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the request as one packet."""
         return PURGE + json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> "Purge":
-        """Return what a packet asks for."""
+        """Return the request of a packet."""
         return cls(**json.loads(packet[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """The answer to a Purge: the store's file is gone for good, or there is a reason why it may be there."""
+    """The answer to a Purge: the store's file is gone for good, or there is a reason why it may still be there."""
 
     pool: int
     reason: str = ""
-    """Why not, for people; empty where it is gone."""
+    """Why it may still be there, for people; empty if it is gone."""
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the answer as one packet."""
         return PURGED + json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> "Purged":
-        """Return what a packet says."""
+        """Return the answer of a packet."""
         return cls(**json.loads(packet[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Slots that an earlier life left in the disk store of a cache, whole by their headers."""
+    """Slots that an earlier life left in a cache's disk store and that are whole by their headers."""
 
     pool: int
     slot_ids: bytes
-    """Packed int32, LABELS_A_PACKET_MAX at most."""
+    """Packed int32, at most LABELS_A_PACKET_MAX."""
     labels: bytes
     checksums: bytes
     """Packed uint64."""
     is_last: bool
-    """Whether the store has been looked through to the end."""
+    """Whether the whole store has been looked through."""
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the finding as one packet."""
         num_slots = len(self.slot_ids) // ITEM_BYTES
         header = _FOUND_HEADER.pack(FOUND, self.is_last, self.pool, num_slots)
         return b"".join((header, self.slot_ids, self.labels, self.checksums))
 
     @classmethod
     def decode(cls, packet: bytes) -> "Found":
-        """Return what a packet says."""
+        """Return the finding of a packet."""
         _, is_last, pool, num_slots = _FOUND_HEADER.unpack_from(packet)
         slots_end = _FOUND_HEADER.size + num_slots * ITEM_BYTES
         labels_end = slots_end + num_slots * BYTES_PER_LABEL
@@ -363,23 +364,23 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Whether a store works; sent whenever that, or the reason, changes."""
+    """Whether a store works; sent whenever this or the reason changes."""
 
     is_on: bool
     reason: str = ""
-    """Why it does not, for people; empty where it does."""
+    """Why the store does not work, for people; empty if it works."""
     pool: int = 0
-    """The cache whose store it is; 0: all of them."""
+    """The cache that the store belongs to; 0 means all caches."""
     file_id: str = ""
-    """Which file a disk store lies in; another one than before has none of the blocks that were stored."""
+    """The file that a disk store lies in; a different file has none of the blocks that were stored before."""
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the status as one packet."""
         return STATUS + json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> "Status":
-        """Return what a packet says."""
+        """Return the status of a packet."""
         return cls(**json.loads(packet[1:]))
 
 

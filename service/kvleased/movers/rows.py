@@ -1,8 +1,9 @@
-"""Own copies of rows, which are blocks that are one piece each; what a block is made of is `cpu`'s business.
+"""Own copies of rows, which are blocks of one piece each; `cpu` knows what a block is made of.
 
-A checksum is taken of a block's source right after the block was copied: reading it has left it in the cache, whereas
-what a mover writes passes the cache by (see `processes`). Blocks too small for that, to adjacent targets, are copied
-some at a time and summed there, or gathered in the cache, summed, and written as one: whichever is quicker here.
+A checksum is taken of a block's source right after the block was copied. The copy has read the source into the cache,
+whereas what a mover writes bypasses the cache (see `processes`). Blocks too small to bypass it that go to adjacent
+targets are treated together: some at a time are copied and summed at their targets, or gathered in the cache, summed,
+and written as one. The quickest way on this machine is used.
 """
 
 import mmap
@@ -21,27 +22,26 @@ from kvleased.movers.trials import Way, trial_of
 from kvleased.supervision.processes import WRITE_PAST_CACHES_BYTES
 
 RUN_BYTES_MAX: Final = 1 << 18
-"""Bytes that are copied in one go, of adjacent blocks or of a large one: they should still be in the cache for their
-checksums."""
+"""Bytes of adjacent or large blocks that are copied in one go: they should still be in the cache for their sums."""
 
 SMALL_BYTES: Final = 1 << 16
-"""Bytes of a block up to which a loop in Python shows beside its copies."""
+"""Bytes of a block up to which a Python loop takes noticeable time beside its copies."""
 
 SMALLEST_BYTES_MAX: Final = WRITE_PAST_CACHES_BYTES - 1
-"""Bytes of a block that a mover does not write past the caches when it writes it alone."""
+"""Bytes of the largest block that a mover does not write past the caches when it writes the block alone."""
 STRETCH_MIN: Final = 16
-"""Adjacent targets from which on their blocks are copied together: below, the calls for it cost what it saves."""
+"""Adjacent targets from which on their blocks are copied together; with fewer, the calls cost what this saves."""
 ROWS_MAX: Final = 64
-"""Blocks that are copied or gathered at once, however small they are."""
+"""Most blocks that are copied or gathered at once, however small they are."""
 _LISTED_AT_ONCE: Final = 512
-"""Blocks of which it is listed at once where they begin and end."""
+"""Blocks whose beginnings and ends are listed at once."""
 TRIED_MIN: Final = 256
-"""Blocks of a batch, in stretches that can be copied together, from which on it tells which way is the quickest."""
+"""Blocks in long stretches that a batch must have for its time to count in the trial of the quickest way."""
 
 Pool = NDArray[np.uint8]
-"""[blocks, bytes] or [slots, bytes]: a piece of every block, wherever it lies."""
+"""[blocks, bytes] or [slots, bytes]: one piece of every block, on the device or on the host."""
 Run = tuple[int, int, int]
-"""First source, first target, blocks."""
+"""First source, first target, and number of blocks."""
 
 
 def runs_from(
@@ -69,8 +69,8 @@ def copy_runs(source: Pool, target: Pool, runs: Iterable[Run]) -> None:
 def copy_each(
     source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
 ) -> None:
-    """Copy blocks of which few are adjacent to the one before at both ends."""
-    # The same as above with nothing to decide at each block.
+    """Copy blocks of which few are adjacent to the previous one at both ends."""
+    # The same as copy_runs, with nothing to decide at each block.
     read, written = _bytes_of(source), _bytes_of(target)
     for start, end, to, to_end in _each(sources, targets, target.shape[1]):
         written[to:to_end] = read[start:end]
@@ -79,14 +79,14 @@ def copy_each(
 def copied_at_once(
     source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
 ) -> bool:
-    """Copy in one call, and tell whether that was possible: whether the blocks are one stretch at one end.
+    """Copy in one call, and tell whether that was possible, which is so if the blocks are one stretch at one end.
 
-    The targets are sorted. A loop in Python costs a sixth of the copy of a block of 16 KiB.
+    The targets are sorted. A Python loop costs a sixth of the time of copying a block of 16 KiB.
     """
     num_copies, first = len(targets), int(sources.min())
     if (np.diff(targets) == 1).all():
         stretch = target[targets[0] : targets[0] + num_copies]
-        # Only in this mode are the rows written where they belong without a copy; no id is out of bounds.
+        # Only in this mode are the rows written to their place without another copy; no id is out of bounds.
         source.take(sources.astype(np.intp), axis=0, out=stretch, mode="clip")
         return True
     target_of = np.full(num_copies, -1, np.intp)
@@ -105,9 +105,9 @@ def copied_at_once(
 def copy_and_sum_small(
     source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
 ) -> list[int]:
-    """Copy small blocks of which few are adjacent at both ends, and return the xxh3 of each.
+    """Copy small blocks, few of which are adjacent at both ends, and return the xxh3 of each.
 
-    The targets are sorted. Which way is the quickest differs from processor to processor, by a third.
+    The targets are sorted. Which way is the quickest differs between processors, by up to a third.
     """
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(targets) != 1) + 1])
     counts = np.diff(firsts, append=len(targets))
@@ -132,7 +132,7 @@ def copy_and_sum_small(
 
 
 CopyStretch = Callable[[Pool, Pool, NDArray[np.int32]], list[int]]
-"""Copy from these rows of a source to a stretch of a target, and return the xxh3 of each."""
+"""Copy from the given rows of a source to a stretch of a target, and return the xxh3 of each row."""
 
 
 def _copy_and_sum_stretches(
@@ -143,7 +143,7 @@ def _copy_and_sum_stretches(
     stretches: tuple[NDArray[np.intp], NDArray[np.intp]],
     copy_stretch: CopyStretch,
 ) -> list[int]:
-    """Copy the blocks of stretches, given by positions and lengths, together, and those between them one by one."""
+    """Copy the blocks of stretches, given by position and length, together, and the blocks between them one by one."""
     sums: list[int] = []
     done = 0
     for first, count in zip(*(column.tolist() for column in stretches), strict=True):
@@ -154,14 +154,14 @@ def _copy_and_sum_stretches(
 
 
 def _copy_and_sum_stretch(source: Pool, stretch: Pool, sources: NDArray[np.int32]) -> list[int]:
-    """Copy to adjacent blocks, as many in a call as stay in the cache, and return the xxh3 of each."""
+    """Copy to adjacent blocks, in each call as many as stay in the cache, and return the xxh3 of each."""
     written, bytes_per_block = _bytes_of(stretch), stretch.shape[1]
     rows, most = sources.astype(np.intp), _rows_at_once(bytes_per_block)
     starts = range(0, len(written), bytes_per_block)
     sums: list[int] = []
     for first in range(0, len(rows), most):
         some = slice(first, first + most)
-        # Only in this mode are the rows written where they belong without a copy; no id is out of bounds.
+        # Only in this mode are the rows written to their place without another copy; no id is out of bounds.
         source.take(rows[some], axis=0, out=stretch[some], mode="clip")
         sums += [
             xxhash.xxh3_64_intdigest(written[start : start + bytes_per_block])
@@ -175,13 +175,13 @@ def _rows_at_once(bytes_per_block: int) -> int:
 
 
 class _Gathering:
-    """Memory that stays in the cache, by way of which blocks become adjacent ones."""
+    """Memory that stays in the cache, in which blocks are gathered before they are written to adjacent ones."""
 
     def __init__(self, bytes_per_block: int) -> None:
-        """Make it, with a view of each of its rows: to make one costs as much as the sum of a small block."""
+        """Make the memory, and a view of each row: making a view costs as much as summing a small block."""
         most = _rows_at_once(bytes_per_block)
-        # From a page's start, as pools are: some processors copy at a sixth of their speed to what lies a few bytes
-        # behind its source in their pages, and large arrays of numpy's start 16 bytes behind one.
+        # Start at a page, as pools do. Some processors copy at a sixth of their speed to an address that lies, within
+        # its page, a few bytes behind its source; large arrays of numpy start 16 bytes behind a page.
         memory = mmap.mmap(-1, most * bytes_per_block)
         self._rows = np.frombuffer(memory, np.uint8).reshape(most, bytes_per_block)
         self._bytes = _bytes_of(self._rows)
@@ -197,7 +197,7 @@ class _Gathering:
         sums: list[int] = []
         for first in range(0, len(rows), most):
             some = rows[first : first + most]
-            # Only in this mode are the rows written where they belong without a copy; no id is out of bounds.
+            # Only in this mode are the rows written to their place without another copy; no id is out of bounds.
             source.take(some, axis=0, out=self._rows[: len(some)], mode="clip")
             sums += map(xxhash.xxh3_64_intdigest, self._views[: len(some)])
             start, num_bytes = first * bytes_per_block, len(some) * bytes_per_block
@@ -207,15 +207,15 @@ class _Gathering:
 
 @lru_cache(maxsize=1)
 def _gathering(bytes_per_block: int) -> _Gathering:
-    """Return the same memory again: new memory is in no cache."""
+    """Return the same memory each time: new memory is in no cache."""
     return _Gathering(bytes_per_block)
 
 
 def copy_and_sum_each(
     source: Pool, target: Pool, sources: NDArray[np.int32], targets: NDArray[np.int32]
 ) -> list[int]:
-    """Copy blocks of which few are adjacent to the one before at both ends, and return the xxh3 of each."""
-    # The same as below with nothing to decide at each block.
+    """Copy blocks of which few are adjacent to the previous one at both ends, and return the xxh3 of each."""
+    # The same as copy_and_sum, with nothing to decide at each block.
     read, written, summed = _bytes_of(source), _bytes_of(target), xxhash.xxh3_64_intdigest
     sums: list[int] = []
     add = sums.append
@@ -231,8 +231,8 @@ def _each(
 ) -> Iterable[tuple[int, int, int, int]]:
     """Return where each block begins and ends, at its source and at its target.
 
-    A copy puts the interpreter out of the caches, so what a loop need not calculate in between saves a twentieth, and
-    where what was calculated before is little enough to stay there, another hundredth.
+    A copy displaces the interpreter from the caches. So a loop that calculates nothing between copies saves a twentieth
+    of the time, and if what was calculated before is small enough to stay in the caches, another hundredth.
     """
     return chain.from_iterable(
         _edges(
@@ -253,7 +253,7 @@ def _edges(
 
 
 def copy_and_sum(source: Pool, target: Pool, runs: Iterable[Run]) -> list[int]:
-    """Copy, and return the xxh3 of each block."""
+    """Copy run by run, and return the xxh3 of each block."""
     read, written = _bytes_of(source), _bytes_of(target)
     bytes_per_block = target.shape[1]
     sums: list[int] = []
@@ -276,7 +276,7 @@ def copy_and_sum(source: Pool, target: Pool, runs: Iterable[Run]) -> list[int]:
 
 
 def _copy_and_sum_large(source: memoryview, target: memoryview) -> int:
-    """Copy one block that would not stay in the cache as a whole, and return its xxh3."""
+    """Copy one block that is too large to stay in the cache as a whole, and return its xxh3."""
     summing = xxhash.xxh3_64()
     for start in range(0, len(source), RUN_BYTES_MAX):
         part = source[start : start + RUN_BYTES_MAX]
@@ -286,7 +286,7 @@ def _copy_and_sum_large(source: memoryview, target: memoryview) -> int:
 
 
 def checksum(block: memoryview) -> int:
-    """Return the xxh3 of a block's bytes, never 0, which stands for "none was taken"."""
+    """Return the xxh3 of a block's bytes, but never 0, which means that no checksum was taken."""
     return xxhash.xxh3_64_intdigest(block) or 1
 
 

@@ -1,4 +1,4 @@
-"""Own which stretches of bytes a batch moves, as addresses at both ends; what moves them is others' business."""
+"""Own which stretches of bytes a batch moves, as addresses at both ends; other modules move them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ Addresses = NDArray[np.int64]
 
 
 class End(NamedTuple):
-    """Where one piece of every block, or slot, lies: that of number n at address + n * stride_bytes."""
+    """Where one piece of every block, or slot, lies: that of block n is at address + n * stride_bytes."""
 
     address: int
     stride_bytes: int
 
     def of(self, ids: Ids) -> Addresses:
-        """Return the address of each."""
+        """Return the address of the piece of each id."""
         return self.address + ids.astype(np.int64) * self.stride_bytes
 
 
@@ -32,24 +32,24 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Stretches of bytes, in parallel arrays; none has no byte, and no two of one batch write the same one."""
+    """Stretches of bytes, in parallel arrays; each has a byte or more, and no two of one batch write the same byte."""
 
     sources: Addresses
     targets: Addresses
     num_bytes: Addresses
 
     def __len__(self) -> int:
-        """Count them."""
+        """Count the stretches."""
         return len(self.targets)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all stretches together."""
         return int(self.num_bytes.sum())
 
     @classmethod
     def of(cls, ways: Sequence[Way], sources: Ids, targets: Ids) -> Self:
-        """Return what a copy moves, as few and as long stretches as there can be, ascending where they are written."""
+        """Return what a copy moves: as few and as long stretches as possible, ascending by where they are written."""
         if not ways or not len(targets):
             return cls(_NONE, _NONE, _NONE)
         spans = cls(
@@ -60,11 +60,11 @@ class Spans:
         return spans._merged()
 
     def where(self, which: NDArray[np.bool_]) -> Self:
-        """Return some of them."""
+        """Return the selected stretches."""
         return type(self)(self.sources[which], self.targets[which], self.num_bytes[which])
 
     def cut(self, origin: int, chunk_bytes: int, *, at_source: bool) -> Self:
-        """Return the same with none that crosses origin + n * chunk_bytes at its source, or else at its target."""
+        """Return the same bytes, cut so that no source, or else no target, crosses origin + n * chunk_bytes."""
         ends = self.sources if at_source else self.targets
         first = (ends - origin) // chunk_bytes
         last = (ends + self.num_bytes - 1 - origin) // chunk_bytes
@@ -95,7 +95,7 @@ class Spans:
 
 
 def _ranks(counts: Addresses) -> Addresses:
-    """Return 0, 1, … count - 1 for each count, one after the other."""
+    """Return 0, 1, … count - 1 for each count, in a row."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
