@@ -141,9 +141,10 @@ def preferred_block(
 def common_kernel_tokens(
     block_tokens: int, backends: Sequence[BackendInputs], layers: Sequence[LayerSpec] = ()
 ) -> int:
-    """Return the tokens of a kernel block: the block's own if all backends read it, else the largest part that they do.
+    """Return the tokens of a kernel block: a whole block's if all backends read it, else of the largest part all read.
 
-    A part of a block must hold whole states of every layer, and at least one: compressed layers are cut by states.
+    A part of a block must hold whole states of every layer, and at least one state, because compressed layers are cut
+    by states.
 
     Raises:
         InvalidError: rule no_common_kernel_block_size; the message names what each backend reads.
