@@ -1,1 +1,1 @@
-"""The disk stores: their files, the directory that they lie in, and the process that copies to and from them."""
+"""The disk stores: their files, the directory that holds them, and the process that copies to and from them."""

@@ -1,4 +1,4 @@
-"""Own how the bytes of a file are set aside; how many there shall be is `store_place`'s."""
+"""Own how the bytes of a file are set aside; `store_place` decides how many."""
 
 import ctypes
 import errno
@@ -10,13 +10,13 @@ _NO_FALLOCATE: Final = "the file system cannot set bytes of a file aside"
 
 
 def allocate(fd: int, num_bytes: int) -> None:
-    """Have a file own its first bytes on the disk; those that it lacked are zero.
+    """Make a file own its first `num_bytes` on the disk; bytes that it lacked before are zero.
 
-    By the system call itself: where a file system does not have it, `os.posix_fallocate` writes to every block, which
-    takes minutes in which nothing else is done.
+    This makes the system call itself: if a file system does not have it, `os.posix_fallocate` writes to every block,
+    which takes minutes in which nothing else is done.
 
     Raises:
-        OSError: they cannot be had, or the file system cannot promise them.
+        OSError: there is no room for the bytes, or the file system cannot promise them.
     """
     while _LIBC.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(num_bytes)):
         number = ctypes.get_errno()

@@ -1,7 +1,7 @@
-"""Own the form of what a disk store says of itself and of its slots; where it stands in the file is `store_file`'s.
+"""Own the form of what a disk store says of itself and of its slots; `store_file` owns where it stands in the file.
 
-Every cell has 128 bytes, so that none lies in two sectors of the least size that disks have: a write that is cut off
-leaves each cell as it was or as it shall be. Its last field seals all bytes before it.
+Every cell has 128 bytes, so that no cell lies in two sectors even of the smallest size that disks have. A write that is
+cut off therefore leaves each cell as it was or as it is to be. The last field of a cell seals all bytes before it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from kvleased.core.tier.labels import LABEL
 BYTES_PER_LAYOUT: Final = 32
 """Bytes of a layout fingerprint."""
 BYTES_PER_FILE_ID: Final = 16
-"""Bytes that tell a file from all others, also from one that took its place."""
+"""Bytes that tell a file from all others, even from one that took its place."""
 
 _VERSION: Final = 1
 _SLOT_MAGIC: Final = int.from_bytes(b"KVLSLOT\n", "little")
@@ -38,7 +38,7 @@ CELL: Final = np.dtype(
         ("seal", "<u8"),
     ]
 )
-"""What a slot holds: whose bytes and which, in what layout, how many of them and their checksum; all zero: nothing."""
+"""What a slot holds: the label of its bytes, their layout, number and checksum; all zero means nothing."""
 _HEAD: Final = np.dtype(
     [
         ("magic", "<u8"),
@@ -61,18 +61,18 @@ Cells = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreShape:
-    """What decides where a byte of a store lies and what it means; another shape is another file."""
+    """What decides where a byte of a store lies and what it means; a store of another shape is another file."""
 
     layout: bytes
     """The layout fingerprint, 32 bytes."""
     bytes_per_slot: int
     num_slots: int
     store_id: str = ""
-    """Hex that tells whose store it is; part of its file's name alone."""
+    """Hex that tells whose store it is; it appears only in the file's name."""
 
     @property
     def stride_bytes(self) -> int:
-        """From the bytes of one slot to those of the next."""
+        """Bytes from the start of one slot to the start of the next."""
         return disk_file.stride_bytes(self.bytes_per_slot)
 
     @property
@@ -86,7 +86,7 @@ class StoreShape:
         return disk_file.file_bytes(self.num_slots, self.bytes_per_slot)
 
     def head(self, file_id: bytes) -> bytes:
-        """Return the first cell of a file, which says all this and which file it is."""
+        """Return the first cell of a file, which gives the shape and the file's id."""
         head = np.zeros(1, _HEAD)
         head["magic"] = _STORE_MAGIC
         head["layout"] = np.void(self.layout)
@@ -99,12 +99,12 @@ class StoreShape:
 
     @property
     def digest(self) -> str:
-        """A name for the shape and its owner, which tells nothing that a client said."""
+        """A name for the shape and its owner, which reveals nothing that a client said."""
         head = self.head(bytes(BYTES_PER_FILE_ID))
         return blake3(head + bytes.fromhex(self.store_id)).hexdigest(length=16)
 
     def file_id_of(self, head: bytes) -> bytes | None:
-        """Return which file a first cell is of; None where it is none of this shape, or cannot be believed."""
+        """Return the file id in a first cell; None if the cell is not of this shape, or cannot be trusted."""
         if len(head) != BYTES_PER_CELL:
             return None
         file_id: bytes = np.frombuffer(head, _HEAD)["file_id"].tobytes()
@@ -126,7 +126,7 @@ def make_cells(
     checksums: NDArray[np.uint64],
     num_bytes: int,
 ) -> Cells:
-    """Return the cells of slots that hold so many bytes under these labels."""
+    """Return the cells of slots that hold `num_bytes` each under these labels."""
     cells = np.zeros(len(slots), CELL)
     cells["magic"] = _SLOT_MAGIC
     cells["label"] = labels
@@ -140,7 +140,7 @@ def make_cells(
 
 
 def are_whole(shape: StoreShape, slots: NDArray[np.int32], cells: Cells) -> NDArray[np.bool_]:
-    """Tell which cells say something that can be believed, and say it of their slot in this layout."""
+    """Tell which cells can be trusted and describe their own slot in this layout."""
     are_ours: NDArray[np.bool_] = (
         (cells["magic"] == _SLOT_MAGIC)
         & (cells["version"] == _VERSION)

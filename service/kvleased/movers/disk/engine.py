@@ -1,6 +1,6 @@
-"""Own the process that moves blocks between the host pools and the disk stores; what is in a store is `store_file`'s.
+"""Own the process that moves blocks between the host pools and the disk stores; `store_file` owns what is in a store.
 
-Nothing that a disk does ends it: a store that does not work is off until it works again, and its blocks are misses.
+No failure of a disk ends it: a store that does not work is off until it works again, and its blocks are misses.
 """
 
 import json
@@ -38,7 +38,7 @@ from kvleased.telemetry import logs
 
 _SECONDS_BETWEEN_TRIES: Final = 2.0
 _SECONDS_BETWEEN_LOOKS: Final = 2.0
-"""Seconds after which it is looked again whether an open store is still where it belongs."""
+"""Seconds between two checks that an open store is still where it belongs."""
 _WAITING_MAX: Final = 256
 """Packets that are taken from the link before they are acted on."""
 
@@ -49,22 +49,22 @@ class _Tier:
 
     pool: int
     shape: StoreShape | None
-    """None where the packet named none that can be."""
+    """None if the packet described no possible shape."""
     store: StoreFile | None = None
-    """None while it is off."""
+    """None while the store is off."""
     reason: str = ""
     file_id: str
-    """The file whose slots the daemon was told of, or is being told of."""
+    """The file whose slots the daemon has been told of, or is being told of."""
     next_try: float = 0.0
-    """When to look again: to open it where it is off, else whether it is still where it belongs."""
+    """When to try or check again: to open the store if it is off, else to see that it is still where it belongs."""
     unseen_slot: int
-    """The first slot whose cell is still to be looked at; the number of slots where none is."""
+    """The first slot whose cell is still to be looked at; the number of slots if all have been."""
     written: set[int] = field(default_factory=set)
-    """Slots that were written before they were looked at: they are no news."""
+    """Slots that were written before they were looked at; the daemon need not be told of them."""
 
 
 class DiskEngine(Engine):
-    """Serve one link: store and load blocks, and tell what stores hold and whether they work."""
+    """Serve one link: store and load blocks, and report what stores hold and whether they work."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DiskEngine(Engine):
         seconds_between_looks: float = _SECONDS_BETWEEN_LOOKS,
         lay: Lay = lay_in_memory,
     ) -> None:
-        """Take the link; without a place every store is off."""
+        """Take the link; without a place, every store is off."""
         super().__init__(link, lay)
         self._place = place
         self._seconds_between_tries = seconds_between_tries
@@ -91,7 +91,7 @@ class DiskEngine(Engine):
             if self._is_over:
                 return
             self._look_around()
-            # Somebody waits for a load, nobody for a store.
+            # A request waits for a load, but nobody waits for a store.
             load = self._next_load()
             packet, fds = load or self._waiting.popleft()
             self._act(packet, fds)
@@ -99,7 +99,7 @@ class DiskEngine(Engine):
                 self._look_on_a_little()
 
     def _take_in(self) -> None:
-        """Take all packets that have come."""
+        """Take all packets that have arrived."""
         while len(self._waiting) < _WAITING_MAX and not self._is_over:
             try:
                 packet, fds = receive_packet(
@@ -114,7 +114,7 @@ class DiskEngine(Engine):
             self._is_over = not packet
 
     def _next_load(self) -> tuple[bytes, list[int]] | None:
-        """Take the first load from what waits, if there are only batches before it."""
+        """Take the first waiting load, if only batches wait before it."""
         for index, (packet, _) in enumerate(self._waiting):
             if packet[:1] != protocol.BATCH:
                 return None
@@ -125,13 +125,13 @@ class DiskEngine(Engine):
         return None
 
     def _let_loads_pass(self) -> None:
-        """In the middle of a store: carry out the loads that have come meanwhile."""
+        """In the middle of a store, carry out the loads that have arrived meanwhile."""
         self._take_in()
         while not self._is_over and (waiting := self._next_load()):
             self._act(*waiting)
 
     def _spend_idle_time(self) -> None:
-        """Until a packet comes: look through stores, try those that are off, ready memory."""
+        """Until a packet comes, look through stores, try those that are off, and ready memory."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         while not poll.poll(0):
@@ -148,7 +148,7 @@ class DiskEngine(Engine):
             self._look_around()
 
     def _look_around(self) -> None:
-        """Try the stores that are off, and see after those that are on, each in its time."""
+        """Try to open the stores that are off and check those that are on, each when it is due."""
         now = time.monotonic()
         for tier in self._tiers.values():
             if not self._is_watched(tier) or tier.next_try > now:
@@ -159,7 +159,7 @@ class DiskEngine(Engine):
                 self._check(tier, tier.store)
 
     def _check(self, tier: _Tier, store: StoreFile) -> None:
-        """Turn a store off that is not what its path leads to any more."""
+        """Turn a store off if its path no longer leads to it."""
         assert self._place is not None, "a store without a place"
         tier.next_try = time.monotonic() + self._seconds_between_looks
         try:
@@ -168,7 +168,7 @@ class DiskEngine(Engine):
             self._turn_off(tier, str(error))
 
     def _look_on_a_little(self) -> None:
-        """Look on through a store: nobody's blocks shall keep it waiting for ever."""
+        """Look through a store a little further, so that a steady stream of blocks never keeps it from ending."""
         unseen = next((tier for tier in self._tiers.values() if _is_unseen(tier)), None)
         if unseen is not None:
             self._look_on(unseen)
@@ -193,7 +193,7 @@ class DiskEngine(Engine):
             self._place.close(tier.store)
 
     def _purge(self, pool: int) -> None:
-        """Remove a store's file, and say so, or why that cannot be; if its cache stays, it is made anew."""
+        """Remove a store's file and say so, or say why that failed; if its cache stays, the file is made anew."""
         tier = self._tiers.get(pool)
         if tier is None or tier.store is None or self._place is None:
             reason = "the cache has no store" if tier is None else tier.reason
@@ -207,11 +207,11 @@ class DiskEngine(Engine):
         self._link.sendall(Purged(pool=pool, reason=reason).encode())
 
     def _is_watched(self, tier: _Tier) -> bool:
-        """Whether a store works, or is off and may come to work by itself."""
+        """Tell whether a store works, or is off but may come to work by itself."""
         return tier.shape is not None and self._place is not None
 
     def _open(self, tier: _Tier) -> None:
-        """Have the store on if it can be had; say so if that is news."""
+        """Turn the store on if it can be opened; report it if that changes anything."""
         tier.next_try = time.monotonic() + self._seconds_between_tries
         try:
             tier.store = self._store_of(tier)
@@ -249,7 +249,7 @@ class DiskEngine(Engine):
         self._link.sendall(Status(is_on=False, reason=reason, pool=tier.pool).encode())
 
     def _look_on(self, tier: _Tier) -> None:
-        """Tell what the next slots hold."""
+        """Report what the next slots hold."""
         assert tier.store is not None, "a store that is off is looked through"
         first = tier.unseen_slot
         try:
@@ -310,8 +310,8 @@ class DiskEngine(Engine):
 
 
 def main(link_fd: int, settings_fd: int, directory_fd: int = -1) -> None:
-    """Run a mover of disk stores over inherited descriptors, the last of them of the directory that `serve` entered."""
-    # A terminal sends its signals to all processes; the supervisor alone ends a mover.
+    """Run a mover of disk stores over inherited descriptors; the last is the directory that `serve` entered, if any."""
+    # A terminal sends its signals to all processes, but only the supervisor may end a mover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
@@ -333,7 +333,7 @@ def _tier_of(pool: PoolMap) -> _Tier:
             num_slots=pool.num_disk_slots,
             store_id=pool.store_id,
         )
-    # A file that the daemon does not know is looked through as soon as it is open.
+    # If the daemon does not know the file, it is looked through as soon as it is open.
     return _Tier(pool=pool.pool, shape=shape, file_id=pool.file_id, unseen_slot=pool.num_disk_slots)
 
 
@@ -347,7 +347,7 @@ def _transfer(
     """Return the order of a batch's positions by their slots, and the batch in that order.
 
     Raises:
-        OutOfBoundsError: an id lies outside its pool, a slot is named twice, or the arrays do not fit each other.
+        OutOfBoundsError: an id lies outside its pool, a slot is named twice, or the arrays do not match in length.
     """
     slots, others = np.frombuffer(slot_ids, np.int32), np.frombuffer(other_ids, np.int32)
     store, num_others = ends

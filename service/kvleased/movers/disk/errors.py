@@ -1,4 +1,4 @@
-"""Own what people are told of an error of the file system below a disk store, and what they can do about it."""
+"""Own what people are told of an error of the file system under a disk store, and what they can do about it."""
 
 import errno
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _ADVICE: Final[Mapping[int, str]] = {
     errno.ENXIO: "a socket is in the way; move it away",
     errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
 }
-"""What to do, by the error of the kernel; the others are told in its words."""
+"""What to do, by the kernel's error number; other errors are told in the kernel's words."""
 
 
 def told(error: OSError) -> str:
-    """Return what the kernel has against it, and what to do about it where that is known."""
+    """Return what the kernel objects to and, if known, what to do about it."""
     reason = error.strerror or type(error).__name__
     return _ADVICE.get(error.errno or 0, reason)

@@ -1,7 +1,7 @@
-"""Own the bytes of one disk store: which order they are written in, and what of them is believed.
+"""Own the bytes of one disk store: in which order they are written, and which of them are believed.
 
-The file never goes through a mapping, so that one that is cut off is an error and no signal. Cells go through the
-page cache, bytes of slots around it where the file system can do that.
+The file is never memory-mapped, so if it is cut off, that is an error and not a signal. Cells go through the page
+cache; the bytes of slots bypass it if the file system can do that.
 """
 
 import errno
@@ -28,9 +28,9 @@ from kvleased.movers.rows import Pool, checksum
 _RUN_BYTES_MAX: Final = 1 << 20
 """Bytes of adjacent slots that are read or written in one call; they should still be in the cache for their sums."""
 _CHUNK_BYTES_MAX: Final = 32 << 20
-"""Bytes that are written before others may have their turn."""
+"""Bytes that are written before loads may have their turn."""
 _ALONE_BYTES_MAX: Final = 1 << 20
-"""Up to here a second thread costs more than it helps."""
+"""Bytes up to which a second thread costs more than it helps."""
 
 _T = TypeVar("_T")
 _Run = tuple[int, int]
@@ -43,22 +43,22 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Blocks on their way to or from a store, one at each position, in the order of their slots there."""
+    """Blocks on their way to or from a store, one at each position, in the order of their slots in the store."""
 
     slots: NDArray[np.int32]
     """Slots of the store, ascending."""
     others: NDArray[np.int32]
-    """Host slots to write from, or blocks to read to."""
+    """Host slots to write from, or device blocks to read to."""
     labels: NDArray[np.void]
     checksums: NDArray[np.uint64]
-    """What the bytes must have; 0 where nobody knows."""
+    """The checksums that the bytes must have; 0 if unknown."""
 
     def __len__(self) -> int:
         return len(self.slots)
 
 
 class StoreFile:
-    """One open store; its descriptors are its own, and its place stays locked while they are open."""
+    """One open store; it owns its descriptors, and its place stays locked while they are open."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class StoreFile:
         payload_fd: int,
         helper: Executor,
     ) -> None:
-        """Take the descriptors; `payload_fd` may be another of the same file, past the page cache."""
+        """Take the descriptors; `payload_fd` may be a second one of the same file, which bypasses the page cache."""
         self.shape = shape
         self.file_id = file_id
-        """Hex that no other file ever has, nor this one once it was cut off."""
+        """Hex that no other file ever has; the file gets a new one after it was cut off."""
         self._cells_fd = cells_fd
         self._payload_fd = payload_fd
         self._helper = helper
         self._staging = threading.local()
 
     def close(self) -> None:
-        """Let go of the file; whoever still writes meets an error, not another file."""
+        """Close the file; a thread that still writes then gets an error and cannot hit another file."""
         for fd in {self._cells_fd, self._payload_fd} - {-1}:
             os.close(fd)
         self._cells_fd = self._payload_fd = -1
@@ -87,7 +87,7 @@ class StoreFile:
         """Look whether the file is still there and whole; return what the kernel says of it.
 
         Raises:
-            StoreError: it is not.
+            StoreError: the file is removed, not whole, or cannot be looked at.
         """
         try:
             status = os.fstat(self._cells_fd)
@@ -101,12 +101,12 @@ class StoreFile:
         return status
 
     def renew_head(self, file_id: bytes) -> bool:
-        """Have the file begin as it should, where it does not: as another one, for nobody knows what else was written.
+        """Write the file's head anew, with a new id, if it was overwritten: nobody knows what else was.
 
         Tells whether that was needed.
 
         Raises:
-            StoreError: its beginning cannot be read, or cannot be written.
+            StoreError: the head cannot be read or written.
         """
         try:
             if os.pread(self._cells_fd, BYTES_PER_CELL, 0) == self.shape.head(
@@ -120,10 +120,10 @@ class StoreFile:
         return True
 
     def found(self, first: int, count: int) -> tuple[NDArray[np.int32], Cells]:
-        """Return which of adjacent slots hold something, by their cells, and these.
+        """Return those of adjacent slots that hold something, judging by their cells, and the cells.
 
         Raises:
-            StoreError: they cannot be read.
+            StoreError: the cells cannot be read.
         """
         slots = np.arange(first, min(first + count, self.shape.num_slots), dtype=np.int32)
         said = self._cells(slots)
@@ -133,13 +133,13 @@ class StoreFile:
     def write(
         self, transfer: Transfer, images: Pool, num_bytes: int, between: Callable[[], None]
     ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Write the first bytes of host slots durably; return their checksums, and where these were not as expected.
+        """Write the first bytes of host slots durably; return their checksums, and which were not as expected.
 
-        What a slot held before is denied first; a slot says what it holds only when its bytes are durable. `between`
-        is called now and then while no thread is at work.
+        First the slots' old cells are cleared; a slot says what it holds only when its bytes are durable. `between` is
+        called now and then, while no thread is at work.
 
         Raises:
-            StoreError: nothing of it is written for certain, and no slot claims to hold something else than it does.
+            StoreError: it is not certain that anything was written, but no slot claims to hold what it does not.
         """
         self.check()
         sums = np.zeros(len(transfer), np.uint64)
@@ -163,7 +163,7 @@ class StoreFile:
         return sums, are_wrong
 
     def read(self, transfer: Transfer, pools: Pools) -> list[int]:
-        """Read slots into blocks; return the positions whose bytes are not there, or not what label and sums say.
+        """Read slots into blocks; return the positions whose bytes are missing or do not match their label or checksum.
 
         Raises:
             StoreError: the store does not work; nothing was written.
@@ -220,7 +220,7 @@ class StoreFile:
         pools: Pools,
         runs: Sequence[_Run],
     ) -> tuple[list[int], list[int]]:
-        """Return the positions that could not be read, and those that do not have their checksum."""
+        """Return the positions that could not be read, and those whose bytes do not have their checksum."""
         missing, torn = [], []
 
         def land(first: int, count: int) -> None:
@@ -235,7 +235,7 @@ class StoreFile:
             if self._fetch(slots, first, count):
                 land(first, count)
                 continue
-            # What cannot be read at once is read slot by slot, so that the others are not lost with it.
+            # A run that cannot be read at once is read slot by slot, so that its good slots are not lost.
             for position in range(first, first + count):
                 if count > 1 and self._fetch(slots, position, 1):
                     land(position, 1)
@@ -244,7 +244,7 @@ class StoreFile:
         return missing, torn
 
     def _fetch(self, slots: NDArray[np.int32], first: int, count: int) -> bool:
-        """Read the bytes of adjacent slots to this thread's staging; tell whether all came."""
+        """Read the bytes of adjacent slots into this thread's staging memory; tell whether all came."""
         staged = self._staging_slots(count)
         try:
             offset = self.shape.slot_offset_bytes(int(slots[first]))
@@ -259,7 +259,7 @@ class StoreFile:
         return staged
 
     def _staging_slots(self, count: int) -> Pool:
-        """Return aligned memory of this thread alone, whose bytes behind a slot's are zero."""
+        """Return aligned memory that only this thread uses; its bytes beyond the end of a slot are zero."""
         if not hasattr(self._staging, "slots"):
             stride_bytes = self.shape.stride_bytes
             most = max(1, floor_div(_RUN_BYTES_MAX, stride_bytes))
@@ -269,7 +269,7 @@ class StoreFile:
         return staged
 
     def _chunks(self, slots: NDArray[np.int32]) -> Iterator[list[_Run]]:
-        """Yield runs of adjacent slots, in chunks of not too many bytes."""
+        """Yield runs of adjacent slots, in chunks that are not too large."""
         stride_bytes = self.shape.stride_bytes
         chunk: list[_Run] = []
         chunk_bytes = 0
@@ -283,7 +283,7 @@ class StoreFile:
             yield chunk
 
     def _share(self, act: Callable[[Sequence[_Run]], _T], runs: Sequence[_Run]) -> list[_T]:
-        """Have two threads act on half of the runs each, where that is worth it."""
+        """Have two threads act on half of the runs each, if that is worth it."""
         num_bytes = sum(count for _, count in runs) * self.shape.stride_bytes
         if len(runs) == 1 or num_bytes <= _ALONE_BYTES_MAX:
             return [act(runs)]
@@ -292,34 +292,34 @@ class StoreFile:
         try:
             ours = act(runs[:middle])
         finally:
-            # Whatever happened here, nobody may still be at work when this returns.
+            # Whatever happened here, no thread may still be at work when this returns.
             theirs.exception()
         try:
             return [ours, theirs.result()]
         finally:
-            # An error would refer to itself by way of this frame, and keep all memory of the cache mapped.
+            # Otherwise an error would refer to itself by way of this frame, and keep all memory of the cache mapped.
             del theirs
 
     def _cells(self, slots: NDArray[np.int32]) -> Cells:
-        """Return what the cells of slots say in the file; nothing where that ends too early, or cannot be read.
+        """Return the cells of slots in the file; a cell is empty if the file ends before it, or if it cannot be read.
 
         Raises:
-            StoreError: nor can what stands before all cells.
+            StoreError: the file's first cell cannot be read, either.
         """
         said = np.zeros(len(slots), CELL)
         for first, count in _runs(slots, len(slots)):
             if self._fetch_cells(slots, said, first, count):
                 continue
-            # A sector that cannot be read takes no more than its own cells with it.
+            # If a sector cannot be read, only the cells in it are lost.
             for position in range(first, first + count):
                 self._fetch_cells(slots, said, position, 1)
         return said
 
     def _fetch_cells(self, slots: NDArray[np.int32], said: Cells, first: int, count: int) -> bool:
-        """Read adjacent cells; tell whether that could be done.
+        """Read adjacent cells; tell whether that worked.
 
         Raises:
-            StoreError: they cannot be read, nor can what stands before all cells.
+            StoreError: they cannot be read, nor can the file's first cell.
         """
         part = said[first : first + count]
         try:
@@ -340,7 +340,7 @@ class StoreFile:
             write_whole(self._cells_fd, [written[first : first + count].tobytes()], offset)
 
     def _deny(self, slots: NDArray[np.int32]) -> None:
-        """Have slots say that they hold nothing, as far as that can be written; nobody relies on it."""
+        """Clear the cells of slots as far as that can be written; nobody relies on it."""
         try:
             self._put_cells(slots, np.zeros(len(slots), CELL))
         except OSError:
@@ -348,7 +348,7 @@ class StoreFile:
 
 
 def write_whole(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
-    """Write all of the parts, one after the other, or fail.
+    """Write all of the parts, one after another, or fail.
 
     Raises:
         OSError: not all of it was written.
@@ -358,7 +358,7 @@ def write_whole(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int)
 
 
 def _runs(slots: NDArray[np.int32], count_max: int) -> list[_Run]:
-    """Return the stretches of positions whose slots are adjacent, none too long."""
+    """Return the stretches of positions whose slots are adjacent, none of them too long."""
     positions = np.arange(len(slots))
     breaks = np.ones(len(slots), bool)
     breaks[1:] = np.diff(slots) != 1

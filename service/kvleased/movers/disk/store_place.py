@@ -1,7 +1,7 @@
-"""Own the directory of the disk stores: who may use it, what lies there and how many bytes; what is in a store is not.
+"""Own the directory of the disk stores: who may use it, which files are in it, and how many bytes they may take.
 
-No name in it comes from a caller: a store is called by the digest of its shape, and a number where several caches have
-the same. A file that is not certainly ours is never changed or removed.
+No file name comes from a caller: a store's name is the digest of its shape, and a number, because several caches may
+have the same shape. A file that is not certainly ours is never changed or removed.
 """
 
 import fcntl
@@ -40,13 +40,13 @@ _BYTES_PER_STAT_BLOCK: Final = 512
 class StorePlace:
     """A directory of stores that this process alone uses, from the first `open` that succeeds.
 
-    From then on no other directory takes its place, unless it was removed and cannot come back.
+    From then on no other directory may take its place, unless the first was removed and cannot come back.
     """
 
     def __init__(self, path: Path, bytes_max: int, directory_fd: int = -1) -> None:
-        """Assign; `bytes_max` is for all stores together; 0 leaves a fifth of the file system to others.
+        """Assign; `bytes_max` is for all stores together, and 0 leaves a fifth of the file system to others.
 
-        `directory_fd`, which is closed by `leave`, is the directory where it was entered before, by another process.
+        `directory_fd` is the directory if another process has entered it before; `leave` closes it.
         """
         self._path = path
         self._bytes_max = bytes_max
@@ -56,10 +56,10 @@ class StorePlace:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def open(self, shape: StoreShape) -> StoreFile:
-        """Open the store of a shape that no other cache has open, or make it with all of its bytes.
+        """Open the store of a shape that no other cache has open; if there is none, make it, with all of its bytes.
 
         Raises:
-            StoreError: it cannot be had; nothing is left of what was begun.
+            StoreError: that is impossible; nothing is left of what was begun.
         """
         name = ""
         try:
@@ -79,13 +79,13 @@ class StorePlace:
         return store
 
     def check(self, store: StoreFile) -> None:
-        """Look whether an open store is still what its path leads to, whole, for us alone, and begins as it did.
+        """Check that an open store is still what its path leads to, is whole, private, and begins as it did.
 
-        One whose beginning was overwritten is another file from then on, as one that was cut off: else the next daemon
-        would not know it, and it would be in its way.
+        If its beginning was overwritten, the store counts as another file from then on, like one that was cut off.
+        Otherwise the next daemon would not know it, and it would be in that daemon's way.
 
         Raises:
-            StoreError: it is not, so that the next daemon would not find what is written to it.
+            StoreError: it is not, so the next daemon would not find what is written to it.
         """
         status, name = store.check(), self._names[store]
         try:
@@ -101,20 +101,20 @@ class StorePlace:
             raise StoreError(message)
 
     def _complaint(self, error: OSError, name: str) -> str:
-        """Return what the kernel has against which path, and what to do about it where that is known."""
+        """Return which path the kernel objects to, why, and, if known, what to do about it."""
         said = error.filename if isinstance(error.filename, str) else name
         return f"{self._path / said}: {told(error)}"
 
     def close(self, store: StoreFile) -> None:
-        """Close a store; its file stays for the next cache of its shape."""
+        """Close a store; its file stays for the next cache of that shape."""
         del self._names[store]
         store.close()
 
     def purge(self, store: StoreFile) -> None:
-        """Remove an open store's file with all that it holds, and close it; a crash leaves it whole or takes it whole.
+        """Remove an open store's file with all that it holds, and close it; after a crash it is either whole or gone.
 
         Raises:
-            StoreError: it is not what its path leads to, or cannot be removed for certain; it stays open.
+            StoreError: the path does not lead to it, or it cannot be removed for certain; it stays open.
         """
         self.check(store)
         name = self._names[store]
@@ -126,18 +126,18 @@ class StorePlace:
         self.close(store)
 
     def leave(self) -> None:
-        """Close everything; the directory is free for others."""
+        """Close everything, so that others may use the directory."""
         for store in list(self._names):
             self.close(store)
         self._forget_directory()
         self._helper.shutdown()
 
     def _enter(self) -> None:
-        """Have the directory open, private and locked: the one of before, unless that was removed.
+        """Have the directory open, private and locked: the same one as before, unless that was removed.
 
         Raises:
             OSError: it cannot be made or opened.
-            StoreError: it is not ours alone, or another one than before.
+            StoreError: it is not ours alone, or not the same one as before.
         """
         if self._directory_fd >= 0 and os.fstat(self._directory_fd).st_nlink:
             self._check_directory()
@@ -154,11 +154,11 @@ class StorePlace:
         self._directory_fd, self._lock_fd = fd, lock_fd
 
     def _opened(self) -> int:
-        """Open the directory; it is made where there was none before, but never again: what would it lie on by now?
+        """Open the directory; make it if none was open before, but never again, as nobody knows what it would lie on.
 
         Raises:
             OSError: it cannot be made or opened.
-            StoreError: it took the place of one on another file system.
+            StoreError: it took the place of a directory on another file system.
         """
         if self._directory_fd < 0:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,8 +175,8 @@ class StorePlace:
         """Return the lock on a directory, which must be private.
 
         Raises:
-            OSError: there can be no lock in it.
-            StoreError: others may use it, or another process does.
+            OSError: no lock can be made in it.
+            StoreError: others may use it, or another process already does.
         """
         _check_private(os.fstat(directory_fd), self._path)
         fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
@@ -189,11 +189,11 @@ class StorePlace:
         return fd
 
     def _check_directory(self) -> None:
-        """Look whether the path leads to the directory of before, which is for us alone.
+        """Check that the path leads to the same directory as before, and that it is for us alone.
 
         Raises:
             OSError: it leads nowhere.
-            StoreError: it does not, or others may use it.
+            StoreError: it leads to another directory, or others may use it.
         """
         directory = self._path.stat(follow_symlinks=False)
         if not os.path.samestat(directory, os.fstat(self._directory_fd)):
@@ -216,13 +216,13 @@ class StorePlace:
         raise StoreError(message)
 
     def _take(self, fd: int, name: str, shape: StoreShape) -> bytes:
-        """Take an existing file that is a store of this shape, and give it back the bytes that it may have lost.
+        """Take an existing file that is a store of this shape, and give it back any bytes that it lost.
 
-        One that was cut off is another file from then on: what is left in it must be found anew.
+        A file that was cut off counts as another file from then on: what is left in it must be found anew.
 
         Raises:
-            OSError: it cannot be read, or its bytes cannot be had; it is closed.
-            StoreError: it is no such file; it is not touched and closed.
+            OSError: it cannot be read, or there is no room for its bytes; it is closed.
+            StoreError: it is not such a file; it is closed without being touched.
         """
         try:
             path = self._path / name
@@ -241,11 +241,11 @@ class StorePlace:
         return file_id
 
     def _make(self, name: str, shape: StoreShape) -> tuple[int, bytes]:
-        """Make a store that has its name only once all of it is there.
+        """Make a store that gets its name only once all of it is there.
 
         Raises:
-            OSError: its bytes cannot be had; nothing is left of it.
-            StoreError: it would be above the limit.
+            OSError: there is no room for its bytes; nothing is left of it.
+            StoreError: it would exceed the limit.
         """
         unfinished, file_id = name + _UNFINISHED, _new_file_id()
         self._remove(unfinished)
@@ -267,11 +267,11 @@ class StorePlace:
         return fd, file_id
 
     def _make_room(self, num_bytes: int, name: str) -> None:
-        """Have so many bytes for a store below the limit: those that no cache uses give way, the longest unused first.
+        """Make room for so many bytes below the limit: unused stores are removed, those unused for longest first.
 
         Raises:
             OSError: the file system does not say how large it is.
-            StoreError: those in use leave too few.
+            StoreError: the stores in use leave too few bytes.
         """
         bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
         stores = dict(self._stores())
@@ -305,10 +305,11 @@ class StorePlace:
 
 
 def _check_private(status: os.stat_result, path: Path) -> None:
-    """Refuse what others may have a hand in.
+    """Refuse a file or directory that others may have a hand in.
 
     Raises:
-        StoreError: it belongs to another user, others may use it, it has a second name, or it is no plain file.
+        StoreError: it belongs to another user, others may use it, it has a second name, or it is neither a plain file
+            nor a directory.
     """
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):
@@ -334,10 +335,10 @@ def _new_file_id() -> bytes:
 
 
 def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.stat_result]:
-    """Return the id and the status of a file that is a store of this shape, perhaps not all of it.
+    """Return the id and the status of a file that is a store of this shape, perhaps cut off.
 
     Raises:
-        StoreError: it is another file, or more than a store.
+        StoreError: it is another file, or longer than a store.
     """
     file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
     if file_id is None:
@@ -361,7 +362,7 @@ def _is_sparse(status: os.stat_result) -> bool:
 
 
 def _past_the_cache(fd: int, shape: StoreShape) -> int:
-    """Return a second descriptor that reads and writes past the page cache, or the same where that cannot be had."""
+    """Return a second descriptor that reads and writes past the page cache, or the same one if that is impossible."""
     try:
         direct = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     except OSError:
