@@ -1,1 +1,1 @@
-"""What is only for memory of a GPU: copies there, the process that makes them, and the asking for memory."""
+"""What only memory of a GPU needs: copies there, the process that makes them, and requests for memory."""

@@ -1,6 +1,6 @@
-"""Own the packets by which a GPU's mover is asked for memory, and hands it over; who keeps it is others' business.
+"""Own the packets that ask a GPU's mover for memory, and those that hand it over; other modules keep the memory.
 
-The answer has a descriptor beside it. A mover alone has the means to make such memory, and must be able to end at any
+The answer has a descriptor beside it. Only a mover has the means to make such memory, but it must be able to end at any
 time, so it keeps none of it.
 """
 
@@ -14,18 +14,18 @@ ALLOCATED: Final = b"V"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocate:
-    """Memory of a GPU that is wanted; answered by Allocated."""
+    """A request for memory of a GPU; answered by Allocated."""
 
     number: int
     num_bytes: int
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the request as one packet."""
         return ALLOCATE + json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> "Allocate":
-        """Return what a packet says."""
+        """Return the request of a packet."""
         return cls(**json.loads(packet[1:]))
 
 
@@ -35,17 +35,17 @@ class Allocated:
 
     number: int
     device_uuid: str = ""
-    """What all processes call the GPU."""
+    """The name that all processes have for the GPU."""
     mapped_bytes: int = 0
-    """Bytes that were made and are to be mapped, no fewer than were asked for."""
+    """Bytes that were made and are to be mapped, at least as many as were asked for."""
     reason: str = ""
-    """Why there is none, for people."""
+    """Why there is no memory, for people."""
 
     def encode(self) -> bytes:
-        """Return it as one packet."""
+        """Return the answer as one packet."""
         return ALLOCATED + json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> "Allocated":
-        """Return what a packet says."""
+        """Return the answer of a packet."""
         return cls(**json.loads(packet[1:]))

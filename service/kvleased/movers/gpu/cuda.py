@@ -1,7 +1,8 @@
-"""Own copies between pools on a GPU and the host pool; how a GPU carries them out is `streams`' business.
+"""Own copies between pools on a GPU and the host pool; `streams` owns how a GPU carries them out.
 
-Nothing waits here: a batch is begun, its checksums are taken a few at a time, and it has ended when the GPU has done
-its part. A checksum is one over the host's bytes: of an offload after they have come, of a reload while they go.
+Nothing waits in a step: a batch is begun, its checksums are taken a few at a time, and it ends when the GPU has done
+its part. Checksums are taken over the host's bytes: of an offload after they have arrived, of a reload while they are
+sent.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,9 @@ from kvleased.movers.rows import Pool, checksum
 from kvleased.movers.spans import End, Spans, Way
 
 STEP_BYTES: Final = 4 << 20
-"""Bytes that are summed up before it is looked again what else there is to do."""
+"""Bytes that are summed before the next look at what else there is to do."""
 POLL_SECONDS: Final = 20e-6
-"""Seconds between two looks at events while there is nothing else to do."""
+"""Seconds between two looks at events when there is nothing else to do."""
 
 
 class Mark(Protocol):
@@ -48,13 +49,13 @@ class Stream(Protocol):
     """A queue of work of a GPU."""
 
     def copy(self, spans: Spans, *, is_pinned: bool) -> None:
-        """Copy every span; memory of the host is pinned, or is waited for."""
+        """Copy every span; memory of the host is pinned, or the copies are waited for."""
 
     def zero(self, spans: Spans) -> None:
         """Fill the targets with zeros."""
 
     def mark(self) -> Mark:
-        """Return the place behind all that was given so far."""
+        """Return the place behind all work given so far."""
 
 
 class Streams(Protocol):
@@ -62,11 +63,11 @@ class Streams(Protocol):
 
     @property
     def urgent(self) -> Stream:
-        """What somebody waits for: towards the device, and on it."""
+        """Work that a request waits for: copies towards the device, and work on it."""
 
     @property
     def others(self) -> Stream:
-        """What is written back."""
+        """Copies that only write back."""
 
 
 class Memory(Protocol):
@@ -74,7 +75,7 @@ class Memory(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address at which it begins."""
 
     def __len__(self) -> int:
         """Count its bytes."""
@@ -84,12 +85,12 @@ class Memory(Protocol):
 
 
 class Work:
-    """A batch that was begun."""
+    """A batch that has begun."""
 
     def __init__(
         self, mark: Mark, *, batch: Batch, images: Pool, slot_ids: NDArray[np.int32]
     ) -> None:
-        """Take what is to be summed up: the bytes of these slots, in the order of the batch; none where nothing is."""
+        """Take the slots whose bytes are to be summed, in the order of the batch; none if nothing is to be summed."""
         self.batch = batch
         self._mark = mark
         self._images = images
@@ -98,7 +99,7 @@ class Work:
         self._is_moved = False
 
     def step(self) -> bool:
-        """Go on as far as can be done without waiting, but not for long; tell whether anything was done."""
+        """Do what can be done without waiting, but not for long; tell whether anything was done."""
         was_moved = self._is_moved
         self._is_moved = was_moved or self._mark.is_done
         may_sum = self._is_moved or self.batch.direction is not Direction.OFFLOAD
@@ -110,11 +111,11 @@ class Work:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was moved and summed up."""
+        """Whether everything has been moved and summed."""
         return self._is_moved and len(self._sums) == len(self._slot_ids)
 
     def copied(self) -> Copied:
-        """Return what it led to, once it is over."""
+        """Return the result, once the work is over."""
         assert self.is_over, "still under way"
         sums = np.array(self._sums, np.uint64)
         if self.batch.direction is Direction.OFFLOAD:
@@ -131,7 +132,7 @@ class CudaPools:
     slots: Pool
     """[slots, bytes_per_slot]"""
     num_blocks: int
-    """Blocks all of whose pieces lie in their regions."""
+    """Number of blocks whose pieces all lie in their regions."""
     pieces: tuple[Piece, ...]
     streams: Streams
     pins: Pins
@@ -147,7 +148,7 @@ class CudaPools:
         streams: Streams,
         pins: Pins,
     ) -> Self:
-        """Lay a cache over its regions, of whose blocks no piece is known yet."""
+        """Lay a cache over its regions; no piece of its blocks is known yet."""
         return cls(
             devices=devices,
             slots=slots_in(host, bytes_per_slot, ()),
@@ -158,8 +159,8 @@ class CudaPools:
         )
 
     def with_pieces(self, pieces: Sequence[Piece]) -> Self:
-        """Return the same pools with more pieces; whatever would lie outside of them is no block, or slot, of them."""
-        # An empty piece would claim the place of another one in the slot.
+        """Return the same pools with more pieces; leave out blocks and slots that would lie outside of them."""
+        # An empty piece would claim another piece's place in the slot.
         found = (*self.pieces, *(piece for piece in pieces if piece.num_bytes))
         return type(self)(
             devices=self.devices,
@@ -172,7 +173,7 @@ class CudaPools:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of a block over all ranks that keep different ones."""
+        """Bytes of a block, over all ranks that keep different bytes."""
         return sum(piece.num_bytes for piece in self._own_pieces)
 
     @property
@@ -181,10 +182,10 @@ class CudaPools:
         return image_bytes_of(self.pieces)
 
     def begin(self, batch: Batch) -> Work:
-        """Give the GPU what a batch asks for.
+        """Give the GPU the work of a batch.
 
         Raises:
-            OutOfBoundsError: some id lies outside its pool; then nothing was begun.
+            OutOfBoundsError: an id lies outside its pool; nothing was begun.
         """
         direction = batch.direction
         sources, targets, wanted = ids_of(
@@ -207,10 +208,10 @@ class CudaPools:
         return Work(stream.mark(), batch=batch, images=images, slot_ids=slot_ids)
 
     def carry_out(self, batch: Batch) -> Copied:
-        """Do what a batch says, and wait for its end.
+        """Carry out a batch, and wait for its end.
 
         Raises:
-            OutOfBoundsError: some id lies outside its pool; then nothing was written.
+            OutOfBoundsError: an id lies outside its pool; nothing was written.
         """
         work = self.begin(batch)
         while not work.is_over:
@@ -219,10 +220,10 @@ class CudaPools:
         return work.copied()
 
     def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
-        """Write one block of the device pool, on every rank, from the bytes of a slot, and wait for the end of it.
+        """Write one block of the device pool, on every rank, from the bytes of a slot, and wait until it is done.
 
         Raises:
-            OutOfBoundsError: the block lies outside the pool, or the image is shorter than what a block takes.
+            OutOfBoundsError: the block lies outside the pool, or the image is shorter than a block needs.
         """
         if not 0 <= block < self.num_blocks or len(image) < self.image_bytes:
             raise OutOfBoundsError
@@ -234,7 +235,7 @@ class CudaPools:
             sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Let go of the memory, which nothing copies from or to any more."""
+        """Let go of the memory; no copy may still use it."""
         self.pins.close()
         for device in self.devices:
             device.close()
@@ -244,7 +245,7 @@ class CudaPools:
             stream.copy(part, is_pinned=is_pinned)
 
     def _ways(self, direction: Direction, slots_address: int | None = None) -> list[Way]:
-        """Return how the pieces of blocks travel; the slots may be those of another array."""
+        """Return where the pieces of blocks are read and written; `slots_address` stands for another array of slots."""
         host = self.slots.ctypes.data if slots_address is None else slots_address
         ways = []
         for piece in self._own_pieces if direction is Direction.OFFLOAD else self.pieces:
@@ -261,7 +262,7 @@ class CudaPools:
 
     @property
     def _own_pieces(self) -> list[Piece]:
-        """The pieces that are offloaded."""
+        """The pieces that are offloaded: those that no earlier rank keeps, too."""
         pairs = zip(self.pieces, replicas(self.pieces), strict=True)
         return [piece for piece, is_replica in pairs if not is_replica]
 

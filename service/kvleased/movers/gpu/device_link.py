@@ -1,6 +1,6 @@
-"""Own the daemon's end of a GPU's mover: what `link` does, and the asking for memory; who keeps it is others' business.
+"""Own the daemon's end of a GPU's mover: what `link` does, and requests for memory; other modules keep the memory.
 
-A mover that ends before it has answered has kept nothing, so the next one is asked the same.
+A mover that ends before it has answered has kept nothing, so the next one is asked for the same.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from kvleased.movers.gpu.allotting import ALLOCATED, Allocate, Allocated
 from kvleased.movers.link import MoverLink, Owner
 
 ALLOCATE_SECONDS_MAX: Final = 90.0
-"""Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must start first."""
+"""Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must first start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRegion:
-    """What a process must know of a region on a GPU to map it, beside its descriptor."""
+    """What a process must know, beside the descriptor, to map a region on a GPU."""
 
     device_uuid: str
     mapped_bytes: int
@@ -32,14 +32,14 @@ class GpuRegion:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """Memory of a GPU that was made."""
+    """Memory that was made on a GPU."""
 
     fd: int
     region: GpuRegion
 
 
 class DeviceLink(MoverLink):
-    """Carry copies to the mover of a GPU, and the memory that it makes back."""
+    """Carry copies to the mover of a GPU, and the memory that it makes back to the daemon."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class DeviceLink(MoverLink):
         self._was_here = asyncio.Event()
 
     async def started(self) -> None:
-        """Wait for the first word of the first mover: to wake a GPU takes seconds."""
+        """Wait for the first word of the first mover; it takes seconds to wake a GPU."""
         await self._was_here.wait()
 
     def attach(self, sock: socket.socket, generation: int) -> None:
-        """Take the socket of a new mover, and ask it for what the one before did not make."""
+        """Take the socket of a new mover, and ask it for the memory that the previous one did not make."""
         super().attach(sock, generation)
         self._ask([asked for asked, _ in self._asked.values()])
 
@@ -68,7 +68,7 @@ class DeviceLink(MoverLink):
         """Return new memory of the GPU, whose descriptor is then the caller's.
 
         Raises:
-            PoolFullError: the GPU has too little, or its mover does not come to make it.
+            PoolFullError: the GPU has too little, or its mover does not make it in time.
         """
         self._num_asked += 1
         asked = Allocate(number=self._num_asked, num_bytes=num_bytes)
@@ -121,6 +121,6 @@ class DeviceLink(MoverLink):
 
 
 def _let_go(future: asyncio.Future[Allotment]) -> None:
-    """Close the descriptor of memory that came when its caller was about to leave: nobody else would."""
+    """Close the descriptor of memory that came just as its caller gave up: nobody else would close it."""
     if future.done() and not future.cancelled() and future.exception() is None:
         os.close(future.result().fd)

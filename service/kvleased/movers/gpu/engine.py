@@ -1,6 +1,6 @@
 """Own the mover's process of a GPU: batches of both directions are under way at once, and their ends are polled for.
 
-It also makes the memory of device pools, whose descriptors it hands over and keeps none of.
+It also makes the memory of device pools, and hands over the descriptors without keeping any.
 """
 
 import os
@@ -31,7 +31,7 @@ class CudaLayer:
     """Lay pools whose device regions are memory of one GPU."""
 
     def __init__(self, gpu: Gpu, streams: Streams) -> None:
-        """Take the GPU, and what its copies go through."""
+        """Take the GPU, and the streams for its copies."""
         self.gpu = gpu
         self._streams = streams
 
@@ -40,7 +40,7 @@ class CudaLayer:
         """Open the GPU that the setting `device` names.
 
         Raises:
-            InvalidError: it cannot be used.
+            InvalidError: the GPU cannot be used.
         """
         gpu = Gpu.opened(setting)
         return cls(gpu, GpuStreams.opened(gpu))
@@ -51,7 +51,7 @@ class CudaLayer:
         return pools, [pins.pin_next] * pins.num_chunks
 
     def lay_unpinned(self, message: PoolMap, fds: list[int]) -> tuple[Pools, list[Step]]:
-        """Lay a cache over its regions for a process that copies little between the host pool and the device."""
+        """Lay a cache over its regions, for a process that copies little between the host pool and the device."""
         pools, host, _ = self._laid(message, fds)
         return pools, touches([(host, fd) for fd in fds[-1:]])
 
@@ -88,7 +88,7 @@ class CudaEngine(Engine):
     """Serve one link: begin batches as they come, and answer each when it has ended."""
 
     def __init__(self, link: socket.socket, layer: CudaLayer) -> None:
-        """Take the link; nothing is mapped yet."""
+        """Take the link; no pool is mapped yet."""
         super().__init__(link, layer.lay_pinned)
         self._gpu = layer.gpu
         self._under_way: list[_UnderWay] = []
@@ -100,12 +100,12 @@ class CudaEngine(Engine):
         """Open the GPU that the setting `device` names.
 
         Raises:
-            InvalidError: it cannot be used.
+            InvalidError: the GPU cannot be used.
         """
         return cls(link, CudaLayer.opened(setting))
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show which GPU it has, and how many batches are under way."""
         return f"<CudaEngine {self._gpu!r}, {len(self._under_way)} batches under way>"
 
     def _serve(self) -> None:
@@ -127,7 +127,7 @@ class CudaEngine(Engine):
             self._allocate(Allocate.decode(packet))
         else:
             if kind == protocol.UNMAP:
-                # What was sent before may still read and write the memory.
+                # Batches that were sent before may still read and write the memory.
                 self._finish()
             super()._act(packet, fds)
 
@@ -145,7 +145,7 @@ class CudaEngine(Engine):
         self._under_way.append(_UnderWay(work, num_bytes))
 
     def _go_on(self) -> None:
-        """Look once after all that is under way, and answer what has ended."""
+        """Look once at each batch that is under way, and answer those that have ended."""
         has_gone_on = False
         for one in list(self._under_way):
             has_gone_on |= one.work.step()

@@ -1,7 +1,7 @@
-"""Own which memory of a host pool is pinned, chunk by chunk; how it is pinned is its pinner's business.
+"""Own which memory of a host pool is pinned, chunk by chunk; the pinner owns how it is pinned.
 
-One call over a large pool would hold up everyone who uses the driver, so it is pinned in chunks. What was pinned by two
-calls is two ranges to the driver, and none of its copies may touch both, so copies are cut where chunks end.
+One call for a large pool would hold up every process that uses the driver, so the pool is pinned in chunks. To the
+driver, two chunks are two ranges, and no copy may touch both, so copies are cut where chunks end.
 """
 
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ CHUNK_BYTES: Final = 256 << 20
 
 
 class Pinner(Protocol):
-    """What keeps pages of the host where they are."""
+    """What keeps pages of the host in place."""
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Pin a range; raises InvalidError where it cannot be."""
+        """Pin a range; raise InvalidError if that is impossible."""
 
     def unpin(self, address: int) -> None:
-        """Undo that."""
+        """Undo `pin`."""
 
 
 class Pins:
-    """The chunks of one host pool that are pinned, from its beginning on."""
+    """The pinned chunks of one host pool, from its beginning on."""
 
     def __init__(self, pinner: Pinner, host: Region, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Take the pool, of which nothing is pinned yet."""
+        """Take the pool; nothing of it is pinned yet."""
         self._pinner = pinner
         self._host = host
         self._chunk_bytes = chunk_bytes
@@ -38,7 +38,7 @@ class Pins:
         self._has_failed = False
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show how much is pinned."""
         return f"<Pins {self.pinned_bytes} of {len(self._host)} bytes pinned>"
 
     @property
@@ -48,11 +48,11 @@ class Pins:
 
     @property
     def num_chunks(self) -> int:
-        """How often `pin_next` has something to do."""
+        """How many times `pin_next` has something to do."""
         return len(range(0, len(self._host), self._chunk_bytes))
 
     def pin_next(self) -> None:
-        """Pin the next chunk; what cannot be pinned is copied by way of the driver's own memory, slowly."""
+        """Pin the next chunk; memory that cannot be pinned is copied slowly, by way of the driver's own memory."""
         if self._has_failed:
             return
         start = self._num_pinned * self._chunk_bytes
@@ -74,7 +74,7 @@ class Pins:
         logs.line("info", "pinned", bytes=self.pinned_bytes, of_bytes=len(self._host))
 
     def sorted(self, spans: Spans, *, host_is_source: bool) -> Iterator[tuple[Spans, bool]]:
-        """Yield the spans cut where chunks end, first those whose host end is pinned, then the others."""
+        """Yield the spans, cut where chunks end: first those whose host end is pinned, then the others."""
         if not len(spans):
             return
         origin = self._host.ctypes.data
@@ -86,7 +86,7 @@ class Pins:
                 yield cut.where(which), is_pinned
 
     def close(self) -> None:
-        """Let go of what is pinned."""
+        """Unpin all chunks."""
         for chunk in range(self._num_pinned):
             self._pinner.unpin(self._host.ctypes.data + chunk * self._chunk_bytes)
         self._num_pinned = 0

@@ -1,6 +1,6 @@
-"""Own how a GPU is given copies: two streams, the driver's batched copy where it has one, and events that are polled.
+"""Own how a GPU is given copies: two streams, the driver's batched copy if it has one, and events that are polled.
 
-No callback of the driver ever runs Python. A failure of the driver is not dealt with: the mover ends, and the next one
+No callback of the driver ever runs Python. A failure of the driver is not handled: the mover ends, and the next mover
 begins with a sound context.
 """
 
@@ -35,7 +35,7 @@ class GpuStream:
         self._is_batched = is_batched
 
     def copy(self, spans: Spans, *, is_pinned: bool) -> None:
-        """Copy every span, in any order; where memory of the host is not pinned, the call may wait for the copies.
+        """Copy every span, in any order; if memory of the host is not pinned, the call may wait for the copies.
 
         Raises:
             InvalidError: the driver refuses; some spans may have been copied.
@@ -63,7 +63,7 @@ class GpuStream:
                 checked("cuMemsetD8Async", driver.cuMemsetD8Async(target, 0, num_bytes, stream))
 
     def mark(self) -> Event:
-        """Return the place behind all that was given so far."""
+        """Return the place behind all work given so far."""
         with in_context(self._gpu.device):
             event: Event = self._handle.record()
         return event
@@ -102,13 +102,13 @@ class GpuStreams:
     """The two queues of one GPU."""
 
     urgent: GpuStream
-    """What somebody waits for: copies towards the device, and work on it, which goes before other work there."""
+    """Work that a request waits for: copies towards the device, and work on it; it goes before other work there."""
     others: GpuStream
-    """What is written back: copies towards the host."""
+    """Copies towards the host, which only write back."""
 
     @classmethod
     def opened(cls, gpu: Gpu) -> Self:
-        """Make both.
+        """Make both queues.
 
         Raises:
             InvalidError: the driver refuses.
