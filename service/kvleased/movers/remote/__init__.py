@@ -1,1 +1,1 @@
-"""Remote stores: each kind, how it is called and when it is left alone, and the process that copies to and from it."""
+"""Remote stores: each kind, when and how it is called, and the process that copies to and from it."""

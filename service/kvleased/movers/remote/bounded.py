@@ -1,4 +1,4 @@
-"""Own the thread in which a remote store's calls run, so that none of them is waited for longer than its deadline."""
+"""Own the thread in which a remote store's calls run, so that nobody waits for a call longer than its deadline."""
 
 import queue
 import threading
@@ -17,14 +17,14 @@ _Job = Callable[[RemoteStore], object]
 
 
 class StuckError(Exception):
-    """A call of the store's library does not end: only a new process helps."""
+    """A call of the store's library does not end, and only a new process helps."""
 
 
 class Bounded:
-    """Have calls carried out by one store in a thread of its own, one at a time.
+    """Have one store carry out calls in a thread of its own, one at a time.
 
-    A call that exceeds its deadline is cut off, and its result, if one comes, is thrown away. Until it has ended the
-    store refuses every other call at once.
+    A call that exceeds its deadline is cut off, and its result, if one still comes, is thrown away. Until that call has
+    ended, every other call is refused at once.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Bounded:
         self._stuck_since: float | None = None
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show whether a call is stuck."""
         return f"<Bounded {'stuck' if self.is_stuck else 'ready'}>"
 
     @property
@@ -55,10 +55,10 @@ class Bounded:
         return False
 
     def check(self) -> None:
-        """See that no call hangs for good.
+        """Check that no call hangs for good.
 
         Raises:
-            StuckError: one does.
+            StuckError: a call does.
         """
         if self.is_stuck and self._stuck_since is not None:
             seconds = time.monotonic() - self._stuck_since
@@ -69,12 +69,12 @@ class Bounded:
         """Return what the store answers.
 
         Raises:
-            RemoteError: it failed, took too long, or is still in a call that took too long.
+            RemoteError: the call failed or took too long, or an earlier call that took too long has not ended yet.
         """
         if self.is_stuck:
             raise RemoteError("a call that took too long has not ended yet", is_timeout=True)
         if self._thread is None:
-            # No thread of a library that hangs shall keep the process from ending.
+            # The thread of a library that hangs must not keep the process from ending.
             self._thread = threading.Thread(target=self._work, name="remote-store", daemon=True)
             self._thread.start()
         self._jobs.put(act)
@@ -92,7 +92,7 @@ class Bounded:
         return result  # type: ignore[return-value]  # what `act` returned
 
     def close(self) -> None:
-        """Have the store let go of, once the call it is in has ended."""
+        """Have the store closed, once its current call has ended."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -108,6 +108,6 @@ class Bounded:
             return act(self._store)
         except RemoteError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever a library makes of what a stranger's server says
+        except Exception as error:  # noqa: BLE001 - a library may raise anything at what a stranger's server says
             logs.line("warning", "remote_store_failed_oddly", error=type(error).__name__)
             return RemoteError(f"its answer made no sense ({type(error).__name__})")

@@ -1,4 +1,4 @@
-"""Own when a remote store is called and what is said of it; what it is called for is `copies`' business."""
+"""Own when a remote store is called and what is reported of it; `copies` knows what it is called for."""
 
 import time
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from kvleased.telemetry import logs
 IDLE_SECONDS: Final = 5.0
 """Seconds without a call after which a store is asked whether it is there."""
 _FAILED_SECONDS: Final = 0.25
-"""The same after a call that failed, so that a dead store is known before the next caller comes."""
+"""The same after a failed call, so that a dead store is noticed before the next request needs it."""
 
 Result = TypeVar("Result")
 
 
 class RemoteCaller:
-    """Call a store within time budgets and behind a breaker, and tell the daemon when that opens or closes."""
+    """Call a store within time budgets and behind a breaker, and tell the daemon when the breaker opens or closes."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class RemoteCaller:
         breaker: Breaker,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """Assign; nothing is called yet."""
+        """Assign; the store is not called yet."""
         self._store = store
         self._tell = tell
         self._seconds_max = seconds_max
@@ -40,12 +40,12 @@ class RemoteCaller:
         self._said: Status | None = None
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show the breaker and the store."""
         return f"<RemoteCaller {self._breaker!r}, {self._store!r}>"
 
     @property
     def seconds_to_ping(self) -> float:
-        """Seconds until the store should be asked whether it is there, if nothing else is asked before."""
+        """Seconds until the store should be asked whether it is there, if no other call comes first."""
         now = time.monotonic()
         if not self._breaker.is_closed:
             return self._breaker.seconds_to_trial(now)
@@ -59,28 +59,28 @@ class RemoteCaller:
     ) -> Result:
         """Return what the store answers.
 
-        What may not be done opens the breaker, and so does a call that had its whole budget and was not answered.
+        A forbidden call opens the breaker, and so does a call that had its whole budget and was not answered.
 
         Raises:
-            RemoteError: it did not answer as it should, or is left alone at present.
+            RemoteError: the store did not answer as it should, or is left alone at present.
         """
         if not self._breaker.is_closed:
             raise RemoteError("it is left alone for a while")
         return self._try(act, seconds, is_whole_budget=is_whole_budget)
 
     def ping(self) -> None:
-        """See whether the store is there, which also is the trial of an open breaker."""
+        """Ask the store whether it is there; if the breaker is open, this is its trial."""
         try:
             self._try(lambda store: store.ping(), self._seconds_max, is_whole_budget=True)
         except RemoteError:
-            # The breaker knows it.
+            # The breaker has counted the failure.
             return
 
     def check(self) -> None:
-        """See that no call hangs for good.
+        """Check that no call hangs for good.
 
         Raises:
-            StuckError: one does.
+            StuckError: a call does.
         """
         self._store.check()
 
@@ -90,7 +90,7 @@ class RemoteCaller:
         try:
             result = self._store.call(act, seconds)
         except RemoteError as error:
-            # What may not be done does not go well next time, while other calls that do would hide that.
+            # A forbidden call fails next time, too, but successes of other calls would hide that.
             is_grave = error.is_forbidden or (error.is_timeout and is_whole_budget)
             self._breaker.fail(time.monotonic(), is_grave=is_grave)
             if not self._breaker.is_closed:
@@ -104,7 +104,7 @@ class RemoteCaller:
             self._called_at = time.monotonic()
 
     def _say(self, *, is_on: bool, reason: str = "") -> None:
-        """Tell what is news, as is another reason: a first trial that was only slow may hide a wrong password."""
+        """Report a changed status or reason: a first trial that was only slow may hide a wrong password."""
         status = Status(is_on=is_on, reason=reason)
         if status == self._said:
             return

@@ -1,6 +1,6 @@
-"""Own copies from host slots to a remote store and from there to device blocks, a call of the store at a time.
+"""Own copies from host slots to a remote store and from there to device blocks, one call of the store at a time.
 
-A copy that was not done for whatever reason, be it only that the time budget is spent, has failed by its position.
+If a copy was not made, its position has failed, even if the only reason is that the time budget is spent.
 """
 
 import time
@@ -23,7 +23,7 @@ from kvleased.telemetry import logs
 Result = TypeVar("Result")
 
 _SPOILED_MAX: Final = 1024
-"""Values that are remembered to be dropped; more are found again."""
+"""Spoiled values that are remembered to be dropped; any others will be found again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class RemoteBatch:
     form: ValueForm | None
     blocks: Sequence[BlockName]
     ids: list[int]
-    """Slots of a share, blocks of a fetch."""
+    """Host slots of a share, or device blocks of a fetch."""
     wanted_sums: list[int]
-    """What the source must have, 0 where unknown."""
+    """The checksums that the sources must have, 0 if unknown."""
     seconds_left: float
     sums: list[int] = field(default_factory=list)
-    """Checksums of what is where it should be now, 0 where it is not; as many as were dealt with."""
+    """Checksums of the positions dealt with so far: 0 if a value is not where it should be now."""
     is_below: bytes | None = None
-    """Of a share: what the store had before, once that was asked."""
+    """Of a share: which values the store had before; None until that was asked."""
     num_moved: int = 0
     nanoseconds: int = 0
 
@@ -50,10 +50,11 @@ class RemoteBatch:
     def of(
         cls, batch: Batch, pools: Pools, form: ValueForm | None, seconds: float
     ) -> "RemoteBatch":
-        """Return a batch with all that it takes.
+        """Return a batch with everything that is needed to carry it out.
 
         Raises:
-            OutOfBoundsError: it names what is not there, or is no batch for a remote store.
+            OutOfBoundsError: an id lies outside its pool, the arrays do not match in length, or the batch is not for a
+                remote store.
         """
         is_share = batch.direction is Direction.SHARE
         if not is_share and batch.direction is not Direction.FETCH:
@@ -77,12 +78,12 @@ class RemoteBatch:
         )
 
     def slot(self, position: int) -> memoryview:
-        """Return the bytes of a host slot that blocks lie in: a block's checksum is one over these."""
+        """Return the bytes of a host slot that its blocks take; a block's checksum is taken over these."""
         return self.pools.slots[self.ids[position], : self.pools.image_bytes].data
 
     @property
     def completion(self) -> Completion:
-        """What became of it, once nothing more is done."""
+        """The result, once nothing more is done."""
         sums = np.zeros(len(self.ids), np.uint64)
         sums[: len(self.sums)] = self.sums
         is_fetch = self.batch.direction is Direction.FETCH
@@ -100,7 +101,7 @@ class RemoteCopies:
     """Carry out batches step by step; a step is one call of the store, or two."""
 
     def __init__(self, caller: RemoteCaller, *, seconds_max: float) -> None:
-        """Assign; `seconds_max` is the budget of a batch."""
+        """Assign; `seconds_max` is the time budget of a batch."""
         self._caller = caller
         self._get_pace = Pace(seconds_max)
         self._put_pace = Pace(seconds_max)
@@ -109,11 +110,11 @@ class RemoteCopies:
 
     @property
     def has_spoiled(self) -> bool:
-        """Whether there are values to drop."""
+        """Whether there are spoiled values to drop."""
         return bool(self._spoiled)
 
     def step(self, work: RemoteBatch) -> bool:
-        """Do the next piece of a batch and return whether there is more to do."""
+        """Do the next part of a batch, and return whether there is more to do."""
         if work.form is None:
             return False
         started = time.monotonic()
@@ -128,12 +129,12 @@ class RemoteCopies:
             work.nanoseconds += int(seconds * 1e9)
 
     def drop_spoiled(self) -> None:
-        """Have values dropped that were not what they should be, so that good ones can take their names."""
+        """Have the store drop values that were not what they should be, so that good ones can take their names."""
         names, self._spoiled = self._spoiled, []
         try:
             self._caller.call(lambda store: store.drop(names), self._seconds_max)
         except RemoteError:
-            # Whoever meets them next tries again.
+            # The next fetch that meets them tries again.
             return
 
     def _fetch(self, work: RemoteBatch, form: ValueForm) -> bool:
@@ -202,7 +203,7 @@ class RemoteCopies:
 
 
 def _land(work: RemoteBatch, form: ValueForm, value: Value) -> int:
-    """Write a value to its block and return its checksum; 0 where it is not what was asked for, and is not written."""
+    """Write a value to its block and return its checksum; if it is not what was asked for, only return 0."""
     position = len(work.sums)
     decoded = form.decode(work.blocks[position], value)
     if decoded is None:

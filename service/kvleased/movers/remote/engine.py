@@ -1,7 +1,8 @@
-"""Own the process between the pools of a node and a remote store; which store it is, its address says.
+"""Own the process between the pools of a node and a remote store; the store's address says of which kind it is.
 
-Nothing that the store does or fails to do ends it: each packet is answered within its time budget, with misses where
-it must be. Only a call of a store's library that never ends costs the process, which the supervisor starts again.
+Nothing that the store does or fails to do ends the process: each packet is answered within its time budget, with misses
+if necessary. Only a call of a store's library that never ends costs the process, and then the supervisor starts it
+again.
 """
 
 import json
@@ -30,12 +31,12 @@ from kvleased.telemetry import logs, streams
 
 EX_UNAVAILABLE: Final = 69
 _MS_BETWEEN_LOOKS: Final = 1_000
-"""Milliseconds after which an idle process looks whether a call hangs for good."""
+"""Milliseconds after which an idle process checks whether a call hangs for good."""
 _PACKETS_A_TURN: Final = 64
 
 
 class RemoteEngine(Engine):
-    """Serve one link: questions and fetches as they come, shares step by step while there is nothing else to do."""
+    """Serve one link: answer questions and fetches as they come, and make shares step by step in between."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class RemoteEngine(Engine):
         idle_seconds: float = IDLE_SECONDS,
         lay: Lay = lay_in_memory,
     ) -> None:
-        """Assign; `seconds_max` is the budget of each packet."""
+        """Assign; `seconds_max` is the time budget of each packet."""
         super().__init__(link, lay)
         self._seconds_max = seconds_max
         self._caller = RemoteCaller(
@@ -65,7 +66,7 @@ class RemoteEngine(Engine):
         self._poll.register(link, select.POLLIN)
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show how many caches there are, and the breaker."""
         return f"<RemoteEngine {len(self._pools)} caches, {self._caller!r}>"
 
     def _serve(self) -> None:
@@ -81,7 +82,7 @@ class RemoteEngine(Engine):
                 self._caller.ping()
 
     def _hear(self) -> bool:
-        """Take in all packets that wait, or wait for one while there is nothing to do; false at the link's end."""
+        """Take in the packets that wait, or wait for one if there is nothing to do; return false at the link's end."""
         for _ in range(_PACKETS_A_TURN):
             if not self._poll.poll(self._ms_to_wait()):
                 return True
@@ -99,11 +100,11 @@ class RemoteEngine(Engine):
         if not self._pools:
             return _MS_BETWEEN_LOOKS
         seconds = self._caller.seconds_to_ping
-        # Rounded up, so that it is not woken in vain right before.
+        # Rounded up, so that the process does not wake in vain just before.
         return min(_MS_BETWEEN_LOOKS, int(seconds * 1e3) + (seconds > 0))
 
     def _act(self, packet: bytes, fds: list[int]) -> None:
-        """Put what takes time in its queue; what only changes what is mapped is done at once."""
+        """Queue packets that take time; carry out those that only change the mapping at once."""
         kind = packet[:1]
         if kind == protocol.ASK:
             self._urgent.append(Ask.decode(packet))
@@ -127,7 +128,7 @@ class RemoteEngine(Engine):
             self._urgent.append(batch)
 
     def _finish(self) -> None:
-        """Do everything that was sent before."""
+        """Finish everything that was sent before."""
         while self._urgent:
             self._answer(self._urgent.popleft())
         while self._shares:
@@ -143,7 +144,7 @@ class RemoteEngine(Engine):
             self._link.sendall(work.completion.encode())
 
     def _is_present(self, ask: Ask) -> bytes:
-        """Return which of some blocks the store has; nothing where nobody knows."""
+        """Return which of some blocks the store has; empty if nobody knows."""
         form = self._form(ask.pool)
         if form is None:
             return b""
@@ -167,7 +168,7 @@ class RemoteEngine(Engine):
             self._link.sendall(work.completion.encode())
 
     def _work(self, batch: Batch) -> RemoteBatch | None:
-        """Return a batch with all that it takes; one that is out of bounds is refused at once."""
+        """Return a batch with everything that is needed to carry it out; refuse one that is out of bounds at once."""
         pools = self._pools.get(batch.pool, NO_POOLS)
         try:
             return RemoteBatch.of(batch, pools, self._form(batch.pool), self._seconds_max)
@@ -185,7 +186,7 @@ class RemoteEngine(Engine):
 
 
 def store_opener(url: str, *, ttl_seconds: int, seconds_max: float) -> Callable[[], RemoteStore]:
-    """Return what opens the store at a URL, or says why it cannot; what that takes of time is spent now."""
+    """Return a function that opens the store at a URL, or says why it cannot; slow imports are made now."""
     try:
         parsed = RemoteUrl.parse(url)
     except RemoteUrlError as error:
@@ -202,7 +203,7 @@ def store_opener(url: str, *, ttl_seconds: int, seconds_max: float) -> Callable[
 
 def main(link_fd: int, settings_fd: int) -> None:
     """Run a remote mover over inherited descriptors."""
-    # A terminal sends its signals to all processes; the supervisor alone ends a mover.
+    # A terminal sends its signals to all processes, but only the supervisor may end a mover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
@@ -222,7 +223,7 @@ def main(link_fd: int, settings_fd: int) -> None:
             RemoteEngine(link, store, seconds_max=seconds_max, lay=lay).run()
         except StuckError as error:
             logs.line("error", "remote_mover_ends", reason=str(error))
-            # The thread that hangs would hang the interpreter's end, too.
+            # The hanging thread would also keep the interpreter from ending.
             streams.drain()
             os._exit(EX_UNAVAILABLE)
     store.close()

@@ -1,4 +1,4 @@
-"""Own how values travel to a Mooncake Store; what is in them is not its matter.
+"""Own how values travel to a Mooncake Store, whatever is in them.
 
 Its library runs threads of its own, may block for seconds when its master is gone, and knows no deadlines: `bounded`
 sets them. An empty answer and an error both mean that there is no value.
@@ -23,7 +23,7 @@ from kvleased.movers.remote.value import Value, ValueParts
 
 _BUFFER_BYTES_DEFAULT: Final = 64 << 20
 _PEER_TO_PEER: Final = "P2PHANDSHAKE"
-"""What stands for "there is no metadata server, clients ask each other"."""
+"""Says that there is no metadata server, and that clients ask each other."""
 _JOIN_SECONDS_MAX: Final = 5.0
 _TRIAL: Final = """
 import os, sys
@@ -37,10 +37,10 @@ _PROBE_NAME: Final = "kvlease:probe"
 
 
 class MooncakeStore:
-    """One client of a Mooncake master, with memory of its own that values are copied through."""
+    """One client of a Mooncake master, with memory of its own through which values are copied."""
 
     def __init__(self, client: Any, staging: mmap.mmap) -> None:
-        """Take a client of the library, which has no types, and memory that it may write."""
+        """Take a client of the library, which has no types, and memory that it may write to."""
         self._client = client
         self._staging = memoryview(staging)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(staging))
@@ -50,9 +50,9 @@ class MooncakeStore:
         """Join the cluster.
 
         Raises:
-            RemoteError: the library is not there, or the cluster does not let us in.
+            RemoteError: the library cannot be loaded, or the cluster was not joined.
         """
-        # Its log lines are no events of ours; whoever wants them sets this.
+        # The library's log lines are not our events; anybody who wants them sets this variable.
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         try:
             from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 - an extra
@@ -64,7 +64,8 @@ class MooncakeStore:
         _try_to_join(host, metadata, master)
         client = MooncakeDistributedStore()
         sizes = (url.number("segment_bytes", 0), url.number("buffer_bytes", _BUFFER_BYTES_DEFAULT))
-        # The library does not let other threads run while it joins, which takes minutes if the master goes just now.
+        # While the library joins, it lets no other thread run, and that takes minutes if the master goes away just
+        # then.
         with Path(os.devnull).open("w") as nowhere:
             faulthandler.dump_traceback_later(_JOIN_SECONDS_MAX, exit=True, file=nowhere)
             code = client.setup(host, metadata, *sizes, "tcp", "", master)
@@ -77,18 +78,18 @@ class MooncakeStore:
         return store
 
     def __repr__(self) -> str:
-        """Show life."""
+        """Show the bytes of staging memory."""
         return f"<MooncakeStore {len(self._staging)} bytes of staging>"
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:  # noqa: ARG002 - it cannot tell their bytes
-        """Return a byte for each name, 1 where there is a value."""
+        """Return a byte for each name, 1 if it has a value."""
         codes = self._client.batch_is_exist(list(names))
         if any(code < 0 for code in codes):
             raise RemoteError(f"the master does not answer (code {min(codes)})")
         return bytes(code == 1 for code in codes)
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
-        """Return views of the staging memory, good until the next call; None for what is not there."""
+        """Return views of the staging memory, valid until the next call; None for a value that is missing."""
         values: list[Value | None] = []
         self._stage(len(names) * value_bytes)
         addresses = [self._address + position * value_bytes for position in range(len(names))]
@@ -102,7 +103,7 @@ class MooncakeStore:
         return values
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
-        """Store values whose names are free; return a byte for each, 1 where there is a value now."""
+        """Store values whose names are free; return a byte for each, 1 if it has a value now."""
         sizes = [len(header) + len(slot) for header, slot in values]
         ends = list(accumulate(sizes))
         self._stage(ends[-1] if ends else 0)
@@ -119,27 +120,27 @@ class MooncakeStore:
         return bytes(code == 0 for code in codes)
 
     def drop(self, names: Sequence[str]) -> None:
-        """Have values forgotten; the master keeps those that somebody read just now."""
+        """Have values forgotten; the master keeps those that were read just now."""
         self._client.batch_remove(list(names))
 
     def ping(self) -> None:
-        """See whether the master answers: the library's own check says yes long after it has gone."""
+        """Check that the master answers: the library's own check still says yes long after the master has gone."""
         self.exists([_PROBE_NAME], 0)
 
     @property
     def advice(self) -> str:
-        """What to do if a call takes too long: nothing is known."""
+        """What to do if a call takes too long: empty, as nothing is known."""
         return ""
 
     def cut(self) -> None:
         """Do nothing: no call of the library can be ended from outside."""
 
     def close(self) -> None:
-        """Leave the cluster; what other clients read from this one's segment is gone."""
+        """Leave the cluster; other clients lose the values that they read from this client's segment."""
         self._client.close()
 
     def _stage(self, num_bytes: int) -> None:
-        """Have as much staging memory as a call needs: more than at first only where one value is larger."""
+        """Make the staging memory large enough for a call; it grows only if a single value is larger."""
         if num_bytes <= len(self._staging):
             return
         staging = mmap.mmap(-1, round_up(num_bytes, mmap.PAGESIZE))
@@ -155,7 +156,7 @@ class MooncakeStore:
 
 
 def _try_to_join(host: str, metadata: str, master: str) -> None:
-    """See in a process that can be killed whether the master lets clients join.
+    """Try, in a process that can be killed, whether the master lets clients join.
 
     Raises:
         RemoteError: it does not, or not in time.
@@ -172,7 +173,7 @@ def _try_to_join(host: str, metadata: str, master: str) -> None:
 
 
 def _own_address(url: RemoteUrl) -> str:
-    """Return the address of this machine that the master sees; nothing is sent for that."""
+    """Return the address of this machine that the master sees; finding it sends nothing."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             url.host, url.port, type=socket.SOCK_DGRAM

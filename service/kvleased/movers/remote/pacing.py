@@ -9,22 +9,22 @@ from kvleased.movers.remote.store import CALL_BYTES_MAX
 _BYTES_FIRST: Final = 1 << 20
 """Bytes of the first call, before any rate is known."""
 _CALLS_A_BUDGET: Final = 8
-"""A call shall take an eighth of the budget, so that urgent packets can go between two of them."""
+"""A call should take an eighth of the budget, so that urgent packets can go between two calls."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """The rate at which values travelled last."""
+    """The rate at which values travelled most recently."""
 
     seconds_max: float
-    """The budget of a packet."""
+    """The time budget of a packet."""
     bytes_a_second: float = 0.0
-    """0 before anything has travelled."""
+    """0 until a value has travelled."""
 
     def count(self, value_bytes: int, seconds_left: float, *, is_first: bool) -> int:
-        """Return how many values to send or fetch in the next call; 0 where not even one fits into what is left.
+        """Return how many values to send or fetch in the next call; 0 if not even one fits into the time left.
 
-        The first call of a packet is always made, so that a store which was slow once is not slow for ever.
+        The first call of a packet is always made, so that a store that was slow once does not count as slow for ever.
         """
         if seconds_left <= 0:
             return 0
@@ -32,10 +32,10 @@ class Pace:
         count = max(1, floor_div(int(min(wanted, CALL_BYTES_MAX)), value_bytes))
         if is_first or not self.bytes_a_second:
             return count
-        # Half of what is left: nothing travels at the same rate all the time.
+        # Plan for half of the time left, because nothing travels at the same rate all the time.
         return min(count, floor_div(int(self.bytes_a_second * seconds_left / 2), value_bytes))
 
     def travelled(self, num_bytes: int, seconds: float) -> None:
-        """Take note of a call; one that moved nothing tells nothing."""
+        """Note the rate of a call; a call that moved nothing does not count."""
         if num_bytes:
             self.bytes_a_second = num_bytes / max(seconds, 1e-6)

@@ -1,6 +1,6 @@
-"""Own what is said of a Redis server that refuses, and what to do about it; what follows from it is its user's matter.
+"""Own what is told of a Redis server that refuses, and what to do about it; its user decides what follows.
 
-redis-py takes the first word off an error, which often is the one that says what it is.
+redis-py takes the first word off an error, and that is often the word that says what it is.
 """
 
 from collections.abc import Mapping
@@ -36,27 +36,27 @@ _ADVICE: Final[Mapping[type[Exception], str]] = {
     ReadOnlyError: "name its primary in remote_url",
     _UnusableFileError: "name PEM files that the daemon may read",
 }
-"""What to do, by the kind of error; for the others the server's words must do."""
+"""What to do, by the kind of error; for other errors the server's own words must be enough."""
 
 
 _OF_A_DATABASE: Final = "'select' command"
-"""In what is said to a user that may use database 0 alone."""
+"""Part of what the server tells a user who may use only database 0."""
 _OF_A_CERTIFICATE: Final = "CERTIFICATE_VERIFY_FAILED"
 _OF_NO_TLS: Final = "WRONG_VERSION_NUMBER"
-"""In what is made of an answer that is none of TLS."""
+"""Part of the error for an answer that is not TLS."""
 _HUNG_UP: Final = ("while reading from", "while writing to", "Connection closed by server")
-"""In what is said of a connection that was made and then ended from the other side."""
+"""Parts of the errors for a connection that was made and then ended by the other side."""
 IF_NO_TLS: Final = "name it by redis:// in remote_url if its port speaks no TLS"
 _IF_TLS: Final = "name it by rediss:// in remote_url if its port speaks TLS"
 
 
 def said(error: Exception, secret: str = "") -> str:
-    """Return what a server or the way to it said, without the secret, and what to do about it where that is known."""
+    """Return what a server or the way to it said, without the secret, and, if known, what to do about it."""
     return _told(str(error) or type(error).__name__, _advice(error), error, secret)
 
 
 def said_by_none(error: Exception, secret: str = "") -> str:
-    """Return what is said of a server that has never answered: what is plain gets no answer from one of TLS."""
+    """Return what to tell of a server that has never answered: a TLS server does not answer plain connections."""
     words = str(error)
     if any(one in words for one in _HUNG_UP):
         return _told(words, _IF_TLS, error, secret)
@@ -64,7 +64,7 @@ def said_by_none(error: Exception, secret: str = "") -> str:
 
 
 def unusable_file(files: str, error: OSError) -> RedisConnectionError:
-    """Return the error of files of a certificate, a key or an authority: redis-py would not name them."""
+    """Return the error for the files of a certificate, key or authority, which redis-py would not name."""
     return _UnusableFileError(f"{files}: {error.strerror or type(error).__name__}")
 
 
@@ -82,12 +82,12 @@ def _advice(error: Exception) -> str:
 
 
 def _told(words: str, advice: str, error: Exception, secret: str) -> str:
-    """Return words and advice: the secret goes before anything is cut, as a part of it would be none to look for."""
+    """Return words and advice; hide the secret before anything is cut, because a part of it would not be found."""
     if secret:
         words = words.replace(secret, "***")
     is_of_cluster = isinstance(error, (AskError, ClusterDownError))
     if is_of_cluster and not isinstance(error, MasterDownError):
-        # What it says is a slot of the cluster and an address.
+        # The words are a slot of the cluster and an address.
         return f"{_ONE_OF_MANY} ({words})"
     if isinstance(error, NoPermissionError):
         words = f"no permission: {words}"

@@ -1,7 +1,7 @@
-"""Own how values travel to a server that speaks the protocol of Redis, such as Valkey; what they are is not its matter.
+"""Own how values travel to a server that speaks the protocol of Redis, such as Valkey, whatever is in them.
 
-The user of the server needs no more than `+get +getrange +strlen +set +unlink +expire +ping ~kvlease:*` (and `+select`
-for a database other than 0).
+The user of the server needs only `+get +getrange +strlen +set +unlink +expire +ping ~kvlease:*` (and `+select` for a
+database other than 0).
 """
 
 import select
@@ -24,19 +24,19 @@ from kvleased.movers.remote.value import Value, ValueParts
 from kvleased.telemetry import logs
 
 _READ_BYTES: Final = 1 << 20
-"""Bytes read from the socket at once: a small number of them costs more than the copying."""
+"""Bytes read from the socket at once; reading fewer costs more than the copying."""
 _WRONG_TYPE: Final = "WRONGTYPE"
 _TRIED: Final = tuple(f"kvlease:trial-{number}" for number in range(16))
-"""Names that no value has: in a cluster they lie on all of its nodes, but by an unlikely chance."""
+"""Names that no value has; in a cluster they are spread over all of its nodes, except by an unlikely chance."""
 
 _Command = tuple[object, ...]
 
 
 class RedisStore:
-    """One connection, made at the first call and again after each failure; nothing is tried twice."""
+    """One connection, made at the first call and again after each failure; no call is tried twice."""
 
     def __init__(self, url: RemoteUrl, *, ttl_seconds: int, seconds_max: float) -> None:
-        """Assign; no value lives longer than `ttl_seconds` after it was put or got, where that is not 0."""
+        """Assign; unless `ttl_seconds` is 0, no value lives longer than that after it was put or got."""
         self._url = url
         self._ttl_seconds = ttl_seconds
         self._seconds_max = seconds_max
@@ -45,38 +45,38 @@ class RedisStore:
         self._set_end = b"\r\n" + b"".join(map(_bulk, options))
         self._connection = _connection(url, seconds_max)
         self._was_answered = False
-        """Whether the server has ever answered, so that the scheme of the URL is the right one."""
+        """Whether the server has ever answered, which shows that the scheme of the URL is right."""
         self._refusals: dict[str, str] = {}
-        """By event: what was refused last."""
+        """What was refused last, by event."""
 
     def __repr__(self) -> str:
-        """Show where it is, without its password."""
+        """Show the address, without its password."""
         return f"<RedisStore {self._url}>"
 
     @property
     def advice(self) -> str:
-        """What to do if a handshake of TLS, with a server that never answered, takes too long."""
+        """What to do if a TLS handshake with a server that has never answered takes too long."""
         is_shaking_hands = getattr(self._connection, "is_shaking_hands", False)
         return redis_faults.IF_NO_TLS if is_shaking_hands and not self._was_answered else ""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name, 1 where there is a value of as many bytes."""
+        """Return a byte for each name, 1 if it has a value of `value_bytes`."""
         found = self._ask([("STRLEN", name) for name in names])
         return bytes(one == value_bytes for one in found)
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
-        """Return the value of each name; of one that is too long no more than shows that."""
+        """Return the value of each name; of a value that is too long, only as much as shows that."""
         commands: list[_Command] = [("GETRANGE", name, 0, value_bytes) for name in names]
         if self._ttl_seconds:
-            # In the same packet, and only ever later: another node may keep its values for longer, or for good.
+            # Sent with the others, and never shortens a life: another node may keep its values longer, or for good.
             commands += [("EXPIRE", name, self._ttl_seconds, "GT") for name in names]
         found = self._ask(commands, num_needed=len(names))[: len(names)]
         return [one if isinstance(one, bytes) and one else None for one in found]
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
-        """Store values; return a byte for each, 1 where it was taken.
+        """Store values; return a byte for each, 1 if it was taken.
 
-        What lies there is written over: it is a whole value of the same block, or one that is better gone.
+        An existing value is overwritten: it is either a whole value of the same block, or not worth keeping.
         """
         if any(len(header) + len(slot) > VALUE_BYTES_MAX for header, slot in values):
             raise RemoteError(f"no value may have more than {VALUE_BYTES_MAX} bytes")
@@ -91,16 +91,16 @@ class RedisStore:
         self._ask([("UNLINK", name) for name in names], num_needed=0)
 
     def ping(self) -> None:
-        """See whether the server answers, lets us in, and would tell of any value whether it has that, and give it."""
+        """Check that the server answers, lets us in, and would say whether it has a value, and give it."""
         tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
         tried.append(("GETRANGE", _TRIED[0], 0, 0))
         if self._ask([("PING",), *tried])[0] != b"PONG":
             raise RemoteError("it answered a ping with something else")
 
     def cut(self) -> None:
-        """Have the call that another thread is in fail."""
+        """Make the call that another thread is in fail."""
         if (sock := _socket_of(self._connection)) is not None:
-            # Past the shutdown of a TLS socket, which would take its state from under the reader.
+            # This bypasses the shutdown of a TLS socket, which would take its state away from the reading thread.
             with suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
@@ -120,10 +120,10 @@ class RedisStore:
     def _answers(
         self, packed: Sequence[Value], num_commands: int, *, num_needed: int
     ) -> list[bytes | int | ResponseError | None]:
-        """Send commands together and return their answers; a refusal is one, but not of the first, needed ones.
+        """Send commands together and return their answers; the first `num_needed` may not be refused.
 
         Raises:
-            RemoteError: some command was not answered, so that nothing is known of any.
+            RemoteError: a command was not answered, so nothing is known of any; or one that is needed was refused.
         """
         connection = self._connection
         try:
@@ -135,11 +135,11 @@ class RedisStore:
             advice = self.advice
             connection.disconnect()
             if isinstance(error, (RedisTimeoutError, TimeoutError)):
-                # As `bounded` says it, whose clock runs out at the same time.
+                # Worded as `bounded` words it, whose clock runs out at the same time.
                 raise no_answer(self._seconds_max, advice) from None
             raise RemoteError(self._said(error)) from None
         except BaseException:
-            # Answers that nobody has read must not pass for those of the next call.
+            # Answers that nobody has read must not be taken for those of the next call.
             connection.disconnect()
             raise
         self._was_answered = True
@@ -154,11 +154,11 @@ class RedisStore:
         return answers
 
     def _set(self, name: str, value_bytes: int) -> bytes:
-        """Return a SET up to its value: packed by redis-py it would be copied."""
+        """Return a SET command up to its value: redis-py would copy the value in packing it."""
         return b"%b%b$%d\r\n" % (self._set_start, _bulk(name.encode()), value_bytes)
 
     def _tell(self, event: str, refusal: str) -> None:
-        """Log what the server refuses to write, whenever that changes."""
+        """Log which writes the server refuses, whenever that changes."""
         if refusal != self._refusals.get(event, ""):
             self._refusals[event] = refusal
             logs.line("warning" if refusal else "info", event, reason=refusal)
@@ -170,16 +170,16 @@ class RedisStore:
 
 
 class _TlsConnection(SSLConnection):
-    """A connection over TLS that trusts no authority but the one that the URL names, where it names one.
+    """A connection over TLS that trusts only the authority that the URL names, if it names one.
 
-    redis-py adds that one to those of the system, and reads all of these for each connection, which takes much of the
-    time that a call has.
+    redis-py adds that authority to those of the system, and reads all of these for each connection, which takes much of
+    a call's time.
     """
 
     _system_context: ssl.SSLContext | None = None
-    """What trusts the system's authorities, once they were read."""
+    """The context that trusts the system's authorities, once they have been read."""
     is_shaking_hands = False
-    """Whether the last connection that was made over TCP has not got further."""
+    """Whether the last connection made over TCP is still in its TLS handshake."""
 
     def _connect(self) -> Any:
         self.is_shaking_hands = False
@@ -200,7 +200,7 @@ class _TlsConnection(SSLConnection):
         return wrapped
 
     def _trusting(self) -> ssl.SSLContext:
-        """Return what trusts the authorities; a file is read each time, for it may be renewed, the system's once."""
+        """Return the context that trusts the authorities; a named file, which may be renewed, is read every time."""
         if self.ca_certs:
             try:
                 return ssl.create_default_context(cafile=self.ca_certs)
@@ -231,7 +231,7 @@ def _answer(read: Callable[..., Any]) -> bytes | int | ResponseError | None:
 
 
 def _connection(url: RemoteUrl, seconds_max: float) -> Any:
-    """Return a connection of redis-py that is not made yet; its types are not complete."""
+    """Return a redis-py connection that is not connected yet; its types are incomplete."""
     options: dict[str, Any] = {
         "db": url.number("db", 0),
         "username": url.username or None,
@@ -256,7 +256,7 @@ def _socket_of(connection: Any) -> socket.socket | None:
 
 
 def _is_stale(connection: Any) -> bool:
-    """Tell whether the server has said something unasked, which is most often that it has gone."""
+    """Tell whether the server has sent something unasked, which usually means that it has gone."""
     if (sock := _socket_of(connection)) is None:
         return False
     poll = select.poll()

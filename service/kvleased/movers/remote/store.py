@@ -1,6 +1,6 @@
-"""Own what every remote store can do and how it fails; which stores there are is `addresses`' business.
+"""Own what every remote store can do and how it fails; `addresses` knows which stores there are.
 
-All calls of one store come from one thread, `bounded`'s; only `advice` is read, and `cut` called, from another.
+All calls of one store come from one thread, that of `bounded`; other threads only read `advice` and call `cut`.
 """
 
 from collections.abc import Sequence
@@ -11,32 +11,32 @@ from kvleased.movers.remote.value import Value, ValueParts
 VALUE_BYTES_MAX: Final = 512 << 20
 """Bytes of the largest value that Redis takes."""
 CALL_BYTES_MAX: Final = 2 << 20
-"""Bytes of the values in one call, where one is not more: they should still be in the cache when they are used."""
+"""Bytes of the values in one call, unless a single value has more: they should still be in the cache when used."""
 _REASON_CHARACTERS_MAX: Final = 240
 
 
 class RemoteError(Exception):
-    """The remote store did not do what it was asked for; its text says why, for people."""
+    """The remote store did not do what it was asked; the text says why, for people."""
 
     def __init__(
         self, reason: str, *, is_timeout: bool = False, is_forbidden: bool = False
     ) -> None:
-        """Keep what can be shown of the reason: a server may have said anything."""
+        """Keep what can be shown of the reason, because a server may have said anything."""
         printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
         super().__init__(printable[:_REASON_CHARACTERS_MAX])
         self.is_timeout = is_timeout
         self.is_forbidden = is_forbidden
-        """Whether this user may not do it, which no other call changes."""
+        """Whether this user is not allowed to do it, which no other call changes."""
 
 
 def advised(words: str, advice: str) -> str:
-    """Return somebody's words and what to do, the words cut where an error would have no room for all of the advice."""
+    """Return words and advice, with the words cut if an error would otherwise have no room for all of the advice."""
     room = _REASON_CHARACTERS_MAX - len(f"; {advice}")
     return f"{words if len(words) <= room else words[: room - 3] + '...'}; {advice}"
 
 
 def no_answer(seconds: float, advice: str = "") -> RemoteError:
-    """Return the error of a store that did not answer in time, and what to do about it where that is known."""
+    """Return the error of a store that did not answer in time and, if known, what to do about it."""
     told = f"no answer within {seconds * 1e3:.0f} ms"
     return RemoteError(advised(told, advice) if advice else told, is_timeout=True)
 
@@ -46,25 +46,25 @@ class RemoteStore(Protocol):
 
     @property
     def advice(self) -> str:
-        """What to do if the call that another thread is in takes too long; empty where nothing is known."""
+        """What to do if the current call of another thread takes too long; empty if nothing is known."""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name, 1 where there is a value, of as many bytes where the store can tell."""
+        """Return a byte for each name, 1 if it has a value; a store that knows sizes compares `value_bytes`, too."""
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
-        """Return the value of each name, None where there is none; views live until the next call."""
+        """Return the value of each name, None if it has none; views live until the next call."""
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
-        """Store values, or keep those that were there; return a byte for each, 1 where there is one now."""
+        """Store values, or keep existing ones; return a byte for each, 1 if it has a value now."""
 
     def drop(self, names: Sequence[str]) -> None:
-        """Have values forgotten, as far as the store lets us."""
+        """Have values forgotten, as far as the store allows it."""
 
     def ping(self) -> None:
-        """See whether the store answers."""
+        """Check that the store answers."""
 
     def cut(self) -> None:
-        """Have the call that another thread is in end soon, if that can be done."""
+        """Make the call that another thread is in end soon, if possible."""
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""

@@ -1,7 +1,7 @@
-"""Own the value of one slot as it lies in a remote store, and its name there; how it travels is the stores' business.
+"""Own the value of one slot in a remote store, and the value's name there; the stores know how it travels.
 
-A value is a fixed header and then the bytes of the slot. It passes only for the label that it was made for: all that
-tells which bytes they are stands in the header, and a checksum over the header, another over the bytes.
+A value is a fixed header followed by the bytes of the slot. It passes only for the label that it was made for: the
+header holds everything that says which bytes they are, a checksum over the bytes, and a checksum over the header.
 """
 
 import struct
@@ -28,13 +28,13 @@ assert _LABEL.size == BYTES_PER_LABEL
 _FINGERPRINT_BYTES: Final = 32
 
 Value = bytes | bytearray | memoryview
-"""What a store gives."""
+"""What a store returns."""
 ValueParts = tuple[bytes, memoryview]
-"""What a store takes: the header, and the slot where it lies."""
+"""What a store takes: the header, and the slot in its place."""
 
 
 class BlockName(NamedTuple):
-    """Which block it is, out of its label."""
+    """Which block a value is of, taken from its label."""
 
     key: bytes
     tenant: int
@@ -43,16 +43,16 @@ class BlockName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueForm:
-    """How the values of one cache look."""
+    """The form of the values of one cache."""
 
     fingerprint: bytes
-    """The layout fingerprint: what the bytes of a slot mean."""
+    """The layout fingerprint, which says what the bytes of a slot mean."""
     slot_bytes: int
-    """Bytes of a slot that blocks lie in."""
+    """Bytes of a slot that its blocks take."""
 
     @classmethod
     def of(cls, layout_fingerprint: str, slot_bytes: int) -> "ValueForm | None":
-        """Return the form of a cache's values; None where its fingerprint tells nothing, so that no value is its."""
+        """Return the form of a cache's values; None if its fingerprint is not one, so that it has no values."""
         try:
             fingerprint = bytes.fromhex(layout_fingerprint)
         except ValueError:
@@ -67,20 +67,20 @@ class ValueForm:
         return HEADER_BYTES + self.slot_bytes
 
     def name(self, block: BlockName) -> str:
-        """Return the name of a block's value: nothing in it was said by a client."""
+        """Return the name of a block's value, which contains nothing that a client said."""
         identity = struct.pack("<32sQ32s", block.key, block.tenant, self.fingerprint)
         return _NAME_PREFIX + blake3(identity).hexdigest()
 
     def encode(self, block: BlockName, slot: memoryview, slot_sum: int) -> ValueParts:
         """Return the value of a slot whose checksum was just taken.
 
-        A slot that changes before it is sent makes a value that is refused wherever it comes to.
+        If the slot changes before it is sent, the value is refused wherever it arrives.
         """
         assert len(slot) == self.slot_bytes
         return self._header(block, slot_sum), slot
 
     def decode(self, block: BlockName, value: Value) -> tuple[memoryview, int] | None:
-        """Return a slot's bytes and their checksum; None unless all of the value is exactly what the label asks for."""
+        """Return a slot's bytes and their checksum; None unless the whole value is exactly what the label asks for."""
         view = memoryview(value)
         if len(view) != self.value_bytes:
             return None
@@ -105,7 +105,7 @@ class ValueForm:
 
 
 def blocks_of(labels: bytes) -> Sequence[BlockName]:
-    """Return which blocks the labels of a packet name."""
+    """Return the blocks that the labels of a packet name."""
     return list(_blocks(labels))
 
 
