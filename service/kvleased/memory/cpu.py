@@ -1,4 +1,4 @@
-"""Own the populating and mapping of CPU memory behind a descriptor; who keeps the descriptor is others' business."""
+"""Own the populating and mapping of CPU memory behind a descriptor; other modules keep the descriptor."""
 
 import errno
 import mmap
@@ -13,27 +13,27 @@ from kvlease.geometry import round_up
 
 
 def is_populated(fd: int, region_bytes: int) -> bool:
-    """Tell whether every page of a region exists already, without touching any."""
+    """Tell whether every page of a region already exists, without touching any."""
     return populated_bytes(fd) >= region_bytes
 
 
 def populated_bytes(fd: int) -> int:
-    """Return the bytes of a region whose pages exist already."""
+    """Return the bytes of a region whose pages already exist."""
     return os.fstat(fd).st_blocks * 512
 
 
 def populate_chunks(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
-    """Make the pages of a region exist, a chunk at each step; yields the bytes of the chunk that is then done.
+    """Make the pages of a region exist, one chunk at each step; yield the bytes of each chunk that is done.
 
     Each step waits for the kernel outside the interpreter's lock, so a thread may run it beside an event loop. The
     descriptor may be closed meanwhile.
 
     Raises:
-        OSError: the memory cannot be had.
+        OSError: there is not enough memory.
     """
     own_fd = os.dup(fd)
     chunks = _populate(own_fd, region_bytes, chunk_bytes)
-    # Not at the generator's own end: one that was never begun has none.
+    # Not at the generator's end, because one that never began has no end.
     weakref.finalize(chunks, os.close, own_fd)
     return chunks
 
@@ -43,7 +43,7 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
     if region_bytes == 0:
         return np.zeros(0, np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    # Huge pages are mapped and unmapped as a whole only; a file on them is so long, another may end anywhere.
+    # Huge pages are mapped and unmapped only as a whole. A file on them is long enough; other files may end anywhere.
     has_huge_pages = os.fstatvfs(fd).f_bsize > mmap.PAGESIZE
     mapped_bytes = whole_pages(fd, region_bytes) if has_huge_pages else region_bytes
     mapping = mmap.mmap(fd, mapped_bytes, mmap.MAP_SHARED, protection)
@@ -52,7 +52,7 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
 
 
 def whole_pages(fd: int, num_bytes: int) -> int:
-    """Return the bytes that a file of so many takes in pages of its file system, which may be huge ones."""
+    """Return the bytes that a file of `num_bytes` takes in whole pages of its file system, which may be huge pages."""
     return round_up(num_bytes, os.fstatvfs(fd).f_bsize)
 
 
@@ -72,7 +72,7 @@ def allocate(fd: int, start: int, num_bytes: int) -> None:
     """Make some pages of a region exist.
 
     Raises:
-        OSError: the memory cannot be had.
+        OSError: there is not enough memory.
     """
     while True:
         try:

@@ -1,7 +1,8 @@
-"""Own memory of a GPU: how it is made, exported, mapped, and how host memory is pinned for it; copies are the movers'.
+"""Own memory of a GPU: how it is made, exported and mapped, and how host memory is pinned for it; movers own copies.
 
-A mover makes it and hands the descriptor on to the supervisor, which keeps it as any other. The memory lives as long as
-a descriptor, a mapping or a handle of it does, so it outlives its maker. With pools in CPU memory nothing imports this.
+A mover makes the memory and hands its descriptor to the supervisor, which keeps it like any other. The memory lives as
+long as a descriptor, a mapping or a handle of it, so it outlives its maker. If pools are in CPU memory, nothing imports
+this.
 """
 
 import os
@@ -28,26 +29,26 @@ _COMPUTE_MODE_DEFAULT: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What a GPU is, as the daemon's start needs to know it."""
+    """What the daemon must know of a GPU when it starts."""
 
     uuid: str
     name: str
     total_bytes: int
     bytes_per_unit: int
-    """Memory is made in multiples of it."""
+    """Memory is made in multiples of this."""
 
 
 class Gpu:
     """The GPU of one mover: pools are made and mapped on it."""
 
     def __init__(self, device: Device, bytes_per_unit: int) -> None:
-        """Assign; `opened` finds out."""
+        """Assign; `opened` finds out the values."""
         self.device = device
         self.bytes_per_unit = bytes_per_unit
-        """Memory is made in multiples of it."""
+        """Memory is made in multiples of this."""
 
     def __repr__(self) -> str:
-        """Show which."""
+        """Show which GPU it is."""
         return f"<Gpu {self.device}>"
 
     @classmethod
@@ -55,7 +56,7 @@ class Gpu:
         """Open the GPU that the setting `device` names.
 
         Raises:
-            InvalidError: it cannot be used; the message says what to do.
+            InvalidError: the GPU cannot be used; the message says what to do.
         """
         device = device_at(ordinal_of(setting))
         driver = load_driver()
@@ -69,7 +70,7 @@ class Gpu:
         return cls(device, bytes_per_unit)
 
     def facts(self) -> DeviceFacts:
-        """Return what it is.
+        """Return the facts of this GPU.
 
         Raises:
             InvalidError: the driver refuses to say.
@@ -85,16 +86,16 @@ class Gpu:
         )
 
     def allocation_bytes(self, num_bytes: int) -> int:
-        """Return the bytes that so many take: whole units."""
+        """Return the bytes that `num_bytes` take in whole units."""
         return round_up(num_bytes, self.bytes_per_unit)
 
     def allocate(self, num_bytes: int) -> int:
-        """Return a descriptor of new memory for so many bytes, which lives as long as the descriptor and its copies do.
+        """Return a descriptor of new memory, which lives as long as the descriptor and its copies.
 
-        All of it is zero, which no driver promises: nobody shall find what another program left.
+        All of it is zeroed, because no driver promises that, and nobody may find what another program left.
 
         Raises:
-            InvalidError: the driver refuses; rule device_memory_full where there is too little.
+            InvalidError: the driver refuses; rule device_memory_full if there is too little.
         """
         driver = load_driver()
         properties = _properties(driver, self.device)
@@ -109,7 +110,7 @@ class Gpu:
                     driver.cuMemExportToShareableHandle(handle, properties.requestedHandleTypes, 0),
                 )
             finally:
-                # The descriptor keeps the memory.
+                # The descriptor keeps the memory alive.
                 driver.cuMemRelease(handle)
         os.set_inheritable(fd, False)
         try:
@@ -123,7 +124,7 @@ class Gpu:
         """Map a region that this or an earlier mover made; the descriptor stays the caller's.
 
         Raises:
-            InvalidError: it is none of this GPU, or not so long.
+            InvalidError: the region is not of this GPU, or is shorter.
         """
         return import_memory(
             self.device,
@@ -133,7 +134,7 @@ class Gpu:
         )
 
     def pin(self, address: int, num_bytes: int) -> None:
-        """Have pages of the host stay where they are and be known to the driver, until `unpin` or this process's end.
+        """Pin pages of the host and make them known to the driver, until `unpin` or the end of this process.
 
         Raises:
             InvalidError: the driver refuses.
@@ -143,10 +144,10 @@ class Gpu:
             checked("cuMemHostRegister", driver.cuMemHostRegister(address, num_bytes, 0))
 
     def unpin(self, address: int) -> None:
-        """Undo `pin` of the range that begins at an address.
+        """Undo `pin` for the range that begins at an address.
 
         Raises:
-            InvalidError: none does.
+            InvalidError: no pinned range begins there.
         """
         driver = load_driver()
         with in_context(self.device):
@@ -181,13 +182,13 @@ class Gpu:
 
 
 def ordinal_of(setting: str) -> int:
-    """Return the number of a GPU that the setting `device` names, as in cuda:0."""
+    """Return the number of the GPU that the setting `device` names, as in cuda:0."""
     assert setting.startswith(_PREFIX), "no GPU"
     return int(setting.removeprefix(_PREFIX))
 
 
 def _properties(driver: Driver, device: Device) -> Driver:
-    """Return what every pool is: pinned memory of the device that can be exported as a posix descriptor."""
+    """Return the properties of every pool: pinned memory of the device that can be exported as a posix descriptor."""
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

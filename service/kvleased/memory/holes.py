@@ -1,6 +1,6 @@
-"""Own the giving back of the pages under blocks that are out of use, and the bringing back of them; CPU memory only.
+"""Own giving back the pages under blocks that are out of use, and bringing them back; for CPU memory only.
 
-A page is given back only if all of it lies under such blocks: what shares a page with a block in use stays.
+A page is given back only if all of it lies under such blocks: a page shared with a block in use stays.
 """
 
 import mmap
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from kvleased.memory.cpu import allocate, whole_pages
 
 Pieces = Sequence[tuple[int, int, int]]
-"""Of every block: where the piece of block 0 starts, bytes from one block's to the next one's, bytes of the piece."""
+"""For each piece of a block: where that of block 0 starts, bytes from block to block, and bytes of the piece."""
 Ranges = list[tuple[int, int]]
-"""Where each range of bytes starts and ends."""
+"""The start and the end of each range of bytes."""
 
 _ROUNDS: Final = 3
-"""A mover that readies a region goes on with the chunk it is at; it begins no other one once pages are missing."""
+"""A mover that readies a region finishes its current chunk, but begins no other once pages are missing."""
 
 
 def pages_of(blocks: NDArray[np.signedinteger], pieces: Pieces, bytes_per_page: int) -> Ranges:
-    """Return the ranges of whole pages that lie under some blocks alone, ascending.
+    """Return the ranges of whole pages that lie only under these blocks, ascending.
 
-    Where a block is one piece, what lies between it and the next one is its own, too.
+    If a block is one piece, the bytes between it and the next block belong to it, too.
     """
     if not len(blocks):
         return []
@@ -44,7 +44,7 @@ def pages_of(blocks: NDArray[np.signedinteger], pieces: Pieces, bytes_per_page: 
 
 
 def give_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
-    """Give the pages of some ranges of a region back to the system; whoever reads them next reads zeros.
+    """Give the pages in these ranges of a region back to the system; they read as zeros afterwards.
 
     Raises:
         OSError: the memory cannot be given back.
@@ -63,22 +63,22 @@ def give_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
 
 
 def bring_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
-    """Make the pages of some ranges exist.
+    """Make the pages in these ranges exist again.
 
     Raises:
-        OSError: the memory cannot be had.
+        OSError: there is not enough memory.
     """
     for start, end in _within(ranges, region_bytes):
         allocate(fd, start, end - start)
 
 
 def missing_bytes(fd: int, region_bytes: int) -> int:
-    """Return the bytes of a region that do not exist now."""
+    """Return the bytes of a region whose pages do not exist now."""
     return max(0, region_bytes - os.fstat(fd).st_blocks * 512)
 
 
 def _within(ranges: Ranges, region_bytes: int) -> Iterator[tuple[int, int]]:
-    """Go through the ranges as far as the region goes, which may end within the last block's padding."""
+    """Yield the ranges up to the end of the region, which may lie within the last block's padding."""
     for start, end in ranges:
         if start < min(end, region_bytes):
             yield start, min(end, region_bytes)

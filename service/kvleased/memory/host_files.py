@@ -1,9 +1,10 @@
 """Own the files of a host pool that outlives the container: two in a directory of memory, found again by their names.
 
-`<identity>.slots` has the bytes, `<identity>.records` the columns behind a head that is written last. The identity is a
-digest under the daemon's secret of all that decides what a byte means, so that a file of another cache, geometry or
-secret has another name. What is there under the right name and is not ours is moved aside, never used and never
-deleted. What is ours and cannot be used as it is, or cannot be looked at, stays where it is and is refused.
+`<identity>.slots` has the bytes; `<identity>.records` has a head, which is written last, and the columns behind it. The
+identity is a digest, under the daemon's secret, of everything that decides what a byte means. So a file of another
+cache, geometry or secret has another name. A file under the right name that is not ours is moved aside, never used and
+never deleted. A file that is ours but cannot be used as it is, or that cannot be looked at, stays where it is and is
+refused.
 """
 
 import errno
@@ -23,7 +24,7 @@ from kvleased.memory import cpu
 from kvleased.telemetry import logs
 
 HEAD_BYTES: Final = 4096
-"""Bytes at the start of the records that tell whose they are; also where the region is no file."""
+"""Bytes at the start of the records that tell whose they are; they are there even if the region is not a file."""
 _SLOTS: Final = ".slots"
 _RECORDS: Final = ".records"
 _NAME_BYTES: Final = 16
@@ -35,41 +36,41 @@ _FILES_NAMED_MAX: Final = 32
 """Files that one line of the log names."""
 _ASIDE: Final = ".aside-"
 _LEFT: Final = ", and register again: it has the cache's blocks; or move it away"
-"""What follows what to do about a file of an earlier life."""
+"""What is added to the advice about a file of an earlier life."""
 _ASIDE_NAMED_MAX: Final = 4
 """Files moved aside that one refusal names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSizes:
-    """What a host pool takes."""
+    """The bytes of a host pool's files."""
 
     slots_bytes: int
     records_bytes: int
-    """With the head."""
+    """Including the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFiles:
-    """Open files of one host pool."""
+    """The open files of one host pool."""
 
     slots_fd: int
     records_fd: int
     is_found: bool
-    """Whether they are of an earlier life, and have what it left."""
+    """Whether the files are of an earlier life, and hold what it left."""
 
 
 class NoRoomError(OSError):
-    """The file system has not the bytes that the files need."""
+    """The file system does not have the bytes that the files need."""
 
     def __init__(self, reason: str, *, need_bytes: int, free_bytes: int) -> None:
-        """Say so, with both numbers."""
+        """Give the reason, and both numbers."""
         super().__init__(errno.ENOSPC, reason)
         self.need_bytes, self.free_bytes = need_bytes, free_bytes
 
 
 class UnusableError(OSError):
-    """A file of an earlier life cannot be used as it is; it stays there with its blocks, for when that is mended."""
+    """A file of an earlier life cannot be used as it is; it stays there with its blocks until somebody mends that."""
 
     def __init__(self, number: int, reason: str) -> None:
         """Say which file it is and what to do."""
@@ -77,7 +78,7 @@ class UnusableError(OSError):
 
 
 class _ForeignError(Exception):
-    """What is there under the right name is not ours."""
+    """A file under the right name is not ours."""
 
 
 def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
@@ -85,7 +86,7 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
 
     Raises:
         NoRoomError: the directory has no room for them.
-        UnusableError: they are there, and cannot be opened or read, or are not this user's alone.
+        UnusableError: they exist, but cannot be opened or read, or are not this user's alone.
         OSError: they cannot be made for another reason.
     """
     with _opened(directory) as dir_fd:
@@ -104,7 +105,7 @@ def delete_files(directory: Path, identity: bytes) -> None:
 
 
 def unclaimed(directory: Path, identities: Collection[bytes]) -> dict[str, int]:
-    """Return the names of files of host pools other than these in the directory, and the bytes that each takes."""
+    """Return the names of other host pools' files in the directory, and the bytes that each takes."""
     claimed = {_name(identity, kind) for identity in identities for kind in (_SLOTS, _RECORDS)}
     found = {}
     with _opened(directory) as dir_fd, os.scandir(dir_fd) as entries:
@@ -116,7 +117,7 @@ def unclaimed(directory: Path, identities: Collection[bytes]) -> dict[str, int]:
 
 
 def told_aside(directory: Path) -> str:
-    """Return which files moved aside take most, as to delete them makes room; empty where none can be found."""
+    """Return which files moved aside take the most, because deleting them makes room; empty if there are none."""
     aside: dict[str, int] = {}
     with suppress(OSError):
         aside = {name: num for name, num in unclaimed(directory, ()).items() if _ASIDE in name}
@@ -129,7 +130,7 @@ def told_aside(directory: Path) -> str:
 
 
 def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
-    """Log which files of host pools other than these there are, those that take most by name."""
+    """Log which files of other host pools there are; name those that take the most."""
     found = unclaimed(directory, identities)
     if found:
         logs.line(
@@ -159,7 +160,7 @@ def _name(identity: bytes, kind: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A plain file that is there under the right name; whose it is shows in what it has."""
+    """A plain file under the right name; its content shows whose it is."""
 
     fd: int
     path: Path
@@ -167,7 +168,7 @@ class _File:
 
 
 def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles | None:
-    """Return the files of an earlier life; None where there are none, or they were never finished."""
+    """Return the files of an earlier life; None if there are none, or if they were never finished."""
     with ExitStack() as opened:
         records, slots = (
             _open(dir_fd, directory / _name(identity, kind), opened) for kind in (_RECORDS, _SLOTS)
@@ -179,7 +180,7 @@ def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
         with _naming(records.path):
             head = os.pread(records.fd, HEAD_BYTES, 0)
         if not any(head):
-            # Its maker was killed before the end, so nobody has stored anything yet.
+            # Its maker was killed before it was finished, so nobody has stored anything in it yet.
             for file in (records, slots):
                 _require(
                     file is None or not _fault(file.path, file.status),
@@ -214,7 +215,7 @@ def _close(fds: Sequence[int]) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Have what the system says of a file told with its name: that it cannot be had now is no proof of whose it is."""
+    """Tell system errors with the file's name: that a file cannot be read now does not prove whose it is."""
     try:
         yield
     except UnusableError:
@@ -228,7 +229,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _open(dir_fd: int, path: Path, opened: ExitStack) -> _File | None:
-    """Return a plain file that is there, to be closed with the others, or None."""
+    """Return the plain file at a path, to be closed with the others; None if there is none."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with _naming(path):
         try:
@@ -247,7 +248,7 @@ def _open(dir_fd: int, path: Path, opened: ExitStack) -> _File | None:
 
 
 def _fault(path: Path, status: os.stat_result) -> str:
-    """Return why a file is not this user's alone and what to do about it; empty where it is."""
+    """Return why a file is not this user's alone and what to do about it; empty if it is."""
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.getuid():
         also = " and chmod 0600" if mode & 0o077 else ""
@@ -263,7 +264,7 @@ def _fault(path: Path, status: os.stat_result) -> str:
 
 
 def _shut(path: Path, status: os.stat_result) -> str:
-    """Return why a file of this user's alone cannot be opened, and what to do about it."""
+    """Return why a file that is this user's alone cannot be opened, and what to do about it."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o600 != 0o600:  # noqa: PLR2004 - to read and write
         return f"the mode of {path} is {mode:04o}, by which its owner cannot read and write it; chmod 0600"
@@ -283,7 +284,7 @@ def _make(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
             os.fchmod(fds[-1], 0o600)
             os.ftruncate(fds[-1], cpu.whole_pages(fds[-1], num_bytes))
         records_fd, slots_fd = fds
-        # A page of a mapped file that cannot be had later would end the process.
+        # If a page of a mapped file could not be had later, that would end the process.
         for _ in cpu.populate_chunks(records_fd, sizes.records_bytes, sizes.records_bytes):
             pass
         head = cpu.map_region(records_fd, sizes.records_bytes)[:HEAD_BYTES]
@@ -296,7 +297,7 @@ def _make(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
 
 
 def _require_room(directory: Path, dir_fd: int, num_bytes: int) -> None:
-    """Refuse what does not fit before anything is made; huge pages and tmpfs without a limit tell no size."""
+    """Refuse files that do not fit before anything is made; huge pages, and tmpfs without a limit, report no size."""
     room = os.fstatvfs(dir_fd)
     free_bytes = room.f_bavail * room.f_frsize
     if room.f_blocks and num_bytes > free_bytes:

@@ -1,4 +1,4 @@
-"""Own the memory of one tenant's key counts: this process alone writes it, workers get a descriptor to read by."""
+"""Own the memory of one tenant's key counts: only this process writes it, and workers get a read-only descriptor."""
 
 import fcntl
 import mmap
@@ -20,12 +20,12 @@ from kvlease.key_counts import (
 from kvleased.memory import cpu
 
 _SEAL_FUTURE_WRITE: Final = 0x10
-"""F_SEAL_FUTURE_WRITE, which Python 3.11 does not name: no mapping from now on writes, nor does any descriptor."""
+"""F_SEAL_FUTURE_WRITE, which Python 3.11 does not name: from now on no new mapping can write, nor any descriptor."""
 _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL | _SEAL_FUTURE_WRITE
 
 
 class CountsRegion:
-    """The counts of one tenant of one cache, in memory that ends with this life and its readers."""
+    """The counts of one tenant of one cache, in memory that ends with this life of the daemon and with its readers."""
 
     def __init__(self, mapping: mmap.mmap, read_only_fd: int) -> None:
         """Take over a mapped region; `made` makes one."""
@@ -35,15 +35,15 @@ class CountsRegion:
         self._mapping = mapping
 
     def __repr__(self) -> str:
-        """Show life: how many buckets there are."""
+        """Show how many buckets there are."""
         return f"<CountsRegion {len(self.counts)} buckets>"
 
     @classmethod
     def made(cls, num_buckets: int, epoch: int) -> Self:
-        """Make a region of zeros, which stays as long as it is and which nobody else can write.
+        """Make a region of zeros whose size is fixed and which nobody else can write.
 
         Raises:
-            OSError: there is no memory or descriptor for it, or this kernel lacks what keeps others from writing.
+            OSError: there is no memory or descriptor for it, or this kernel cannot keep others from writing.
         """
         num_bytes = region_bytes(num_buckets)
         fd = os.memfd_create("kvlease:key_counts", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -58,6 +58,6 @@ class CountsRegion:
             os.close(fd)
 
     def close(self) -> None:
-        """Have whoever reads the region believe nothing in it any more, and let go of it."""
+        """Tell readers of the region to believe nothing in it any more, and let go of it."""
         self._mapping[ASK_ALWAYS_AT : ASK_ALWAYS_AT + BYTES_PER_COUNT] = b"\1\0\0\0"
         os.close(self.read_only_fd)

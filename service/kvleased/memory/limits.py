@@ -1,4 +1,4 @@
-"""Own the answer to how much memory and disk the daemon may use, and how much memory it does."""
+"""Own how much memory and disk the daemon may use, and how much memory is used."""
 
 import contextlib
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 _UNLIMITED_BYTES: Final = 1 << 60
-"""cgroup v1 writes a number near 2**63 where there is no limit."""
+"""cgroup v1 writes a number near 2**63 if there is no limit."""
 
 
 def memory_limit_bytes(
     cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Return the least of the machine's memory and the limits of this process's cgroups, v1 or v2."""
+    """Return the smallest of the machine's memory and the limits of this process's cgroups, v1 or v2."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _limit_files(cgroup_root, membership):
         try:
@@ -28,9 +28,9 @@ def memory_limit_bytes(
 def memory_used(
     cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> tuple[int, int]:
-    """Return how much is used and may be used where least is left: in one of this process's cgroups, or the machine.
+    """Return the used and the allowed bytes of the cgroup of this process, or the machine, that has the least left.
 
-    What the kernel can drop without harm, pages of files that nobody has touched for a while, does not count.
+    Memory that the kernel can drop without harm does not count: pages of files that nobody has touched for a while.
     """
     pairs = [_machine()]
     for path in _limit_files(cgroup_root, membership):
@@ -42,7 +42,7 @@ def memory_used(
 
 
 def _machine() -> tuple[int, int]:
-    """Return the used and all bytes of the machine."""
+    """Return the used bytes and all bytes of the machine."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     return total - available, total
@@ -60,17 +60,17 @@ def _used(limit_file: Path) -> int:
 
 
 def disk_limit_bytes(where: Path | int) -> int:
-    """Return the bytes that all disk stores may take where no limit is set: 80 % of the file system of a path or file.
+    """Return the bytes that all disk stores may take if no limit is set: 80 % of the file system of a path or file.
 
     Raises:
-        OSError: it does not say how large it is.
+        OSError: the file system does not say how large it is.
     """
     found = os.statvfs(where)
     return found.f_blocks * found.f_frsize * 4 // 5
 
 
 def _limit_files(cgroup_root: Path, membership: Path) -> Iterator[Path]:
-    """Yield where a limit may stand: at the own cgroup and at each of its parents, for both versions."""
+    """Yield the files in which a limit may be: of this process's cgroup and each of its parents, for both versions."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -84,7 +84,7 @@ def _limit_files(cgroup_root: Path, membership: Path) -> Iterator[Path]:
             bases, name = [cgroup_root / "memory"], "memory.limit_in_bytes"
         else:
             continue
-        # In a container the path may be the host's and not exist; the root is then the container's own.
+        # In a container the path may be the host's and not exist; then the root is the container's own cgroup.
         own = Path(inner.lstrip("/"))
         for base in bases:
             for folder in (own, *own.parents):

@@ -1,6 +1,6 @@
-"""Own where the core's columns lie in the regions of records, tables and magazines; what they mean is the core's.
+"""Own where the core's columns lie in the regions of records, tables and magazines; the core owns their meaning.
 
-The host tier's columns have a region of their own, so that it can outlive the others beside the slots.
+The host tier's columns have a region of their own, so that it can outlive the others, together with the slots.
 """
 
 from dataclasses import dataclass, fields
@@ -55,13 +55,13 @@ class RecordsLayout:
 
 @dataclass(frozen=True, slots=True)
 class HostRecordsLayout:
-    """The columns of the host tier, behind a head that says whose they are where they lie in a file."""
+    """The columns of the host tier, behind a head that says whose they are if they are in a file."""
 
     num_slots: int
 
     @property
     def region_bytes(self) -> int:
-        """Bytes of the region; none where there is no host tier."""
+        """Bytes of the region; 0 if there is no host tier."""
         return HEAD_BYTES + self._columns.region_bytes if self.num_slots else 0
 
     def tier(self, region: NDArray[np.uint8]) -> TierRecords:
@@ -77,7 +77,7 @@ class HostRecordsLayout:
 
 @dataclass(frozen=True, slots=True)
 class MagazinesLayout:
-    """The columns of the magazines, then what is kept of each device block for them."""
+    """The columns of the magazines, then the columns that hold, for each device block, what the magazines need."""
 
     num_blocks: int
 

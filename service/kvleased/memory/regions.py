@@ -1,4 +1,4 @@
-"""Own which regions of memory a cache has and how large each is; who makes, keeps and maps them is others' business."""
+"""Own which memory regions a cache has and how large each is; other modules make, keep and map them."""
 
 import os
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ MAGAZINES: Final = "magazines"
 
 _DEVICE_PREFIX: Final = "device."
 _DENSE_TABLES_BYTES_MAX: Final = 64 * MIB
-"""Block tables up to here are populated, too; larger ones are sparse, as a lease touches only its own row."""
+"""Block tables up to this size are populated, too; larger ones are sparse, because a lease touches only its own row."""
 
 
 def device_kind(rank: int) -> str:
@@ -42,7 +42,7 @@ def is_device(kind: str) -> bool:
 
 
 def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
-    """Return the bytes of every region of a cache but the plan's own, in the order in which they are made."""
+    """Return the bytes of every region of a cache except the plan's, in the order in which they are made."""
     sizes = {
         RECORDS: records_layout(shape).region_bytes,
         TABLES: table_layout(shape).region_bytes,
@@ -57,7 +57,7 @@ def region_sizes(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
 
 
 def sizes_to_populate(plan: CachePlan, shape: CacheShape) -> dict[str, int]:
-    """Return the bytes of every region that must exist before the cache is ready, in the order of populating."""
+    """Return the bytes of every region that must be populated before the cache is ready, in the order of populating."""
     sizes = region_sizes(plan, shape)
     if sizes[TABLES] > _DENSE_TABLES_BYTES_MAX:
         del sizes[TABLES]
@@ -72,13 +72,13 @@ def pool_kinds(plan: CachePlan) -> list[str]:
 
 
 def host_sizes(plan: CachePlan, shape: CacheShape) -> HostSizes:
-    """Return the bytes of what outlives the container where there is a directory for it."""
+    """Return the bytes of the files that outlive the container, if there is a directory for them."""
     records_bytes = host_records_layout(shape).region_bytes
     return HostSizes(slots_bytes=plan.host_bytes, records_bytes=records_bytes)
 
 
 def are_whole(fds: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Tell whether every region is there and as long as it was made: to read behind a file's end ends the process."""
+    """Tell whether every region is there and as long as it was made: reading beyond a file's end ends the process."""
     return all(
         kind in fds and os.fstat(fds[kind]).st_size >= num_bytes
         for kind, num_bytes in sizes.items()
@@ -86,7 +86,7 @@ def are_whole(fds: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
 
 
 def packed_plan(plan: CachePlan) -> tuple[bytes, str]:
-    """Return a plan as bytes, and the digest by which they are known to be whole."""
+    """Return a plan as bytes, and the digest by which they can be checked to be whole."""
     packed = plan.to_proto().SerializeToString()
     return packed, blake3(packed).hexdigest()
 
@@ -99,7 +99,7 @@ def write_plan(fd: int, packed: bytes) -> None:
 
 
 def read_plan(fd: int, digest: str) -> CachePlan | None:
-    """Return the plan in a region; None where its writer was killed before the end."""
+    """Return the plan in a region; None if its writer was killed before the end."""
     packed = b""
     while chunk := os.pread(fd, MIB, len(packed)):
         packed += chunk
