@@ -130,7 +130,7 @@ class MoverLink:
         return now - self._progress_at if self.batches_in_flight else 0.0
 
     def starting_seconds(self, now: float) -> float:
-        """Return for how long there has been a mover that has not said yet that it is there; 0 where there is none."""
+        """Return how long the current mover has been starting; 0 if there is none or it has said that it is there."""
         return now - self._attached_at if self.is_attached and not self._is_here else 0.0
 
     # Movers
