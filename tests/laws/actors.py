@@ -1,4 +1,4 @@
-"""Who acts in the simulated world: workers with their leases, the mover with its jobs, and calls that wait."""
+"""The actors of the simulated world: workers with their leases, the mover with its jobs, and calls that wait."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,24 +31,24 @@ class Held:
     lease_id: LeaseId
     request_id: str
     keys: list[bytes]
-    """One for each hash_tokens."""
+    """One key for each hash_tokens."""
     parts: list[list[int]]
-    """The block at each place of each group, NULL where there is none."""
+    """The block at each place of each group; NULL if there is none."""
     marks: list[list[Mark | None]]
-    """What the worker knows that it holds."""
+    """What the worker knows its blocks to hold."""
     computed: int = 0
-    """Tokens that are committed, or found; the core knows of them."""
+    """Tokens that are committed or were found; the core knows of them."""
     written: int = 0
-    """Tokens whose states are written; where they are more, a commit is on its way or was lost."""
+    """Tokens whose states are written; if they exceed `computed`, a commit is on its way or was lost."""
     is_evicted: bool = False
     is_moving: bool = False
     is_trimming: bool = False
     is_behind: bool = False
-    """Whether an answer was lost while it moved, so that its worker has not read its row since."""
+    """Whether an answer was lost while the lease moved, so that its worker has not read its row since."""
     rank: int | None = None
-    """Which part of every block its worker writes, where others share the lease; None where it writes all of them."""
+    """Which part of every block its worker writes, if others share the lease; None if it writes all of them."""
     vain_tokens: int = 0
-    """Tokens up to which its worker may have been told of blocks in vain, so that it is told of them no more."""
+    """Tokens up to which its worker may have been told of blocks in vain; it is not told of those blocks again."""
 
     @property
     def ends(self) -> list[int]:
@@ -57,11 +57,11 @@ class Held:
 
     @property
     def num_blocks(self) -> int:
-        """Places that have a block."""
+        """Number of places that have a block."""
         return sum(len(part) - part.count(NULL) for part in self.parts)
 
     def blocks(self, groups: Groups) -> Iterator[int]:
-        """Go through the blocks that the worker still counts on: not those that a commit on its way gives back."""
+        """Go through the blocks that the worker still counts on, without those that a commit on its way gives back."""
         for group, part in zip(groups, self.parts, strict=True):
             for block in part[needed_from(group, self.written) :]:
                 if block != NULL:
@@ -75,7 +75,7 @@ class Held:
                     yield at, place, block, marks[place]
 
     def slot(self, at: int, place: int) -> int:
-        """Return the first place from one on that has a block, which is where a state of it stands; or the end."""
+        """Return the first place from `place` on that has a block, where a state may be; or the end."""
         part = self.parts[at]
         while place < len(part) and part[place] == NULL:
             place += 1
@@ -93,7 +93,7 @@ class Held:
 
 @dataclass(eq=False)
 class Worker:
-    """A process with leases; `is_dead` is known to the world before it is known to the core."""
+    """A process with leases; the world knows that it is dead before the core does."""
 
     worker_id: WorkerId
     tenant: int
@@ -101,16 +101,16 @@ class Worker:
     newest_lease_id: LeaseId = _NO_LEASE
     is_stalled: bool = False
     place: Place | None = None
-    """What it is to its engine; None where it calls for all ranks."""
+    """Its rank and engine; None if it calls for all ranks."""
 
     @property
     def rank(self) -> int | None:
-        """Which rank it is, if ranks call apart."""
+        """Its rank, if ranks call apart."""
         return None if self.place is None else self.place.rank
 
 
 def are_mates(one: Worker, other: Worker) -> bool:
-    """Tell whether two workers are one, or may share leases."""
+    """Tell whether two workers are the same, or may share leases."""
     places = (one.place, other.place)
     return one is other or (None not in places and places[0].engine == places[1].engine)  # type: ignore[union-attr]
 
@@ -123,25 +123,25 @@ class Job:
     done: int = 0
     is_lost: bool = False
     failed: set[int] = field(default_factory=set)
-    """Positions whose bytes were not there, or not what they should be."""
+    """Positions whose bytes were missing or wrong."""
     is_of_other_disk: bool = False
-    """Whether the disk has been replaced since it began."""
+    """Whether the disk has been replaced since the job began."""
     labels: list[Any] | None = None
-    """Those of the copy, once somebody has read them."""
+    """The labels of the copy, once somebody has read them."""
 
     @cached_property
     def sources(self) -> list[int]:
-        """What is read, if that has numbers."""
+        """The ids that are read from, if the copy has any."""
         return [int(one) for one in np.frombuffer(self.copy.source_ids, np.int32)]
 
     @cached_property
     def targets(self) -> list[int]:
-        """What is written, if that has numbers."""
+        """The ids that are written to, if the copy has any."""
         return [int(one) for one in np.frombuffer(self.copy.target_ids, np.int32)]
 
     @property
     def num_pairs(self) -> int:
-        """Blocks that are copied or scrubbed."""
+        """Number of blocks that are copied or scrubbed."""
         return max(len(self.sources), len(self.targets))
 
 
@@ -156,24 +156,24 @@ class Call:
     is_heard: bool = True
     """Whether the answer will reach the caller."""
     parent: Held | None = None
-    """What the worker knew of a lease when it began to fork it."""
+    """What the worker knew of the lease that it forks when the call began."""
 
 
 _PARTS: Final = "parts"
 
 
 def part_of(mark: Mark, rank: int | None) -> Mark:
-    """Return what a rank's part of a block holds, or all of it where no rank is named."""
+    """Return what a rank's part of a block holds, or the whole block if no rank is named."""
     return mark[1 + rank] if rank is not None and mark[0] == _PARTS else mark  # type: ignore[return-value]
 
 
 def every_part(mark: Mark) -> tuple[Mark, ...]:
-    """Return what the parts of a block hold that differ."""
+    """Return what each part of a block holds; a block whose parts are equal counts as one part."""
     return mark[1:] if mark[0] == _PARTS else (mark,)  # type: ignore[return-value]
 
 
 def with_part(mark: Mark, rank: int | None, part: Mark, num_ranks: int) -> Mark:
-    """Return what a block holds once a rank has written its part; equal parts are one mark, that of the whole."""
+    """Return what a block holds once a rank has written its part; equal parts become one mark for the whole block."""
     if rank is None:
         return part
     parts = [part_of(mark, one) for one in range(num_ranks)]
@@ -188,5 +188,5 @@ def key_of(tenant: int, chain: tuple[int, ...]) -> bytes:
 
 
 def is_of(mark: Mark, key: bytes) -> bool:
-    """Tell whether a mark stands for the bytes that are kept under a key: those of its tokens, and of its group."""
+    """Tell whether a mark stands for the bytes that belong to a key: those of its tokens and its group."""
     return mark[0] == "key" and kept_under(mark[1], mark[2]) == key  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What can happen in the simulated world, as a table of acts with weights; `live` draws from it."""
+"""Everything that can happen in the simulated world, as a table of acts with weights; `live` draws from it."""
 
 from collections.abc import Callable
 from typing import Final
@@ -33,12 +33,12 @@ Act = Callable[[World], None]
 _KEEP_ALIVE_SECONDS: Final = 8.0
 _EAGERNESS: Final = 0.2
 _MORE_TOKENS: Final = (0, 1, 3, 9, 30)
-"""How many more tokens than its parent has computed a fork is to cover."""
+"""How many more tokens a fork may cover than its parent has computed."""
 _STEPS_OF_A_RUN: Final = 4
 _WAIT_MS: Final = 20_000
 _SHARE_ENDED: Final = 0.8
 _SEVERITIES: Final = (0, 1, 1, 3)
-"""How much likelier than usual a fault may be in one history: those without some kind get further with the others."""
+"""How much likelier than usual a fault is in one history; without some kinds it gets further with the others."""
 
 
 def live(world: World, steps: int) -> None:
@@ -80,7 +80,7 @@ def _reserve(world: World) -> None:
 
 
 def _step(world: World) -> None:
-    """A worker's scheduler takes one step over some of its leases, and asks for new ones in the same call."""
+    """Let a worker's scheduler take one step over some of its leases, and ask for new ones in the same call."""
     worker = pick_worker(world)
     if worker is None:
         return
@@ -101,7 +101,7 @@ def _step(world: World) -> None:
 
 
 def _operations(world: World, worker: Worker, held: Held) -> list[Operation]:
-    """Return what a step does with one lease: mostly it grows by a token; in the end, it is committed and released."""
+    """Return what a step does with one lease: mostly it grows by a token; at the end it is committed and released."""
     extend = Operation(StepVerb.EXTEND, held, longer(world, held, -3))
     release = Operation(StepVerb.RELEASE, held)
     kind = world.rng.choice(("extend", "extend", "extend", "commit", "end", "too late"))
@@ -131,7 +131,7 @@ def _commit(world: World) -> None:
 
 
 def _run(world: World) -> None:
-    """A request runs for some steps: what it has computed is committed, and its windows move on."""
+    """Let a request run for some steps: what it has computed is committed, and its windows move on."""
     found = pick_lease(world)
     if found is None:
         return
@@ -143,7 +143,7 @@ def _run(world: World) -> None:
 
 
 def _fork(world: World) -> None:
-    """A second request goes on from what a running one has computed."""
+    """Let a second request go on from what a running one has computed."""
     found = pick_lease(world)
     if found is None or found[1].written != found[1].computed:
         return
@@ -162,7 +162,7 @@ def _fork(world: World) -> None:
 
 
 def _trim(world: World) -> None:
-    """A request needs less than it asked for: its worker forgets the blocks before it says so."""
+    """Let a request need less than it asked for; its worker forgets the blocks before it says so."""
     found = pick_lease(world)
     if found is None:
         return
@@ -188,7 +188,7 @@ def _trim(world: World) -> None:
 
 
 def _serve(world: World) -> None:
-    """A request is served from start to end, while all that it waits for goes on as it should."""
+    """Serve a request from start to end, while everything that it waits for goes on as it should."""
     worker = pick_worker(world)
     if worker is None:
         return
@@ -208,7 +208,7 @@ def _serve(world: World) -> None:
 
 
 def _scribble(world: World) -> None:
-    """A worker, also a stalled one, writes its private blocks whenever it likes."""
+    """Let a worker, perhaps a stalled one, write its private blocks, as it may do at any time."""
     found = [
         (worker, held)
         for worker in world.workers.values()
@@ -291,7 +291,7 @@ def _reload_cached(world: World) -> None:
 
 
 def _reload_mixed(world: World) -> None:
-    """An operator asks for keys of several tenants at once."""
+    """Let an operator ask for keys of several tenants at once."""
     tenants = {worker.tenant for worker in world.workers.values()}
     chains = [pick_chain(world, tenant, world.rng.randint(1, 4)) for tenant in sorted(tenants)]
     world.rng.shuffle(chains)
@@ -351,7 +351,7 @@ WORK: Final[dict[Act, int]] = {
     _move: 8,
     _land: 22,
 }
-"""What happens when all is well, and how often each is drawn."""
+"""What happens when all is well, and how often each act is drawn."""
 
 FAULTS: Final[dict[Act, int]] = {
     faults.stale: 7,
@@ -372,7 +372,7 @@ FAULTS: Final[dict[Act, int]] = {
     faults.restart: 1,
     faults.crash: 7,
 }
-"""What goes wrong, and how often each is drawn in a usual history."""
+"""What goes wrong, and how often each fault is drawn in a usual history."""
 
 ACTS: Final = {**WORK, **FAULTS}
 """Each act and how often it is drawn."""
@@ -385,7 +385,7 @@ WORK_OF_STORES: Final[dict[Act, int]] = {
     race: 3,
     below.mend: 8,
 }
-"""What happens besides where there are stores."""
+"""What also happens if there are stores."""
 
 FAULTS_OF_STORES: Final[dict[Act, int]] = {
     below.answer_badly: 4,
@@ -398,4 +398,4 @@ FAULTS_OF_STORES: Final[dict[Act, int]] = {
     below.lose_all: 1,
     below.replace_disk: 1,
 }
-"""What goes wrong there besides."""
+"""What also goes wrong if there are stores."""

@@ -1,4 +1,4 @@
-"""What must be true of a lease that ranks share: nobody loses it, all have written it, nobody wants what leaves it."""
+"""Laws of a lease that ranks share: nobody loses it, all have written it, and nobody wants what leaves it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def compare_all(world: "World") -> None:
-    """Every rank that lives has the leases that it was granted, with the blocks that it was told of."""
+    """Check that every living rank has the leases that it was granted, with the blocks that it was told of."""
     rows = {
         lease_id: row
         for row, lease_id in enumerate(world.records.rows.lease_id.tolist())
@@ -38,7 +38,7 @@ def compare_all(world: "World") -> None:
 def compare_published(
     world: "World", shared: Shared, before: Sequence[Sequence[int]], was_ready: NDArray[np.bool_]
 ) -> None:
-    """No block of a lease has become findable that one of the ranks has not committed."""
+    """Check that no block of a lease has become findable before all of its ranks have committed it."""
     is_new = ~was_ready & (world.records.device.state == State.READY)
     ranks = range(world.shape.num_ranks)
     done = min(shared.done.get(rank, shared.hit_tokens) for rank in ranks)
@@ -57,7 +57,7 @@ def compare_published(
 
 
 def _due(world: "World", shared: Shared) -> int:
-    """Return the tokens of which all ranks have committed everything; where there are states, all in one commit."""
+    """Return the tokens up to which all ranks have committed everything; if there are states, all in one commit."""
     ranks = range(world.shape.num_ranks)
     if any(group.keeps is Keeps.STATE for group in world.shape.groups):
         stops = set.intersection(*(shared.due_stops.get(rank, set()) for rank in ranks))
@@ -90,7 +90,7 @@ def compare_due(world: "World", command: commands.Commit) -> None:
 
 
 def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
-    """Return the least and the most blocks that leave a lease when a rank has trimmed its part of it."""
+    """Return the fewest and the most blocks that leave a lease when a rank has trimmed its part of it."""
     row, shared = row_of(world, held.lease_id), world.shared[held.lease_id]
     assert row is not None
     if len(shared.ranks | shared.perhaps) < world.shape.num_ranks:
@@ -101,7 +101,7 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
     }
     known = [shared.wants[one] for one, part in parts.items() if part is not None]
     groups, num_computed = world.shape.groups, int(world.records.rows.num_computed[row])
-    # Windows stay as they are while a rank is ahead; and one that may be has what it needs where it is.
+    # Windows do not move while a rank is ahead, and a rank that may be ahead has what it needs where it is.
     done = [shared.done.get(rank, 0) for rank in shared.ranks]
     is_even = max(done) <= num_computed or not any(group.gives_back for group in groups)
     least, most = (
@@ -111,8 +111,8 @@ def left_by_trim(world: "World", held: Held) -> tuple[int, int]:
         )
         for at_tokens in (max(known), num_computed)
     )
-    # Of others nobody knows whether they have a part in it yet, or still; nor how much of it who asked for it to come
-    # back, and has had no answer, may have been told of.
+    # Of the other ranks nobody knows whether they already or still have a part in it. Nor is it known how much a rank
+    # may have been told of that asked for the lease to come back and has had no answer.
     are_all_known = len(known) == len(shared.wants) and not shared.is_resumed
     are_all_known &= not any(part.is_moving for part in parts.values() if part is not None)
     return least if are_all_known and is_even else 0, most

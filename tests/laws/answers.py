@@ -1,4 +1,4 @@
-"""What a simulated worker makes of the answers to its calls: which blocks it has where, and what they must hold."""
+"""What a simulated worker learns from the answers to its calls: which blocks it has where, and what they must hold."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ def numbers(packed: bytes) -> list[int]:
 
 
 def parts_of(world: "World", block_ids: bytes, num_blocks: bytes) -> list[list[int]]:
-    """Return the places of each group as an answer tells them: block 0 is never granted, so it stands for none."""
+    """Return the places of each group in an answer; block 0, which is never granted, stands for no block."""
     ids = numbers(block_ids)
     ends = numbers(num_blocks) or [len(ids)]
     if sum(ends) != len(ids):
@@ -44,7 +44,7 @@ def _unknown(parts: Sequence[Sequence[int]]) -> list[list[Mark | None]]:
 
 
 def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Reserved) -> None:
-    """Take up a new lease: its prefix holds the bytes of its keys, and there is a block where one is needed."""
+    """Take up a new lease: its prefix holds the bytes of its keys, and every place that needs a block has one."""
     worker.newest_lease_id = max(worker.newest_lease_id, reply.joined_id or reply.lease_id)
     if reply.lease_id in worker.leases:
         sharing.told_again(world, worker.leases[reply.lease_id])
@@ -95,7 +95,7 @@ def granted(world: "World", worker: Worker, command: commands.Reserve, reply: Re
 
 
 def _compare_tenants(world: "World", worker: Worker, held: Held, hits: Sequence[range]) -> None:
-    """Nothing is found under keys of another tenant; whoever knows them goes on under keys of its own."""
+    """Check that nothing is found under another tenant's keys; a worker that used them goes on with its own keys."""
     if any(world.tenant_of_key.get(key, worker.tenant) != worker.tenant for key in held.keys):
         if any(hits):
             world.fail(f"places {hits} were found under another tenant's keys")
@@ -103,7 +103,7 @@ def _compare_tenants(world: "World", worker: Worker, held: Held, hits: Sequence[
 
 
 def _hit_tokens(world: "World", reply: Reserved) -> int:
-    """Return the tokens that were found, in tiers that there are."""
+    """Return the tokens that were found, and check that only tiers that exist have found any."""
     shape = world.shape
     disk_tokens, remote_tokens = reply.disk_hit_tokens, reply.remote_hit_tokens
     if (disk_tokens and not shape.num_disk_slots) or (remote_tokens and not shape.uses_remote):
@@ -134,7 +134,7 @@ def _compare_cover(world: "World", held: Held, num_tokens: int, told: int) -> No
 
 
 def forked(world: "World", worker: Worker, call: Call, reply: Forked) -> None:
-    """Take up a lease that forks off: what is shared is just the same, and what is copied is equal."""
+    """Take up a lease that forks off: shared blocks are the parent's own, and copied blocks hold equal bytes."""
     command, parent, lease = call.command, call.parent, reply.lease
     assert isinstance(command, commands.Fork)
     assert parent is not None
@@ -184,7 +184,7 @@ def forked(world: "World", worker: Worker, call: Call, reply: Forked) -> None:
 
 
 def _source_of(world: "World", child: Held, parent: Held, at: int, place: int) -> int | None:
-    """Return the parent's place whose bytes a child's place has, if it has any."""
+    """Return the parent's place whose bytes a child's place has, if there is one."""
     group, computed = world.shape.groups[at], child.computed
     first = needs.needed_from(group, computed)
     if group.keeps is Keeps.FIXED:
@@ -199,15 +199,15 @@ def _source_of(world: "World", child: Held, parent: Held, at: int, place: int) -
 
 
 def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply: Extended) -> None:
-    """Put the blocks that a lease got where it needs them."""
+    """Put the blocks that a lease got at the places that need them."""
     added = numbers(reply.block_ids)
     counts = numbers(reply.num_blocks) or [len(added)]
     if held.rank is not None:
         sharing.grow(world, worker, held, num_tokens, (counts, added, numbers(reply.num_places)))
         return
     if held.is_behind or (added and {*added} <= {block for part in held.parts for block in part}):
-        # The answer to another call was lost, and so the worker has read its row meanwhile. Or that of a commit is yet
-        # to come, which gave the blocks back from other places. The table tells, as it does to a client that is short.
+        # Either the answer to another call was lost, so that the worker has read its row meanwhile. Or the answer to a
+        # commit is yet to come that gave blocks back from other places. The table tells, as it does to a real client.
         _read_again(world, held, {*added})
         return
     grow(world, worker, held, num_tokens, (counts, added))
@@ -215,7 +215,7 @@ def extended(world: "World", worker: Worker, held: Held, num_tokens: int, reply:
 
 
 def _read_again(world: "World", held: Held, added: set[int]) -> None:
-    """Let a worker read its row; what has come to another place there is not what it wrote."""
+    """Let a worker read its row; a block that has come to another place does not hold what the worker wrote."""
     before = {(at, place): block for at, place, block, _ in held.places()}
     read_row(world, held)
     for at, place, block, _ in list(held.places()):
@@ -258,11 +258,11 @@ def grow(
 
 
 def missing(world: "World", held: Held, num_tokens: int) -> list[range]:
-    """Return the places of each group that a lease must get to cover some tokens."""
+    """Return the places of each group that a lease must fill to cover some tokens."""
     row = row_of(world, held.lease_id)
     computed = held.computed if row is None else int(world.records.rows.num_computed[row])
     if held.rank is not None:
-        # It grows by what the rank that is furthest will need.
+        # It grows as far as the rank that is furthest will need.
         computed = sharing.furthest_of_all(world, held)
     return needs.growth(world.shape.groups, computed, num_tokens, held.ends)
 
@@ -285,9 +285,9 @@ def committed(world: "World", held: Held, num_tokens: int, num_given_back: int |
 
 
 def trim(world: "World", held: Held, num_tokens: int) -> int:
-    """Forget the blocks behind a token, but for the newest state; returns how many they are."""
+    """Forget the blocks behind a token, except the newest state; return how many they are."""
     before, held.is_trimming = held.num_blocks, True
-    # A rank whose commit was not answered does not read how far it has come in the row, which is of all ranks.
+    # A rank whose commit was not answered does not learn from the row how far it has come: the row is of all ranks.
     computed = held.computed if held.rank is None else sharing.furthest(world, held)
     for at, group in enumerate(world.shape.groups):
         part, marks = held.parts[at], held.marks[at]
@@ -299,7 +299,7 @@ def trim(world: "World", held: Held, num_tokens: int) -> int:
 
 
 def _move_down(world: "World", held: Held, at: int, end: int) -> None:
-    """Let the newest state come first among the places that are left, and those behind it follow."""
+    """Move the newest state to the first of the places that are left, and the blocks behind it after it."""
     group, part, marks = world.shape.groups[at], held.parts[at], held.marks[at]
     first = needs.needed_from(group, held.computed)
     to = max(first, end - 1 - group.extra_blocks)
@@ -311,7 +311,7 @@ def _move_down(world: "World", held: Held, at: int, end: int) -> None:
 
 
 def reloaded(world: "World", held: Held, reply: Reloaded) -> None:
-    """Learn where the blocks of a lease are now; those that it had before have the same bytes."""
+    """Learn where the blocks of a lease are now; they have the same bytes as before."""
     held.is_evicted = False
     parts = parts_of(world, reply.block_ids, reply.num_blocks)
     row = row_of(world, held.lease_id)

@@ -1,7 +1,7 @@
-"""A simulated node with engines whose ranks call apart: each rank is a worker, with its own part of every block.
+"""A simulated node with engines whose ranks call apart: each rank is a worker with its own part of every block.
 
-The ranks of an engine ask for the same requests at other times, and go on with them as far as chance takes each. What
-they know is compared in `sharing`.
+The ranks of an engine ask for the same requests at different times, and each goes on with them as far as chance takes
+it. `sharing` checks what they know.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from tests.laws.picks import is_waited_for, pick_lease
 from tests.laws.world import World
 
 _ENGINES: Final = {2**63 + 1: 7, 2**63 + 2: 8}
-"""The tenants of the engines, by name."""
+"""The tenants of the engines, by the engine's name."""
 _PLAIN_TENANT: Final = 7
-"""Of the one process that calls for all ranks of its engine."""
+"""The tenant of the one process that calls for all ranks of its engine."""
 _REQUESTS_KNOWN: Final = 5
-"""Of so many requests an engine's ranks know that others have made them."""
+"""How many of the last requests of an engine its other ranks know of."""
 _SHARE_RUNNING: Final = 0.8
-"""Share of the calls of ranks that come to what another one has, and not to what is over or still waits."""
+"""Share of a rank's calls that go to requests that another rank runs, not to those that have ended or still wait."""
 _TOGETHER: Final = ("commit", "commit", "commit", "extend", "trim", "evict", "reload")
 _NOBODY: Final = WorkerId(0)
 _WAITS_MS: Final = (0, 500, 20_000)
@@ -43,7 +43,7 @@ _WAITS_MS: Final = (0, 500, 20_000)
 
 @dataclass(eq=False)
 class Seat:
-    """The place of one rank, and the process that has it or had it last."""
+    """The place of one rank, and the process that has or last had it."""
 
     place: Place
     tenant: int
@@ -51,10 +51,10 @@ class Seat:
 
 
 class ApartWorld(World):
-    """A node with two engines of two ranks that call apart, and a worker that calls for all ranks of its own."""
+    """A node with two engines of two ranks that call apart, and a worker that calls for all ranks of its engine."""
 
     def __init__(self, seed: int, shape: CacheShape) -> None:
-        """Start a node in which every rank is there."""
+        """Start a node in which every rank is present."""
         self.seats = [
             Seat(Place(engine, rank), tenant)
             for engine, tenant in _ENGINES.items()
@@ -67,7 +67,7 @@ class ApartWorld(World):
         )
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
-        """Give a command to the core, note what its answer means for the ranks, and what it made findable."""
+        """Give a command to the core; note what its answer means for the ranks, and what it made findable."""
         worker = self.workers.get(getattr(command, "worker_id", None) or WorkerId(0))
         if worker is None or worker.place is None:
             return super().send(command)
@@ -126,7 +126,7 @@ class ApartWorld(World):
             sharing.note(self, worker, one, answer)
 
     def _take(self, call: Call, result: object) -> None:
-        """Note an answer that came late before its caller takes it, if it does."""
+        """Note a late answer before its caller takes it, if it does."""
         if call.worker is not None and call.worker.place is not None:
             sharing.note(self, call.worker, call.command, result)
         super()._take(call, result)
@@ -139,7 +139,7 @@ class ApartWorld(World):
     # Ranks ----------------------------------------------------------------------------------------------------------
 
     def start_worker(self, tenant: int) -> None:
-        """Let a new process attach: one of a rank that is missing, or the one that calls for all ranks."""
+        """Let a new process attach: a missing rank's, or the one that calls for all ranks."""
         missing = [one for one in self.missing() if one.tenant == tenant]
         if missing:
             self.sit(missing[0])
@@ -151,7 +151,7 @@ class ApartWorld(World):
         return [one for one in self.seats if one.worker_id not in self.workers]
 
     def sit(self, seat: Seat) -> None:
-        """Let a process attach at a place: it is refused for as long as the death of the one before is not known."""
+        """Let a process attach at a place; it is refused as long as the death of the previous process is not known."""
         self.num_workers += 1
         worker_id = WorkerId((self.epoch << 20) + 500_000 + self.num_workers)
         is_taken = seat.worker_id in self.dead_unknown
@@ -171,7 +171,7 @@ class ApartWorld(World):
             )
 
     def end_engines(self) -> None:
-        """Let all ranks be there before everything is to be had again."""
+        """Let all ranks be present before everything must be had again."""
         for seat in self.missing():
             self.sit(seat)
         if len(self.workers) == len(self.seats):
@@ -179,7 +179,7 @@ class ApartWorld(World):
 
 
 def sit(world: World) -> None:
-    """Let processes come for the ranks that are missing."""
+    """Let processes attach for the missing ranks."""
     assert isinstance(world, ApartWorld)
     for seat in world.missing():
         world.sit(seat)
@@ -188,7 +188,7 @@ def sit(world: World) -> None:
 
 
 def follow(world: World) -> None:
-    """A rank comes to a request that another one has asked for already, or comes back to it."""
+    """Let a rank ask for a request that another rank has already asked for, or come back to it."""
     assert isinstance(world, ApartWorld)
     ranks = [one for one in world.workers.values() if one.place and not one.is_stalled]
     if not ranks:
@@ -213,13 +213,13 @@ def follow(world: World) -> None:
 
 
 def _running(world: World, worker: Worker) -> set[str]:
-    """Return the requests that the other ranks of a worker's engine have leases of."""
+    """Return the requests for which the other ranks of a worker's engine have leases."""
     mates = [one for one in world.workers.values() if are_mates(one, worker)]
     return {held.request_id for mate in mates for held in mate.leases.values()}
 
 
 def together(world: World) -> None:
-    """The ranks of a request do the same, one after the other, as they do when nothing holds one of them up."""
+    """Let the ranks of a request do the same, one after another, as they do if nothing holds one of them up."""
     found = pick_lease(world, evicted=None)
     if found is None or found[1].rank is None:
         return
@@ -247,7 +247,7 @@ def together(world: World) -> None:
 
 
 def give_up(world: World) -> None:
-    """A rank releases a lease that it has asked to evict, and that others go on with or not."""
+    """Let a rank release a lease that it has asked to evict, whether or not others go on with it."""
     waiting = [
         (one.worker, one.held)
         for one in world.calls.values()
@@ -261,12 +261,12 @@ def give_up(world: World) -> None:
 
 
 def _is_known(answer: Outcome | Reserved | KVLeaseError) -> bool:
-    """Tell whether a request was heard: it was granted, waits, or would be if there were room."""
+    """Tell whether a request was heard: it was granted, waits, or failed only for lack of room."""
     return not isinstance(answer, KVLeaseError) or isinstance(answer, PoolFullError)
 
 
 def trim_apart(world: World, worker: Worker, held: Held) -> None:
-    """Let a rank forget the blocks that it wants no more; those leave the lease that no rank wants."""
+    """Let a rank forget blocks that it no longer wants; blocks that no rank wants leave the lease."""
     row, least = row_of(world, held.lease_id), max(1, held.written)
     asked = 0 if row is None else int(world.records.rows.num_tokens[row])
     if least > asked or is_waited_for(world, held):
@@ -281,7 +281,7 @@ def trim_apart(world: World, worker: Worker, held: Held) -> None:
         return
     trim(world, held, num_tokens)
     shared = world.shared[held.lease_id]
-    # A control process that does not remember how far a rank has come believes it to be as far as it can be.
+    # A control process that does not remember how far a rank has come assumes that it is as far as possible.
     held.vain_tokens, held.is_trimming = asked if shared.is_resumed else num_tokens, False
     wants = shared.wants
     before, wants[worker.worker_id] = dict(wants), min(wants[worker.worker_id], num_tokens)
@@ -297,4 +297,4 @@ def trim_apart(world: World, worker: Worker, held: Held) -> None:
 Act = Callable[[World], None]
 
 WORK_OF_RANKS: Final[dict[Act, int]] = {follow: 50, together: 30, sit: 4, give_up: 2}
-"""What happens besides where ranks call apart."""
+"""What also happens if ranks call apart."""

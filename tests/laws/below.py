@@ -1,4 +1,4 @@
-"""What stores do in the simulated world, and what can go wrong with them: answers, damage, failure, other nodes."""
+"""What stores do in the simulated world, and what can go wrong with them: answers, damage, failures, other nodes."""
 
 from typing import Final
 
@@ -17,17 +17,17 @@ _SHARE_OFF: Final = 0.4
 """Share of the changes after which a store does not work."""
 _TOLD_AT_ONCE: Final = 8
 _LIES: Final = 0.15
-"""Share of the slots of which a store tells what is not so."""
+"""Share of the slots of which a store tells something untrue."""
 _OF_LABELS: Final = ("tenant", "nobody", "generation", "wild", "place", "key")
 _NO_GENERATION: Final = 2**62
 _STRANGER: Final = 5
 _FAILURES: Final = (0.0, 0.0, 0.02, 0.15)
-"""Share of the pairs that a store does not copy, one of which each history has."""
+"""Shares of the pairs that a store fails to copy; each history has one of them."""
 _SHARE_OLD: Final = 0.6
-"""Share of the histories in which the disk is not empty when they begin."""
+"""Share of the histories in which the disk is not empty at the beginning."""
 _SHARE_LOST: Final = 0.4
 _SHARE_AWAY: Final = 0.4
-"""Share of the stores that do not work of which only the mover is not there."""
+"""Share of the stores turned off of which only the mover is away."""
 
 
 def begin(world: World) -> None:
@@ -40,7 +40,7 @@ def begin(world: World) -> None:
 
 
 def tell_disk(world: World, *, is_empty: bool = False) -> None:
-    """The disk mover says that its store works, and whether it has told all that lies there."""
+    """Let the disk mover say that its store works, and whether it has told everything that is there."""
     is_read = world.stores.is_read = not world.stores.found
     world.send(commands.TierChanged(tier=Tier.DISK, is_on=True, is_empty=is_empty, is_read=is_read))
 
@@ -71,19 +71,19 @@ def _document(world: World, tenant: int) -> list[tuple[bytes, int, Mark]]:
 
 
 def answer(world: World) -> None:
-    """Let the remote store tell what it has."""
+    """Let the remote store say what it has."""
     if world.stores.probes:
         answer_one(world, world.rng.choice(list(world.stores.probes)))
 
 
 def answer_one(world: World, probe_id: int) -> None:
-    """Let the remote store answer one question as it should."""
+    """Let the remote store answer one question correctly."""
     probe = world.stores.probes.pop(probe_id)
     tell(world, probe, _truth(world, probe))
 
 
 def tell(world: World, probe: Probe, is_present: bytes) -> None:
-    """Let the core hear an answer."""
+    """Give an answer to the core."""
     world.send(commands.Probed(probe_id=probe.probe_id, is_present=is_present))
 
 
@@ -93,7 +93,7 @@ def _truth(world: World, probe: Probe) -> bytes:
 
 
 def neighbour(world: World) -> None:
-    """Another node computes a document, and shares it."""
+    """Let another node compute a document, and share it."""
     worker = pick_worker(world)
     if worker is None or not world.shape.uses_remote:
         return
@@ -102,13 +102,13 @@ def neighbour(world: World) -> None:
 
 
 def mend(world: World) -> None:
-    """The movers of stores say that these work, as they do soon after each start of the control process."""
+    """Let the movers of stores say that these work, as they do soon after each start of the control process."""
     tell_disk(world)
     world.send(commands.TierChanged(tier=Tier.REMOTE, is_on=True))
 
 
 def find(world: World) -> None:
-    """The disk store tells of some slots what lies there since an earlier life, and not always the truth."""
+    """Let the disk store tell what an earlier life left in some slots, though not always truthfully."""
     told, world.stores.found = (
         world.stores.found[:_TOLD_AT_ONCE],
         world.stores.found[_TOLD_AT_ONCE:],
@@ -134,17 +134,17 @@ def find(world: World) -> None:
 
 
 def is_off(world: World, tier: Tier) -> bool:
-    """Tell whether the core takes a store for one that does not work."""
+    """Tell whether the core believes that a store does not work."""
     return tier in world.cache._state.tiers_off
 
 
 def _keys(world: World, tenant: int) -> list[bytes]:
-    """Return keys of a tenant's blocks, and one of none."""
+    """Return keys of a tenant's blocks, and one key that no block has."""
     return [world.rng.randbytes(BYTES_PER_KEY), *(key for key, _, _ in _document(world, tenant))]
 
 
 def _lie(world: World, slot: int, label: Label | None) -> tuple[int, Label | None]:
-    """Return what a store tells of a slot that is not so; if it is believed, nothing comes of it but a miss."""
+    """Return something untrue about a slot; if it is believed, nothing worse than a miss follows."""
     if label is None:
         worker = pick_worker(world)
         if worker is None:
@@ -173,7 +173,7 @@ def _lie(world: World, slot: int, label: Label | None) -> tuple[int, Label | Non
 
 
 def answer_badly(world: World) -> None:
-    """The remote store's answer is wrong, cut short, too long, empty, comes twice or never."""
+    """Let the remote store's answer be wrong, cut short, too long or empty, or come twice or never."""
     if not world.stores.probes:
         return
     world.faults["bad answer"] += 1
@@ -195,7 +195,7 @@ def answer_badly(world: World) -> None:
 
 
 def forget(world: World) -> None:
-    """The remote store forgets some blocks, or all."""
+    """Let the remote store forget some blocks, or all."""
     remote = world.stores.remote
     if remote:
         world.faults["forget"] += 1
@@ -204,7 +204,7 @@ def forget(world: World) -> None:
 
 
 def damage(world: World) -> None:
-    """A slot of the disk changes: its bytes, or its label, which shows by itself; or it has those of another slot."""
+    """Change a slot of the disk: its bytes, its label (which shows by itself), or both to those of another slot."""
     disk = world.stores.disk
     if not disk:
         return
@@ -219,7 +219,7 @@ def damage(world: World) -> None:
 
 
 def dawdle(world: World) -> None:
-    """A store does not answer in time, and goes on to write what nobody waits for any more."""
+    """Let a store not answer in time, and go on writing what nobody waits for any more."""
     jobs = [job for job in world.jobs.values() if is_of_store(job.copy) and not job.is_lost]
     if jobs:
         world.faults["copy_lost"] += 1
@@ -229,7 +229,7 @@ def dawdle(world: World) -> None:
 
 
 def turn(world: World) -> None:
-    """A store works no more, or works again."""
+    """Let a store stop working, or work again."""
     world.faults["turn"] += 1
     is_on = world.rng.random() >= _SHARE_OFF
     tier, is_mover_away = world.rng.choice(_STORES), not is_on and world.rng.random() < _SHARE_AWAY
@@ -240,7 +240,7 @@ def turn(world: World) -> None:
 
 
 def replace_disk(world: World) -> None:
-    """The disk store turns out to be another one: an empty one, or one with what another life left there."""
+    """Replace the disk store by another one, which is empty or has what another life left there."""
     disk = world.stores.disk
     if not disk:
         return
@@ -257,7 +257,7 @@ def replace_disk(world: World) -> None:
 
 
 def steal(world: World) -> None:
-    """A worker asks under keys of another tenant: nothing may come of it but blocks of its own."""
+    """Let a worker ask with another tenant's keys: it may get only blocks of its own."""
     worker = pick_worker(world)
     others = sorted({one.tenant for one in world.workers.values()} - {worker and worker.tenant})
     if worker is None or not others:
@@ -278,7 +278,7 @@ def steal(world: World) -> None:
 
 
 def seek_again(world: World) -> None:
-    """A search of the disk begins anew before it came to its end, and finds what was written since, too."""
+    """Begin a search of the disk anew before it has ended; it also finds what was written since."""
     if world.stores.disk:
         world.faults["seek again"] += 1
         _seek(world)
@@ -293,7 +293,7 @@ def _seek(world: World) -> None:
 
 
 def lose_all(world: World) -> None:
-    """The whole container starts anew: nothing is left but what lies in files, or in the disk store alone."""
+    """Start the whole container anew: only files and the disk store are left."""
     if world.rng.random() >= _SHARE_LOST:
         return
     world.faults["container"] += 1

@@ -12,15 +12,15 @@ from tests.laws.writing import compute, keys_of
 _UNHEARD: Final = 0.08
 """Share of the answers that do not reach their callers."""
 _REPEATED: Final = 0.12
-"""Share of the calls that come twice."""
+"""Share of the calls that are made twice."""
 _ONE_IN_EXPLAINED: Final = 5
-"""Of so many requests, which wants to know why its prefix was not longer."""
+"""One in so many requests asks why its prefix was not longer."""
 _RETAIN_SECONDS: Final = (0, 0, 5, 60)
 _RETAIN_PRIORITIES: Final = (None, None, None, 0, 30, 50, 70, 100)
 
 
 def call(world: World, worker: Worker, command: commands.Command, held: Held | None = None) -> None:
-    """Let a worker call, perhaps twice, and perhaps in vain."""
+    """Let a worker call, perhaps twice, and perhaps without hearing the answer."""
     is_heard = world.rng.random() >= _UNHEARD
     world.faults["answer lost"] += not is_heard
     world.call(worker, command, held, is_heard=is_heard)
@@ -30,7 +30,7 @@ def call(world: World, worker: Worker, command: commands.Command, held: Held | N
 
 
 def new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Reserve:
-    """Return a request of a worker for the start of one of its tenant's documents, and some more."""
+    """Return a worker's request for the beginning of one of its tenant's documents, and some more tokens."""
     rng, hash_tokens = world.rng, world.shape.hash_tokens
     num_tokens = rng.randint(1, world.longest_tokens)
     keys = pick_chain(world, worker.tenant, rng.randint(0, -(-num_tokens // hash_tokens)))
@@ -49,7 +49,7 @@ def new_request(world: World, worker: Worker, wait_ms: int = 0) -> commands.Rese
 
 
 def longer(world: World, held: Held, least: int = 0) -> int:
-    """Return a number of tokens that a lease is to cover: a few more than it does."""
+    """Return a number of tokens for a lease to cover, about as many as it does now or a few more."""
     now = min(room(world.shape.groups, held.ends), world.longest_tokens)
     return max(1, min(now + world.rng.randint(least, 6), world.longest_tokens))
 
@@ -66,7 +66,7 @@ def extend_one(world: World, worker: Worker, held: Held, wait_ms: int = 0) -> No
 
 
 def commit_one(world: World, worker: Worker, held: Held) -> None:
-    """Let a worker compute and commit what a lease has room for."""
+    """Let a worker compute and commit as much as a lease has room for."""
     written = compute(world, worker, held)
     if written is None:
         return

@@ -1,4 +1,4 @@
-"""Start all processes of the simulated node anew: the device is empty, and of the rest there is what lay in files."""
+"""Start all processes of the simulated node anew: the device is empty, and only what was in files is left."""
 
 from dataclasses import fields, replace
 from typing import Final
@@ -13,15 +13,15 @@ from tests.laws.stores import TORN
 from tests.laws.world import World
 
 _SHARE_OF_FILES: Final = 0.5
-"""Share of the restarts after which the host pool is there."""
+"""Share of the restarts after which the host pool is still there."""
 _SHARE_WIPED: Final = 0.2
-"""Share of those after which the disk is another one."""
+"""Share of those after which the disk is a different one."""
 
 
 def restart_container(world: World) -> None:
     """End all processes and memory, and start a new node: the disk is left, and perhaps the host pool.
 
-    The keys are the same as before, for the secret lies in a file, too. What the disk has is to be told anew.
+    The keys are the same as before, because the secret is in a file, too. The disk must tell anew what it has.
     """
     has_files = world.rng.random() < _SHARE_OF_FILES
     tenants = [worker.tenant for worker in world.workers.values()]
@@ -57,7 +57,7 @@ def restart_container(world: World) -> None:
 
 
 def _forget(world: World) -> None:
-    """Let nobody know anything of before."""
+    """Make everybody forget everything from before."""
     for known in (
         world.workers,
         world.dead_unknown,
@@ -76,7 +76,7 @@ def _forget(world: World) -> None:
 
 
 def _zero(records: CacheRecords, tier: TierRecords) -> None:
-    """Have the columns of a tier, and the rows, be those of a new cache."""
+    """Set the columns of a tier, and the rows, to those of a new cache."""
     for table in (tier, records.rows, records.kernel_rows, records.magazines):
         for column in fields(table):
             getattr(table, column.name)[...] = 0

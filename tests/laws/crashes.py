@@ -1,4 +1,4 @@
-"""Start the simulated control process anew, and kill it before at any line of the core, in the middle of a command."""
+"""Kill the simulated control process at any line of the core, in the middle of a command, and start it anew."""
 
 import sys
 from collections.abc import Iterable
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Where the control process dies: at the n-th line that it comes to in a module or a function, or anywhere."""
+    """Where the control process dies: at the n-th line that it reaches in a module, in a function, or anywhere."""
 
     line: int
     module: str = ""
-    """The file in the core, without its ending; "" for any."""
+    """The file in the core, without its ending; "" means any."""
     function: str = ""
-    """Only lines of functions of this name count; and as long as there are none, it does not die."""
+    """Only lines of functions with this name count; if none is reached, the process does not die."""
     caller: str = ""
-    """Only where it is called from a function of this name; "" for any."""
+    """Only calls from a function with this name count; "" means any."""
 
     def is_in(self, frame: FrameType) -> bool:
         """Tell whether the lines of a frame count."""
@@ -39,7 +39,7 @@ class Crash:
 
 
 class InterruptedWorldError(Exception):
-    """The control process has been killed and restarted, so that what was being done came to nothing."""
+    """The control process was killed and restarted, so what was being done came to nothing."""
 
 
 class _KilledError(BaseException):
@@ -47,14 +47,13 @@ class _KilledError(BaseException):
 
 
 def handle(world: "World", command: commands.Command, crash: Crash) -> Outcome:
-    """Give a command to the core that dies of it, in its middle or before its answer is out; then start it anew.
+    """Give a command to the core, which dies in the middle of it or before its answer is out; then start it anew.
 
-    Where the function to die in is not come to, the command is carried out, and the crash is still ahead.
+    If the function to die in is not reached, the command is carried out, and the crash is still ahead.
 
     Raises:
         InterruptedWorldError: The control process died, and a new one runs.
         KVLeaseError: The command was refused, and the crash is still ahead.
-
     """
     certain = _certain(world, command)
     try:
@@ -72,7 +71,7 @@ def handle(world: "World", command: commands.Command, crash: Crash) -> Outcome:
     world.faults["crash"] += 1
     world.ended.clear()
     restart(world, certain)
-    # What a command in its middle was doing to a lease may have happened.
+    # What the interrupted command was doing to a lease may have happened.
     for worker in world.workers.values():
         for held in worker.leases.values():
             read_row(world, held)
@@ -110,7 +109,7 @@ Known = tuple[WorkerId, LeaseId]
 def restart(world: "World", certain: Iterable[Known] | None = None) -> None:
     """Let the supervisor start the control process anew over the same records; the mover is new as well.
 
-    Leases that are certain are not lost by it: those that were there, but for what a command was about to end.
+    Leases that are certain must not be lost: those that were there, except those that a command was about to end.
     """
     kept = world.known_ids() if certain is None else certain
     world.jobs.clear()
@@ -156,9 +155,9 @@ def _take_stock(world: "World", certain: set[Known]) -> None:
 
 
 def _certain(world: "World", command: commands.Command) -> set[Known]:
-    """Return the leases that are there whether the command is carried out or not.
+    """Return the leases that are there whether or not the command is carried out.
 
-    Time and damaged bytes end leases that are in the host pool; nothing else ends one without its owner's word.
+    Time and damaged bytes end leases that are in the host pool; apart from that, only a lease's owner ends it.
     """
     known = world.known_ids()
     if isinstance(command, commands.Tick | commands.CopyDone):

@@ -1,4 +1,4 @@
-"""The daemon's end of a disk mover, as tests hold it: pools of real memory, and a word for each packet."""
+"""The daemon's end of a disk mover for tests: pools of real memory, and a method for each packet."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ Labels = NDArray[np.void]
 
 @dataclass(frozen=True, kw_only=True)
 class Pools:
-    """How large pools are, and in how many pieces a block lies on the device."""
+    """How large pools are, and how many pieces a block has on the device."""
 
     num_blocks: int = 16
     num_slots: int = 16
@@ -34,7 +34,7 @@ class Pools:
     bytes_per_slot: int = 8192
     num_pieces: int = 1
     padding_bytes: int = 0
-    """Bytes at the end of a slot that no piece has."""
+    """Bytes at the end of a slot that belong to no piece."""
 
     @property
     def bytes_per_piece(self) -> int:
@@ -54,7 +54,7 @@ class Pools:
         )
 
     def message(self, file_id: str = "") -> PoolMap:
-        """Return how the mover is told; layers are outermost on the device."""
+        """Return the message that tells the mover of the pools; on the device, layers are outermost."""
         num_bytes = self.bytes_per_piece
         return PoolMap(
             pool=POOL,
@@ -79,7 +79,7 @@ class Pools:
 
 
 class Driver:
-    """Ask a mover over a link, and remember all that it said."""
+    """Send requests to a mover over a link, and remember everything that it said."""
 
     def __init__(self, link: socket.socket, pools: Pools) -> None:
         self.link = link
@@ -89,7 +89,7 @@ class Driver:
         """Label and checksum of the slots that were found."""
         self.has_looked = False
         self.looked_through: set[int] = set()
-        """Pools whose stores were."""
+        """Pools whose stores have been looked through."""
         self.completions: deque[Completion] = deque()
         self.purges: deque[Purged] = deque()
         self._number = 0
@@ -120,32 +120,32 @@ class Driver:
         return self._device[:, block].tobytes()
 
     def wipe(self) -> None:
-        """Have no byte of what was stored left on the device."""
+        """Erase the device, so that no stored byte is left there."""
         self._device[:] = 0
 
     def fill(self, host_id: int, content: int) -> int:
-        """Have content number so and so in a host slot; returns its checksum."""
+        """Put the content with this number in a host slot; return its checksum."""
         payload = payload_of(content, self.pools.bytes_per_block)
         self.host[host_id, : len(payload)] = np.frombuffer(payload, np.uint8)
         return checksum(memoryview(payload))
 
     def map(self, file_id: str = "") -> None:
-        """Tell of the pools."""
+        """Tell the mover of the pools."""
         self.map_other(self.pools.message(file_id))
 
     def map_other(self, message: PoolMap) -> None:
-        """Tell of the pools of another cache, which lie in the same memory."""
+        """Tell the mover of the pools of another cache, which are in the same memory."""
         first, *rest = message.packets()
         socket.send_fds(self.link, [first], self._fds)
         for packet in rest:
             self.link.send(packet)
 
     def unmap(self) -> None:
-        """Have the pools forgotten."""
+        """Have the mover forget the pools."""
         self.link.send(protocol.encode_unmap(POOL))
 
     def hear(self) -> bytes:
-        """Take one packet in; returns its kind, which is empty at the end."""
+        """Take in one packet; return its kind, which is empty at the end."""
         packet = self.link.recv(protocol.PACKET_BYTES_MAX)
         kind = packet[:1]
         if kind == protocol.DONE:
@@ -159,7 +159,7 @@ class Driver:
         return kind
 
     def purge(self) -> str:
-        """Have the store removed, and wait for the answer; returns why it was not."""
+        """Have the store removed, and wait for the answer; return the reason if it was not removed."""
         self.link.send(Purge(pool=POOL).encode())
         while not self.purges:
             if not self.hear():
@@ -173,14 +173,14 @@ class Driver:
                 raise ConnectionResetError
 
     def until_off(self) -> str:
-        """Wait until the store does not work; returns why."""
+        """Wait until the store does not work; return the reason."""
         while not self.statuses or self.statuses[-1].is_on:
             if not self.hear():
                 raise ConnectionResetError
         return self.statuses[-1].reason
 
     def look(self) -> dict[int, tuple[bytes, int]]:
-        """Wait until the store was looked through; returns label and checksum of the slots that hold something."""
+        """Wait until the store has been looked through; return label and checksum of the slots that hold something."""
         while not self.has_looked:
             if not self.hear():
                 raise ConnectionResetError
@@ -189,14 +189,14 @@ class Driver:
     def store(
         self, slots: list[int], labels: Labels, hosts: list[int], sums: list[int] | None = None
     ) -> Completion:
-        """Store host slots and wait for the answer."""
+        """Store host slots, and wait for the answer."""
         self.send(Direction.STORE, hosts, slots, labels, sums)
         return self.answer()
 
     def load(
         self, slots: list[int], labels: Labels, blocks: list[int], sums: list[int] | None = None
     ) -> Completion:
-        """Load blocks and wait for the answer."""
+        """Load blocks, and wait for the answer."""
         self.send(Direction.LOAD, slots, blocks, labels, sums)
         return self.answer()
 
@@ -208,7 +208,7 @@ class Driver:
         labels: Labels,
         sums: list[int] | None = None,
     ) -> int:
-        """Ask for a batch; returns its number."""
+        """Send a batch; return its number."""
         self._number += 1
         batch = Batch(
             number=self._number,
@@ -242,7 +242,7 @@ class Driver:
 
 
 def labels_of(contents: list[int], generation: int = 1) -> Labels:
-    """Return the labels of contents number so and so."""
+    """Return the labels of the contents with these numbers."""
     labels = np.zeros(len(contents), LABEL)
     for label, content in zip(labels, contents, strict=True):
         label["key"] = np.void((content + 1).to_bytes(32, "little"))
@@ -253,5 +253,5 @@ def labels_of(contents: list[int], generation: int = 1) -> Labels:
 
 
 def payload_of(content: int, num_bytes: int) -> bytes:
-    """Return the bytes that content number so and so always has; no two contents have a sector in common."""
+    """Return the bytes that always belong to a content's number; no two contents have a sector in common."""
     return np.random.default_rng(content).bytes(num_bytes)

@@ -1,6 +1,6 @@
-"""A simulated node with engines that keep their own block tables: what each has in its magazine, compared at all times.
+"""A simulated node with engines that keep their own block tables; each one's magazine is compared at all times.
 
-An engine knows what it has by the answers that it got; where one was lost, it asks for its inventory before it goes on.
+An engine knows what it has from the answers that it got; if one was lost, it asks for its inventory before it goes on.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,36 +21,36 @@ from tests.laws.world import World
 
 _PLAIN_WORKERS: Final = 3
 _WORKERS_MAX: Final = 9
-"""Workers of a node above which no engine starts another process."""
+"""Number of workers of a node above which no engine starts another process."""
 
 
 @dataclass(eq=False)
 class Engine:
-    """One engine as it knows itself."""
+    """One engine, as it knows itself."""
 
     name: int
     tenant: int
     processes: set[WorkerId] = field(default_factory=set)
     private: dict[int, Mark | None] = field(default_factory=dict)
-    """The blocks that it may write, and what it wrote; None where it wrote nothing yet."""
+    """The blocks that it may write, and what it wrote; None if it has not written yet."""
     held: dict[int, bytes] = field(default_factory=dict)
-    """Findable blocks that it reads, by what it takes them for."""
+    """Findable blocks that it reads, with the key that it takes each for."""
     sequence: int = 0
     is_in_doubt: bool = False
     last: commands.Exchange | None = None
-    """Its last exchange that was answered."""
+    """The last of its exchanges that was answered."""
 
     @property
     def blocks(self) -> set[int]:
-        """All that is in its magazine."""
+        """All blocks in its magazine."""
         return self.private.keys() | self.held.keys()
 
 
 class MagazineWorld(World):
-    """A node with engines; `engines` are those of which a process lives, whatever the core knows of that yet."""
+    """A node with engines; `engines` are those with a living process, whether or not the core knows that yet."""
 
     def __init__(self, seed: int, policy: str, tiers: str = "") -> None:
-        """Start a node with three workers, and no engine yet."""
+        """Start a node with three workers and no engine yet."""
         self.engines: list[Engine] = []
         self.num_engines = 0
         super().__init__(seed, shape=replace(with_tiers(SHAPE, tiers), eviction_policy=policy))
@@ -63,14 +63,14 @@ class MagazineWorld(World):
                 self._compare_engine(engine)
 
     def living(self) -> list[Engine]:
-        """Return the engines of which a process lives; those of which none does are forgotten."""
+        """Return the engines that have a living process, and forget the others."""
         for engine in self.engines:
             engine.processes &= self.workers.keys()
         self.engines = [engine for engine in self.engines if engine.processes]
         return self.engines
 
     def awake(self) -> list[tuple[Engine, Worker]]:
-        """Return the processes of engines that are awake."""
+        """Return the engines' processes that are awake."""
         return [
             (engine, self.workers[one])
             for engine in self.living()
@@ -87,7 +87,7 @@ class MagazineWorld(World):
         return engine
 
     def start_worker(self, tenant: int) -> None:
-        """Let a new process attach that has no magazine, if others of that kind have ended."""
+        """Let a new process without a magazine attach, if others of that kind have ended."""
         of_engines = {one for engine in self.engines for one in engine.processes}
         if len(self.workers.keys() - of_engines) < _PLAIN_WORKERS:
             super().start_worker(tenant)
@@ -105,11 +105,11 @@ class MagazineWorld(World):
         )
 
     def magazine_names(self) -> Mapping[WorkerId, int]:
-        """Return the magazines that living processes share."""
+        """Return the names of the magazines that living processes share."""
         return {one: engine.name for engine in self.living() for one in engine.processes}
 
     def end_engines(self) -> None:
-        """Let all engines come to an end: they drop all that they have, or their processes detach or die."""
+        """End all engines: they drop all that they have, or their processes detach or die."""
         for engine in [*self.living()]:
             self.take_stock(engine, min(engine.processes))
             how = self.rng.choice(("drop", "detach", "die"))
@@ -131,7 +131,7 @@ class MagazineWorld(World):
                 self.send(kind(worker_id=worker_id))
 
     def take_stock(self, engine: Engine, worker_id: WorkerId) -> None:
-        """Let an engine ask what it has, and compare that with what it knows."""
+        """Let an engine ask what it has, and compare the answer with what it knows."""
         outcome = self.send(commands.Inventory(worker_id=worker_id))
         assert isinstance(outcome, Outcome)
         assert isinstance(outcome.reply, Inventoried)
@@ -155,7 +155,7 @@ class MagazineWorld(World):
         self._compare_engine(engine)
 
     def taken(self, engine: Engine, blocks: Iterable[int]) -> None:
-        """Let an engine have blocks, which must be nobody's."""
+        """Give an engine blocks, after a check that nobody else has them."""
         for block in blocks:
             others = [
                 one.name
@@ -180,7 +180,7 @@ class MagazineWorld(World):
             engine.private[block] = None
 
     def _compare_engine(self, engine: Engine) -> None:
-        """What an engine knows is so in the records, and nobody else has written its blocks."""
+        """Check that the records have what an engine knows, and that nobody else has written its blocks."""
         records, device = self.records.magazines, self.records.device
         (places,) = (records.name == engine.name).nonzero()
         if len(places) != 1:

@@ -1,4 +1,4 @@
-"""What simulated engines do with their magazines, and what can go wrong there; each answer is foretold and compared."""
+"""What simulated engines do with their magazines, and what can go wrong; each answer is predicted and compared."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -23,10 +23,10 @@ _ENGINES_MAX: Final = 3
 _LOST: Final = 0.08
 """Share of the answers that do not reach their engine."""
 _ODD: Final = 0.15
-"""Share of the entries that name what the engine does not have."""
+"""Share of the entries that name a block that the engine does not have."""
 _SHARE_OF_ALL: Final = 0.06
 _PLACES: Final = (("exchanging", 70), ("magazines", 15), ("pool", 60), ("", 120))
-"""Modules in which an exchange kills the control process, and within how many lines of each."""
+"""Modules in which an exchange kills the control process, and the number of lines within which it does."""
 
 
 def start(world: "World") -> None:
@@ -40,7 +40,7 @@ def start(world: "World") -> None:
 
 
 def leave(world: "World") -> None:
-    """Let a process of an engine detach, which is the engine's end where it is the last."""
+    """Let a process of an engine detach; if it is the last one, the engine ends."""
     assert isinstance(world, MagazineWorld)
     found = world.awake()
     if found:
@@ -50,7 +50,7 @@ def leave(world: "World") -> None:
 
 
 def exchange(world: "World") -> None:
-    """Let an engine exchange something, as it comes."""
+    """Let an engine make a random exchange."""
     assert isinstance(world, MagazineWorld)
     found = world.awake()
     if found:
@@ -58,7 +58,7 @@ def exchange(world: "World") -> None:
 
 
 def write(world: "World") -> None:
-    """Let an engine, also a stalled one, write some of its private blocks."""
+    """Let an engine, perhaps a stalled one, write some of its private blocks."""
     assert isinstance(world, MagazineWorld)
     for engine in world.living():
         if engine.is_in_doubt:
@@ -70,7 +70,7 @@ def write(world: "World") -> None:
 
 
 def repeat(world: "World") -> None:
-    """Send an exchange again that was carried out: it is refused, and changes nothing."""
+    """Send an exchange again that was already carried out: it must be refused, and change nothing."""
     assert isinstance(world, MagazineWorld)
     found = [one for one in world.awake() if one[0].last and not one[0].is_in_doubt]
     if not found:
@@ -134,7 +134,7 @@ def _take_over(
     reply: Exchanged,
     told: "_Foretold",
 ) -> None:
-    """Let an engine take an answer, and compare with it what is there then."""
+    """Let an engine take an answer, and compare it with what is there now."""
     engine.private, engine.held = told.private, told.held
     engine.sequence, engine.last, engine.is_in_doubt = command.sequence, command, False
     _take_held(world, engine, command, reply)
@@ -179,7 +179,7 @@ def _is_on_device(world: MagazineWorld, engine: Engine, key: bytes) -> bool:
 
 
 def _command(world: MagazineWorld, engine: Engine, worker: Worker) -> commands.Exchange:
-    """Return an exchange of whatever the engine has; what it publishes, it writes first."""
+    """Return an exchange of whatever the engine has; it first writes the blocks that it publishes."""
     rng = world.rng
     chain = pick_chain(world, engine.tenant, rng.randint(1, 6))
     publish = _some(world, [*engine.private], rng.choice((0, 0, 2, 4)))
@@ -213,7 +213,7 @@ def _command(world: MagazineWorld, engine: Engine, worker: Worker) -> commands.E
 
 
 def _some(world: MagazineWorld, blocks: list[int], most: int) -> list[int]:
-    """Return some of the blocks, and now and then others, or one twice."""
+    """Return some of the blocks, and now and then another one, or one twice."""
     rng = world.rng
     chosen = rng.sample(blocks, min(most, len(blocks)))
     if most and rng.random() < _ODD:
@@ -226,16 +226,16 @@ def _packed(blocks: list[int]) -> bytes:
 
 
 class _Foretold:
-    """What an engine has while its exchange is gone through entry by entry, as the protocol says."""
+    """What an engine has while its exchange is gone through entry by entry, as the protocol prescribes."""
 
     def __init__(self, world: MagazineWorld, engine: Engine) -> None:
-        """Begin with what it has."""
+        """Start with what the engine has."""
         self.private, self.held = dict(engine.private), dict(engine.held)
         self._world = world
         self._new: set[bytes] = set()
 
     def published(self, command: commands.Exchange) -> bytes:
-        """Return what is told of each published block."""
+        """Return the code for each published block."""
         codes, state = [], self._world.cache._state
         blocks = np.frombuffer(command.publish_blocks, np.int32).tolist()
         named = set()
@@ -254,7 +254,7 @@ class _Foretold:
         return bytes(codes)
 
     def retracted(self, command: commands.Exchange) -> bytes:
-        """Return what is told of each retracted block."""
+        """Return the code for each retracted block."""
         codes, holds = [], self._world.cache._state.device.holds
         named = set()
         for block in np.frombuffer(command.retract_blocks, np.int32).tolist():
@@ -270,7 +270,7 @@ class _Foretold:
         return bytes(codes)
 
     def dropped(self, command: commands.Exchange) -> bytes:
-        """Return what is told of each dropped block."""
+        """Return the code for each dropped block."""
         codes = []
         for block in np.frombuffer(command.drop_blocks, np.int32).tolist():
             is_there = block in self.private or block in self.held
@@ -283,7 +283,7 @@ class _Foretold:
 Act = Callable[["World"], None]
 
 WORK_OF_MAGAZINES: Final[dict[Act, int]] = {start: 5, exchange: 60, write: 8}
-"""What happens besides where there are engines."""
+"""What also happens if there are engines."""
 
 FAULTS_OF_MAGAZINES: Final[dict[Act, int]] = {repeat: 4, leave: 2, crash: 5}
-"""What goes wrong there besides."""
+"""What also goes wrong if there are engines."""

@@ -1,8 +1,8 @@
 """Every history of a tiny world, breadth first: each command and each fault in each state that can be reached.
 
-A state is not copied but played again from the beginning, for the core is deterministic; so a violation comes with the
-shortest path to it. States that differ only in names (ids in the order in which they were issued, generations, times
-that lie in the past) count as one.
+A state is not copied but replayed from the beginning, because the core is deterministic. So a violation comes with the
+shortest path to it. States that differ only in names (ids, which are taken in the order of their issue, generations,
+and past times) count as one.
 """
 
 import time
@@ -42,9 +42,9 @@ SHAPES: Final = {
         groups=(_FULL, replace(_FULL, keeps=Keeps.WINDOW, kept_tokens=3)),
     ),
 }
-"""The worlds that are searched: two blocks and a slot, or two; or a window besides, and twice as much of everything.
+"""The worlds that are searched: two blocks and one or two slots, or twice as much of everything and a window besides.
 
-In all of them there are two workers of two tenants.
+All of them have two workers of two tenants.
 """
 
 ROOTS: Final[dict[str, Path]] = {
@@ -59,12 +59,12 @@ ROOTS: Final[dict[str, Path]] = {
     ),
     "evicted": ("reserve 0 one keyed", "scribble 0 0", "evict 0 0", "copy 0 done"),
 }
-"""Where searches begin: what is deep from the empty world is near from here."""
+"""Where searches begin: from here, states are near that are far from the empty world."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """What a search has come to."""
+    """The results of a search."""
 
     depth: int = 0
     """All histories of so many steps have been played."""
@@ -74,7 +74,7 @@ class Search:
     path: Path = ()
 
     def __str__(self) -> str:
-        """Tell the figures, or the violation with the shortest path to it."""
+        """Return the figures, or the violation with the shortest path to it."""
         if self.violation:
             return f"{self.violation}\n  after: {', '.join(self.path)}"
         return (
@@ -85,7 +85,7 @@ class Search:
 def search(
     shape: CacheShape, root: Path = (), *, depth: int, seconds: float = float("inf")
 ) -> Search:
-    """Play every history of up to `depth` steps from a root; ends early at a violation, or when time is up."""
+    """Play every history of up to `depth` steps from a root; end early at a violation or when time is up."""
     found = Search()
     end = time.monotonic() + seconds
     for at, step in enumerate(root):
@@ -113,7 +113,7 @@ def _steps(shape: CacheShape, path: Path) -> list[str]:
 
 
 def _replayed(shape: CacheShape, path: Path) -> SmallWorld:
-    """Return the world at the end of a path, every state before which has been checked already."""
+    """Return the world at the end of a path; every state on the way has been checked already."""
     world = SmallWorld(shape)
     for step in path:
         world.take(step)
@@ -122,7 +122,7 @@ def _replayed(shape: CacheShape, path: Path) -> SmallWorld:
 
 
 def _is_new(shape: CacheShape, path: Path, step: str, found: Search) -> bool:
-    """Take one more step, check the state that it leads to, and tell whether it was never seen."""
+    """Take one more step, check the state that it leads to, and tell whether that state is new."""
     found.num_transitions += 1
     try:
         world = _replayed(shape, path)
@@ -140,11 +140,11 @@ def _is_new(shape: CacheShape, path: Path, step: str, found: Search) -> bool:
 
 
 _HEALED: Final = 8
-"""Of 256 states so many are healed, which must give everything back."""
+"""Of 256 states, so many are healed, after which everything must be given back."""
 
 
 def search_all(seconds: float, say: Callable[[str], None]) -> int:
-    """Search every world from every root, each for its share of the time; returns 1 if a law was broken."""
+    """Search every world from every root, each for its share of the time; return 1 if a law was broken."""
     share = seconds / len(SHAPES) / len(ROOTS)
     is_broken = False
     for name, shape in SHAPES.items():

@@ -26,7 +26,7 @@ from tests.laws.world import World
 
 
 def stale(world: World) -> None:
-    """A worker speaks of a lease that it has released: nothing may come of it."""
+    """Let a worker speak of a lease that it has released: nothing may come of it."""
     if not world.ended:
         return
     worker_id, held = world.rng.choice(world.ended)
@@ -42,14 +42,14 @@ def stale(world: World) -> None:
         first_block=0,
         keys=b"".join(held.keys),
     )
-    # Where ranks share it, the others may go on with it.
+    # If ranks share the lease, the others may go on with it.
     expected = UnknownLeaseError if held.rank is None else UnknownLeaseError | NotYoursError
     if not isinstance(world.send(late), expected):
         world.fail("a commit of a released lease was not refused as such")
 
 
 def foreign(world: World) -> None:
-    """A worker speaks of another worker's lease: nothing may come of it."""
+    """Let a worker speak of another worker's lease: nothing may come of it."""
     found = pick_lease(world)
     others = [one for one in world.workers.values() if found and not are_mates(one, found[0])]
     if found is None or not others:
@@ -70,7 +70,7 @@ def foreign(world: World) -> None:
 
 
 def reuse_name(world: World) -> None:
-    """A worker asks for something else under the name of a request that runs: it must not get that one's blocks."""
+    """Let a worker ask for something else under a running request's name: it must not get that request's blocks."""
     found = pick_lease(world)
     if found is None:
         return
@@ -87,7 +87,7 @@ def reuse_name(world: World) -> None:
 
 
 def cancel(world: World) -> None:
-    """A caller goes away before its answer is there."""
+    """Let a caller go away before its answer arrives."""
     calls = [
         ticket
         for ticket, call in world.calls.items()
@@ -108,7 +108,7 @@ def heartbeat(world: World) -> None:
 
 
 def fail_copy(world: World) -> None:
-    """Let the mover give a copy up, and say so."""
+    """Let the mover give up a copy, and say so."""
     jobs = [job for job in world.jobs.values() if not job.is_lost]
     if jobs:
         job = world.rng.choice(jobs)
@@ -118,7 +118,7 @@ def fail_copy(world: World) -> None:
 
 
 def lose_copy(world: World) -> None:
-    """Let a copy not be answered in time; the mover may go on with it."""
+    """Let a copy miss its deadline; the mover may go on with it."""
     jobs = [job for job in world.jobs.values() if not job.is_lost]
     if jobs:
         job = world.rng.choice(jobs)
@@ -128,7 +128,7 @@ def lose_copy(world: World) -> None:
 
 
 def end_lost_copy(world: World) -> None:
-    """Let a copy end that was given up long ago, well or not."""
+    """Let a copy end that was given up long ago, successfully or not."""
     lost = [job for job in world.jobs.values() if job.is_lost]
     if not lost:
         return
@@ -143,12 +143,12 @@ def end_lost_copy(world: World) -> None:
 
 
 def _may_serve(world: World) -> bool:
-    """Tell whether a call waits, which any event may serve, or copies in the background, which it may start."""
+    """Tell whether any event may serve a waiting call, or start copies in the background."""
     return world.cache.census().num_waiting > 0 or world.cache._state.dirt.is_due
 
 
 def kill_mover(world: World) -> None:
-    """Kill a mover in the middle of its copies; the others go on with theirs."""
+    """Kill a mover in the middle of its copies; the other movers go on with theirs."""
     world.faults["mover"] += 1
     mover = world.rng.choice(list(Mover)) if has_stores(world) else Mover.MEMORY
     for job in _jobs_of(world, mover):
@@ -158,7 +158,7 @@ def kill_mover(world: World) -> None:
 
 
 def bury_mover(world: World, mover: Mover) -> None:
-    """Let the core know of a mover's death, with which its jobs are gone."""
+    """Tell the core of a mover's death; its jobs are gone."""
     for job in _jobs_of(world, mover):
         del world.jobs[job.copy.copy_id]
     world.send(commands.MoverDied(mover=mover))
@@ -169,7 +169,7 @@ def _jobs_of(world: World, mover: Mover) -> list[Job]:
 
 
 def repeat_copy(world: World) -> None:
-    """Let the mover answer for a copy that is over, or that never was."""
+    """Let the mover answer for a copy that has ended, or that never existed."""
     world.faults["copy_unknown"] += 1
     before, may_serve = world.digest(), _may_serve(world)
     kind = world.rng.choice((commands.CopyDone, commands.CopyFailed, commands.CopyLost))
@@ -179,7 +179,7 @@ def repeat_copy(world: World) -> None:
 
 
 def flip(world: World) -> None:
-    """Let a bit of a slot flip that no copy is touching."""
+    """Flip a bit of a slot that no copy is touching."""
     if not world.shape.num_slots:
         return
     slot = world.rng.randrange(world.shape.num_slots)
@@ -207,7 +207,7 @@ def stall(world: World) -> None:
 
 
 def oversleep(world: World) -> None:
-    """One worker stalls for longer than its leases last; the others go on."""
+    """Let one worker stall for longer than its leases last, while the others go on."""
     worker = pick_worker(world)
     if worker is None:
         return
@@ -220,14 +220,14 @@ def oversleep(world: World) -> None:
 
 
 def kill(world: World) -> None:
-    """Kill a worker, and start another in its place; the core learns of it later."""
+    """Kill a worker and start another in its place; the core learns of the death later."""
     if len(world.workers) > 1:
         worker = world.rng.choice(list(world.workers.values()))
         replace(world, worker)
 
 
 def replace(world: World, worker: Worker) -> None:
-    """End a worker's process, of which the core learns later, and start another one of its tenant."""
+    """End a worker's process, of which the core learns later, and start another of the same tenant."""
     world.faults["kill"] += 1
     del world.workers[worker.worker_id]
     world.dead_unknown.append(worker.worker_id)
@@ -235,7 +235,7 @@ def replace(world: World, worker: Worker) -> None:
 
 
 def notice_death(world: World) -> None:
-    """Tell the core of a death; nothing is left of the dead then."""
+    """Tell the core of a death, after which nothing of the dead worker may be left."""
     if world.dead_unknown:
         worker_id = world.dead_unknown.pop()
         world.send(commands.WorkerDied(worker_id=worker_id))
@@ -261,7 +261,7 @@ def crash(world: World) -> None:
 
 
 def nonsense(world: World) -> None:
-    """A caller says what makes no sense: it is refused at once, or an answered no-op, and nothing changes."""
+    """Let a caller say something senseless: it is refused at once, or answered as a no-op, and nothing changes."""
     worker = pick_worker(world)
     if worker is None:
         return
@@ -295,7 +295,7 @@ _PLACES: Final = (
     ("cleaning", 40),
     ("bringing", 12),
 )
-"""Modules in which the control process dies, and within how many lines of each."""
+"""Modules in which the control process dies, and the number of lines within which it does."""
 
 _WRITERS: Final = (
     ("evict", "_free_up", 7),
@@ -325,17 +325,17 @@ _WRITERS: Final = (
     ("adopt", "publish", 5),
     ("_store", "_start", 6),
 )
-"""Functions that write more than one column, who calls them, and how many of their lines may be the last."""
+"""Functions that write more than one column, their callers, and how many of their lines may be the last."""
 
 _ONE_IN_FAILED: Final = 4
-"""Of so many copies that were given up, which the mover ends by saying that it failed."""
+"""One in so many copies that were given up ends with the mover saying that it failed."""
 
 _SHARE_AIMED: Final = 0.6
 """Share of the crashes that wait for such a function."""
 
 
 def _senseless(worker: Worker, num_tokens: int) -> list[commands.Command]:
-    """Return commands that nobody who follows the protocol sends."""
+    """Return commands that no caller that follows the protocol sends."""
     worker_id, nobody, lease_id = worker.worker_id, WorkerId(3), LeaseId(3)
     key = bytes(BYTES_PER_KEY)
     return [

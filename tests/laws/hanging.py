@@ -1,7 +1,7 @@
-"""The memory mover that hangs and comes to, in some histories: its host pool is off meanwhile.
+"""The memory mover that hangs and recovers, in some histories; its host pool is off meanwhile.
 
-What it does and when is drawn from numbers of its own, so that all other histories are what they were. Copies may land
-while the pool is off: a mover that speaks again does so before anybody has told the core.
+What it does and when is drawn from random numbers of its own, so that all other histories stay as they were. Copies may
+land while the pool is off: a mover that answers again does so before anybody has told the core.
 """
 
 import random
@@ -13,9 +13,9 @@ from tests.laws.shapes import hangs
 from tests.laws.world import World
 
 _OFTEN: Final = 0.04
-"""How likely it hangs after an act."""
+"""The probability that it hangs after an act."""
 _SOON: Final = 0.12
-"""How likely it comes to after an act."""
+"""The probability that it recovers after an act."""
 
 
 def may_hang(world: World) -> bool:
@@ -32,11 +32,11 @@ class Hanging:
 
     @classmethod
     def of(cls, world: World) -> Self | None:
-        """Return it where it hangs at all."""
+        """Return the hanging mover of a world; None if it never hangs."""
         return cls(world.seed) if may_hang(world) else None
 
     def go_on(self, world: World) -> None:
-        """Let it hang or come to, or leave it as it is; after a restart the core takes it for well."""
+        """Let the mover hang, recover, or stay as it is; after a restart the core believes that it works."""
         is_off = Tier.HOST in world.cache._state.tiers_off
         if self._rng.random() < (_SOON if is_off else _OFTEN):
             world.faults["mover hung"] += not is_off

@@ -1,6 +1,6 @@
-"""The end of every simulated history: faults stop, and then everything must be had again.
+"""The end of every simulated history: faults stop, and then everything must be available again.
 
-It shows the laws of liveness L1 to L3, L5, L6, L8 and L10 of `docs/reliability.md`.
+It shows the liveness laws L1 to L3, L5, L6, L8 and L10 of `docs/reliability.md`.
 """
 
 from dataclasses import replace
@@ -26,14 +26,14 @@ from tests.laws.stores import has_stores
 from tests.laws.world import LONGEST_WAIT_SECONDS, World
 
 _ROUNDS: Final = 8
-"""Rounds in which all that waits must come to an end."""
+"""Rounds in which everything that waits must end."""
 _TRIES: Final = 6
-"""How often a caller comes again, each time when it was told to, until it is served."""
+"""How often a caller tries again, each time when it was told to, before it must have been served."""
 _COMMITS: Final = 8
-"""Commits within which a request is almost always computed."""
+"""Commits within which a request is almost always fully computed."""
 _OTHER: Final = 2
 _REST_SECONDS: Final = 2.0
-"""After so long a mover that failed is given work again."""
+"""Seconds after which a mover that failed is given work again."""
 _UNPINNED: Final = 0.7
 _WAIT_MS: Final = 60_000
 
@@ -60,7 +60,7 @@ def heal(world: World) -> None:
 
 
 def _end_faults(world: World) -> None:
-    """Deaths are noticed, sleepers wake, and the mover ends its lost copies, or itself."""
+    """Let deaths be noticed, sleepers wake, and the mover end its lost copies, or itself."""
     for worker_id in world.dead_unknown:
         world.send(commands.WorkerDied(worker_id=worker_id))
     world.dead_unknown.clear()
@@ -97,7 +97,7 @@ def _settle(world: World, *, all_of_them: bool = True) -> None:
 
 
 def _wait_for_answers(world: World) -> None:
-    """Let the longest wait pass, in which every other copy ends; whoever still waits then would wait for ever."""
+    """Let the longest wait pass while every other copy ends; a call that still waits then would wait for ever."""
     for _ in range(_ROUNDS):
         for worker in world.workers.values():
             world.beat(worker)
@@ -113,7 +113,7 @@ def _wait_for_answers(world: World) -> None:
 
 def _end_all_leases(world: World) -> None:
     for worker in world.workers.values():
-        # Whoever waits may have the blocks before the release is answered.
+        # A call that waits may get the blocks before the release is answered.
         leases, worker.leases = worker.leases, {}
         for lease_id in leases:
             world.send(commands.Release(worker_id=worker.worker_id, lease_id=lease_id))
@@ -121,7 +121,7 @@ def _end_all_leases(world: World) -> None:
 
 
 def _lose_answers(world: World, worker: Worker) -> None:
-    """Let a worker reserve what there is and never learn what was granted."""
+    """Let a worker reserve all there is and never learn what was granted."""
     for at in range(
         1 + world.shape.usable_blocks // cost(world.shape.groups, world.longest_tokens)
     ):
@@ -129,7 +129,7 @@ def _lose_answers(world: World, worker: Worker) -> None:
 
 
 def _disown(world: World) -> None:
-    """One heartbeat to learn how far the core has granted, one to disown what no answer told of."""
+    """Send one heartbeat to learn how far the core has granted, and one to disown what no answer told of."""
     for worker in world.workers.values():
         world.beat(worker)
     world.now += world.shape.lease_seconds / 2
@@ -141,7 +141,7 @@ def _disown(world: World) -> None:
 
 
 def _serve_everyone(world: World) -> None:
-    """All ask at once for as much as one may have: each is served in its turn, and none is refused."""
+    """Let all workers ask at once for as much as one may have: each is served in its turn, and none is refused."""
     wanted = {f"everyone-{at}": worker for at, worker in enumerate(world.workers.values())}
     for request_id, worker in wanted.items():
         command = _reserve(worker, request_id, world.longest_tokens)
@@ -182,7 +182,7 @@ def _have_it_all(world: World, worker: Worker) -> None:
 
 
 def _fill(world: World, worker: Worker) -> int:
-    """Let a worker ask for all that it may have, as long as a request fits there; returns how many blocks that is."""
+    """Let a worker ask for all that it may have, as long as a request fits; return how many blocks that is."""
     groups, left = world.shape.groups, world.limit_of(worker)
     expected = 0
     for num_tokens in range(world.longest_tokens, 0, -1):
@@ -197,7 +197,7 @@ def _fill(world: World, worker: Worker) -> int:
 
 
 def _rise(world: World) -> None:
-    """Who has waited for long enough is served before who comes only then, whatever their priorities."""
+    """Check that a call that has waited long enough is served before a later one, whatever their priorities."""
     holder, *others = world.workers.values()
     if world.shape.limits_tenants or not others:
         return
@@ -220,7 +220,7 @@ def _rise(world: World) -> None:
 
 
 def _need_no_mover(world: World) -> None:
-    """While the memory mover hangs, a tenant's own cached blocks make room for it, and nobody waits for a copy."""
+    """Check that, while the memory mover hangs, a tenant's own cached blocks make room and nobody waits for a copy."""
     if not may_hang(world):
         return
     worker = next(iter(world.workers.values()))
@@ -238,7 +238,7 @@ def _need_no_mover(world: World) -> None:
     world.send(commands.TierChanged(tier=Tier.HOST, is_on=False))
     world.call(worker, _reserve(worker, "no mover", num_tokens))
     if num_own < cost(world.shape.groups, num_tokens):
-        _settle(world)  # what held another tenant's bytes waits for the mover to zero it
+        _settle(world)  # a block with another tenant's bytes waits for the mover to zero it
     if "no mover" not in {request_id for _, request_id in world.granted.values()}:
         world.fail("a call waits for a mover that hangs")
     world.send(commands.TierChanged(tier=Tier.HOST, is_on=True))
@@ -248,7 +248,7 @@ def _need_no_mover(world: World) -> None:
 
 
 def _compute_one(world: World, worker: Worker, command: commands.Reserve) -> None:
-    """Let a worker compute and commit all of a request, so that its blocks are cached when it ends."""
+    """Let a worker compute and commit a whole request, so that its blocks are cached when it ends."""
     world.call(worker, command)
     _settle(world)
     for held in list(worker.leases.values()):
@@ -259,7 +259,7 @@ def _compute_one(world: World, worker: Worker, command: commands.Reserve) -> Non
 
 
 def _obey(world: World) -> None:
-    """Who comes again when it was told to is served within a few tries."""
+    """Check that a caller that tries again when it was told to is served within a few tries."""
     for at, worker in enumerate(world.workers.values()):
         command = _reserve(worker, f"obey-{at}", world.longest_tokens, 0)
         for _ in range(_TRIES):
@@ -279,7 +279,7 @@ def _obey(world: World) -> None:
 
 
 def _leave_nothing(world: World) -> None:
-    """When nobody has anything, no block is on its way, and none is held but by pins."""
+    """Check that, when nobody has anything, no block is on its way, and only pins hold blocks."""
     state, census = world.cache._state, world.cache.census()
     if census.num_leases or census.num_waiting or census.num_asking or census.num_copies:
         world.fail(f"something is left: {census}")
@@ -291,15 +291,15 @@ def _leave_nothing(world: World) -> None:
 
 
 def _copy_down(world: World) -> None:
-    """What is to be written through is copied down in the end, also after failures."""
+    """Check that everything that is to be written through is copied down in the end, even after failures."""
     state = world.cache._state
     if not state.dirt.writes_through:
         return
     is_ready, dirt = state.host.records.state == State.READY, state.dirt
     while world.stores.found:
         find(world)
-    # Each that the store does not take makes it rest once, before all others have had their turn; and where a copy ends
-    # in parts, the next one begins with the next command.
+    # Each slot that the store does not take makes it rest once before all others have had their turn; and if a copy
+    # ends in parts, the next copy begins with the next command.
     for _ in range(len(world.flipped) + 2 + len(state.host)):
         world.tick(_REST_SECONDS)
         _settle(world)
@@ -317,7 +317,7 @@ def _copy_down(world: World) -> None:
 
 
 def _drain(world: World) -> None:
-    """After a drain begins nothing is granted any more, and nobody waits any more to be granted something."""
+    """Check that after a drain has begun nothing is granted, and that no call waits to be granted something."""
     worker = next(iter(world.workers.values()))
     if has_stores(world):
         key = world.rng.randbytes(BYTES_PER_KEY)

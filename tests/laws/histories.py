@@ -1,4 +1,4 @@
-"""Whole simulated histories, each from one seed, and the tally of many of them."""
+"""Whole simulated histories, each made from one seed, and the tally of many of them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -28,22 +28,22 @@ STEPS: Final = 500
 
 _HISTORIES_PER_POLICY: Final = 16
 _EVENTS_A_CHECK: Final = 8
-"""What is wrong with the core stays so for longer; a check of all its laws takes as long as the event itself."""
+"""Events between two checks of all laws: a check takes as long as an event, and what is wrong stays so for longer."""
 
 FOUND: Final = (AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What shows that a law is broken: a violation, an assertion of the core, or whatever else it never raises."""
+"""What shows that a law is broken: a violation, an assertion of the core, or anything else that it never raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A broken law, and the history and step in which it showed."""
+    """A broken law, with the history and step in which it showed."""
 
     seed: int
     step: int
     text: str
 
     def __str__(self) -> str:
-        """Tell it with what replays it."""
+        """Return the violation, with the command that replays it."""
         return (
             f"{self.text}\n  in step {self.step}, replay: "
             f"python -m tests.laws.simulate --seed {self.seed}"
@@ -52,7 +52,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Tally:
-    """What many histories come to."""
+    """The results of many histories."""
 
     num_histories: int = 0
     num_operations: int = 0
@@ -61,11 +61,11 @@ class Tally:
 
     @property
     def num_faults(self) -> int:
-        """All faults of all kinds."""
+        """Number of faults of all kinds."""
         return self.faults.total()
 
     def add(self, other: "Tally") -> None:
-        """Count another tally in."""
+        """Add another tally to this one."""
         self.num_histories += other.num_histories
         self.num_operations += other.num_operations
         self.faults += other.faults
@@ -93,9 +93,9 @@ def world_of(seed: int) -> World:
 
 
 def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:
-    """Play the histories of some seeds to their ends, or to the first violation of each.
+    """Play the histories of these seeds to their ends, or each to its first violation.
 
-    A history in which something is wrong is played again, to find the very event after which it is.
+    If something goes wrong in a history, it is played again, to find the exact event.
     """
     tally = Tally()
     for seed in seeds:
@@ -110,12 +110,12 @@ def play(seeds: Iterable[int], steps: int = STEPS) -> Tally:
 
 
 def breaks_a_law(seed: int) -> bool:
-    """Tell whether something goes wrong in one history, whichever event it is after."""
+    """Tell whether something goes wrong in one history, after whichever event."""
     return lived(seed, STEPS, _EVENTS_A_CHECK)[1] is not None
 
 
 def lived(seed: int, steps: int, events_a_check: int) -> tuple[World, Violation | None]:
-    """Play one history, and return its world with the first violation that is found."""
+    """Play one history, and return its world, and the first violation if there is one."""
     world = world_of(seed)
     world.events_a_check = events_a_check
     try:

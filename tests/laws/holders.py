@@ -21,9 +21,9 @@ _NUM_BUCKETS: Final = 16
 
 
 def remember_places(cache: Cache) -> Cache:
-    """Let a small cache calculate each of its few places but once, as they are asked for after every event; count keys.
+    """Let a small cache calculate each of its few places only once, because every event asks for them; count keys.
 
-    Two tenants' keys are counted, in so few buckets that many of them share one.
+    Keys of two tenants are counted, in so few buckets that many keys share one.
     """
     for tenant in _COUNTED_TENANTS:
         cache.count_keys(tenant, np.zeros(_NUM_BUCKETS, np.uint32))
@@ -34,7 +34,7 @@ def remember_places(cache: Cache) -> Cache:
 
 
 def row_of(world: "World", lease_id: LeaseId) -> int | None:
-    """Return the row of a lease, if it has one."""
+    """Return the row of a lease; None if it has none."""
     (found,) = np.nonzero(world.records.rows.lease_id == lease_id)
     return int(found[0]) if len(found) else None
 
@@ -49,7 +49,7 @@ def row_parts(world: "World", row: int) -> list[list[int]]:
 
 
 def check_fresh(world: "World", worker: Worker, held: Held, blocks: Sequence[int]) -> None:
-    """Compare granted blocks with what all workers have: nobody else counts on them, and their bytes are nobody's."""
+    """Check granted blocks: nobody else counts on them, and they hold no other tenant's bytes."""
     if not blocks:
         return
     groups = world.shape.groups
@@ -75,14 +75,14 @@ def check_fresh(world: "World", worker: Worker, held: Held, blocks: Sequence[int
 
 
 def tenant_of(world: "World", mark: Mark) -> object:
-    """Return whose bytes a mark stands for, None where they are nobody's."""
+    """Return whose bytes a mark stands for; None if they are nobody's."""
     if mark[0] == "private":
         return mark[1]
     return world.tenant_of_key.get(bytes(mark[1])) if mark[0] == "key" else None  # type: ignore[call-overload]
 
 
 def verify(world: "World", held: Held) -> None:
-    """Read a lease's blocks as its worker would: those that later tokens need are there, and hold what was written."""
+    """Read a lease's blocks as its worker would: those that later tokens need are there and hold what was written."""
     if held.is_evicted or held.is_moving:
         return
     for at, place, block, mark in held.places():
@@ -108,7 +108,7 @@ def read_row(world: "World", held: Held) -> None:
     """Let a worker learn from the block table what became of a call whose answer was lost."""
     row = row_of(world, held.lease_id)
     if row is not None and held.rank is not None:
-        # The row tells of all that its mates have, too; it reads no more of it than it is told to be its own.
+        # The row tells of all that its mates have, too; the worker reads only what it is told is its own.
         held.vain_tokens = int(world.records.rows.num_tokens[row])
         return
     held.is_behind = held.is_moving
@@ -124,7 +124,7 @@ def read_row(world: "World", held: Held) -> None:
 
 
 def _compare_row(world: "World", held: Held, row: int, parts: list[list[int]]) -> None:
-    """The row has all that the worker counts on, and kernels see all of it or nothing."""
+    """Check that the row has all that the worker counts on, and that kernels see either all of it or nothing."""
     for at, group in enumerate(world.shape.groups):
         first = needed_from(group, held.written)
         mine = held.parts[at]
@@ -151,7 +151,7 @@ def write(world: "World", held: Held, at: int, place: int, mark: Mark) -> None:
 
 
 def name_blocks(world: "World", worker: Worker, held: Held, num_tokens: int) -> None:
-    """Give a lease's chain the keys of all of its full blocks, which are the same for whoever computes the request."""
+    """Give a lease's chain keys for all its full blocks; every worker that computes the request gets the same keys."""
     while len(held.keys) < num_tokens // world.shape.hash_tokens:
         parent = held.keys[-1] if held.keys else b"root" + held.request_id.encode()
         key = key_of(worker.tenant, (int.from_bytes(parent[:6], "little"), len(held.keys)))

@@ -1,8 +1,8 @@
-"""Know histories in which seeded bugs show: for each that a search finds late, a seed that is tried before it searches.
+"""Know histories in which seeded bugs show: for each bug that a search finds late, a seed that is tried first.
 
-The table is `known_seeds.json`, from the name of a bug to a seed, which names the cache and its stores, too. It only
-saves time: where a known seed shows nothing any more, because the simulation has changed, the search is what it was,
-and the tests end with a note. `python -m tests.laws.known_seeds` searches anew for all bugs, and writes the table.
+The table `known_seeds.json` maps the name of a bug to a seed, which also determines the cache and its stores. It only
+saves time. If the simulation has changed so that a known seed no longer shows anything, the search is as before, and
+the tests end with a note. `python -m tests.laws.known_seeds` searches anew for all bugs, and writes the table.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.laws.shapes import seeds_of
 HISTORIES: Final = 1_000
 """Histories within which each bug must show."""
 _SOON: Final = 4
-"""Histories that are played within a second or so: what shows in one of these needs no place in the table."""
+"""Histories that are played within about a second: a bug that shows in one of these needs no place in the table."""
 _TABLE: Final = Path(__file__).with_suffix(".json")
 
 KNOWN_SEEDS: Final[dict[str, int]] = json.loads(_TABLE.read_text())
@@ -30,12 +30,12 @@ KNOWN_SEEDS: Final[dict[str, int]] = json.loads(_TABLE.read_text())
 
 
 def searched(name: str) -> Iterator[int]:
-    """Go through the seeds of the histories that a bug is searched in."""
+    """Go through the seeds of the histories in which a bug is searched."""
     return islice(seeds_of(CACHES.get(name, "one"), STORES.get(name, "")), HISTORIES)
 
 
 def _first(name: str) -> tuple[int, int] | None:
-    """Return at which place of its search a bug shows first, and the seed there; None if it does not show."""
+    """Return the place in its search at which a bug first shows, and the seed there; None if it does not show."""
     with pytest.MonkeyPatch.context() as patch:
         MUTATIONS[name](patch)
         return next(
@@ -44,7 +44,7 @@ def _first(name: str) -> tuple[int, int] | None:
 
 
 def renew() -> int:
-    """Search for all bugs on all cores, and write the table; returns 1 if a bug shows in no history."""
+    """Search for all bugs on all cores, and write the table; return 1 if a bug shows in no history."""
     with ProcessPoolExecutor() as pool:
         found = dict(zip(MUTATIONS, pool.map(_first, MUTATIONS), strict=True))
     late = {name: one[1] for name, one in found.items() if one is not None and one[0] >= _SOON}

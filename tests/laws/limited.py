@@ -23,14 +23,14 @@ LIMITS: Final = {
     8: TenantLimits(min_blocks=6, max_blocks=18, pinned_blocks_max=4),
 }
 _SHAPE: Final = replace(SHAPE, tenants=LIMITS, max_pins=4, max_leases=8)
-"""With so few rows and pins that a tenant could take them all."""
+"""A shape with so few rows and pins that one tenant could take them all."""
 
 
 class LimitedWorld(World):
-    """A node whose tenants have limits, which it compares with what they have after every event."""
+    """A node whose tenants have limits, which are compared with what they have after every event."""
 
     def __init__(self, seed: int, policy: str, tiers: str = "") -> None:
-        """Start a node with three workers of two tenants, whose blocks leave by a policy, and some stores or none."""
+        """Start a node with three workers of two tenants, a policy by which blocks leave, and some stores or none."""
         shape = with_tiers(_SHAPE, tiers)
         self.limits: Mapping[int, TenantLimits] = LIMITS
         self.num_leased: Counter[int] = Counter()
@@ -38,7 +38,7 @@ class LimitedWorld(World):
         self.uses_classes = True
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
-        """Give a command to the core; what a law of tenants says of its answer is looked at here."""
+        """Give a command to the core, and check what the laws of tenants say of its answer."""
         if isinstance(command, commands.Pin):
             command = replace(command, tenant_digest=self.rng.choice((None, 7, 8)))
         outcome = super().send(command)
@@ -54,7 +54,7 @@ class LimitedWorld(World):
         return outcome
 
     def _compare_rows(self) -> None:
-        """Whoever has more leases than before has left the others that are attached the rows that are kept for them."""
+        """Check that a tenant that got more leases has left the other attached tenants the rows kept for them."""
         state, shape = self.cache._state, self.shape
         num_leased = Counter(lease.tenant for lease in state.leases.by_id.values())
         attached, before = set(state.workers.values()), self.num_leased
@@ -74,7 +74,7 @@ class LimitedWorld(World):
                 )
 
     def _flood_pins(self, command: commands.Pin, tenant: int) -> None:
-        """Pin the same keys for as long as that is granted, and let go of them again."""
+        """Pin the same keys as long as that is granted, and then let go of them."""
         pins = []
         while isinstance(outcome := super().send(command), Outcome):
             assert isinstance(outcome.reply, Pinned)
@@ -86,7 +86,7 @@ class LimitedWorld(World):
             super().send(commands.Unpin(pin_id=pin_id))
 
     def _compare_pins(self, tenant: int) -> None:
-        """Whoever has pinned something has left all others the pins that are kept for them."""
+        """Check that a tenant that has pinned something has left all others the pins kept for them."""
         owners = self.records.device.tenant
         pinned = [set(owners[blocks].tolist()) for blocks in self.cache._state.pins.values()]
         num_pinned = Counter(one for ones in pinned for one in ones if len(ones) == 1)
@@ -101,7 +101,7 @@ class LimitedWorld(World):
             )
 
     def _kept(self, tenant: int, count: int) -> int:
-        """Return how many rows or pins are kept for a tenant: at least the part that its minimum is of the pool."""
+        """Return how many rows or pins are kept for a tenant: at least the share that its minimum has of the pool."""
         usable = self.shape.usable_blocks
         rounded_up = {
             one: -(-count * limits.min_blocks // usable) for one, limits in self.limits.items()
@@ -111,7 +111,7 @@ class LimitedWorld(World):
         return count * self.limits[tenant].min_blocks // usable
 
     def _compare_victims(self) -> None:
-        """Ask whom a call would evict: of others, nothing that takes them below their minima."""
+        """Check which blocks a call would evict: from other tenants, nothing that takes them below their minima."""
         state = self.cache._state
         usage = state.device.usage()
         tenant, count = self.rng.choice((7, 8)), self.rng.randint(1, 24)
@@ -124,12 +124,13 @@ class LimitedWorld(World):
                 self.fail(f"tenant {other} would be evicted below its minimum for {tenant}")
 
     def _compare_minima(self) -> None:
-        """What tenants hold leaves room for the minima of those that are attached."""
+        """Check that what tenants hold leaves room for the minima of the attached tenants."""
         state = self.cache._state
         holds, records = state.device.holds.copy(), state.device.records
         for flight in state.flights.values():
             if flight.purpose in (Purpose.WRITE_BACK, Purpose.DISPLACE, Purpose.CLEAN):
-                # What is written back is on its way out; what is copied in the background is soon nobody's again.
+                # Blocks that are written back are on their way out, and blocks copied in the background are soon free
+                # again.
                 holds[flight.sources] -= 1
             elif flight.purpose is Purpose.SCRUB:
                 holds[flight.targets] = 0
@@ -144,12 +145,12 @@ class LimitedWorld(World):
         self._compare_excess(sum(kept) - self.shape.usable_blocks, f"{held} of {attached}")
 
     def _compare_excess(self, excess: int, held: str) -> None:
-        """What is held and guaranteed is never more than the pool."""
+        """Check that what is held and guaranteed is never more than the pool."""
         if excess > 0:
             self.fail(f"tenants hold {held}, which leaves no room for their minima")
 
     def limit_of(self, worker: Worker) -> int:
-        """Return what a worker can have: within its tenant's limits, and beside the others' minima and pins."""
+        """Return what a worker can have: within its tenant's limits, and beside the other tenants' minima and pins."""
         pinned, attached = self.pinned(), {one.tenant for one in self.workers.values()}
         others = sum(
             max(pinned.get(one, 0), self.limits[one].min_blocks * (one in attached))

@@ -1,4 +1,4 @@
-"""What an operator sees of a simulated cache: each view can be told at any instant, is true, and changes nothing."""
+"""What an operator sees of a simulated cache: each view is available at any instant, is true, and changes nothing."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ _ALL = 1_000
 
 def look_around(world: World) -> None:
     """Look at everything that there is to see."""
-    # What is due since a restart begins with the first command, whatever that is.
+    # Work that has been due since a restart begins with the first command, whatever it is.
     let_nothing_happen(world)
     before, cache, now = world.digest(), world.cache, world.now
     census = cache.survey(now).census
@@ -48,7 +48,7 @@ def _look_at_tiers(world: World) -> None:
 
 
 def _explain(world: World, command: commands.Explain) -> None:
-    """Ask why a lease's prefix was as long as it was: what was not found is told without a gap."""
+    """Ask why a lease's prefix was as long as it was: blocks that were not found are told without a gap."""
     try:
         outcome = world.cache.handle(command, world.now)
     except WrongStateError:

@@ -1,6 +1,6 @@
-"""Bugs that this core itself once had, or came close to; each has a golden case, too, among the tests of the core.
+"""Bugs that this core itself once had, or came close to; each also has a golden case among the tests of the core.
 
-Those that other systems had are in `mutations`, which lists all.
+Bugs that other systems had are in `mutations`, which lists all.
 """
 
 import sys
@@ -32,12 +32,12 @@ Mutation = Callable[[pytest.MonkeyPatch], None]
 
 
 def released_lease_is_extended_in_the_same_step(patch: pytest.MonkeyPatch) -> None:
-    """The extends of a step are done before its releases, also for a lease that it released before."""
+    """A step does its extends before its releases, even for a lease that it names first in a release."""
     patch.setattr(RowNames, "are_distinct", lambda *_: True)
 
 
 def end_of_a_workers_leases_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """Leases that end with their worker, by its death or an operator's word, are in no counter."""
+    """Leases that end with their worker, by its death or an operator's command, are in no counter."""
     end_lease = ending.end_lease
 
     def silent(
@@ -52,7 +52,7 @@ def end_of_a_workers_leases_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def recovered_lease_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """After a restart more leases end than there ever were, as those that went on are in no counter."""
+    """After a restart more leases end than there ever were, because the leases that went on are in no counter."""
     adopt = recovery._adopt
 
     def silent(world: state.CacheState, row: int, now: float) -> None:
@@ -63,7 +63,7 @@ def recovered_lease_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_whose_bytes_a_free_block_holds(patch: pytest.MonkeyPatch) -> None:
-    """After a restart no free block counts as another tenant's."""
+    """After a restart no free block counts as holding another tenant's bytes."""
     rebuild = Pool.rebuild
 
     def forgetful(self: Pool) -> None:
@@ -74,7 +74,7 @@ def restart_forgets_whose_bytes_a_free_block_holds(patch: pytest.MonkeyPatch) ->
 
 
 def restart_frees_under_the_old_generation(patch: pytest.MonkeyPatch) -> None:
-    """A restart frees what nobody holds without a new generation."""
+    """A restart frees blocks that nobody holds without giving them a new generation."""
 
     def free_unheld(pool: Pool) -> None:
         states = pool.records.state
@@ -85,7 +85,7 @@ def restart_frees_under_the_old_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_grants_the_null_block(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes every block that is free for one that can be granted."""
+    """A restart takes every free block for one that can be granted."""
     rebuild = Pool.rebuild
 
     def generous(self: Pool) -> None:
@@ -111,7 +111,7 @@ def key_on_its_way_is_committed_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_slot_makes_room_for_its_own_eviction(patch: pytest.MonkeyPatch) -> None:
-    """The slots that an eviction shares may be dropped to make room for the same eviction."""
+    """The slots that an eviction shares may be dropped to make room for that same eviction."""
     host_slots = room.host_slots
 
     def greedy(
@@ -128,7 +128,7 @@ def shared_slot_makes_room_for_its_own_eviction(patch: pytest.MonkeyPatch) -> No
 
 
 def block_that_was_taken_up_meanwhile_is_evicted(patch: pytest.MonkeyPatch) -> None:
-    """An eviction takes every block that it copied, also one that a lease came to hold meanwhile."""
+    """An eviction takes every block that it copied, even one that a lease came to hold meanwhile."""
 
     def evictable(self: Pool, ids: Ids) -> Ids:
         ready: Ids = ids[self.records.state[ids] == State.READY]
@@ -138,12 +138,12 @@ def block_that_was_taken_up_meanwhile_is_evicted(patch: pytest.MonkeyPatch) -> N
 
 
 def released_blocks_are_never_let_go_of(patch: pytest.MonkeyPatch) -> None:
-    """What a release leaves for after its answer is left for ever."""
+    """Blocks that a release leaves for after its answer are left for ever."""
     patch.setattr(ending, "settle", lambda state: state.unsettled.leaving.clear())
 
 
 def failed_flight_keeps_others_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Only the lease that started a copy learns that it failed, not those that joined it."""
+    """Only the lease that started a copy learns that it failed, not the leases that joined it."""
     waiting_for = landing.waiting_for
 
     def own(world: state.CacheState, flight: Flight) -> list[Lease]:
@@ -154,7 +154,7 @@ def failed_flight_keeps_others_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:
-    """A worker knows only of ids that reached it, so it cannot disown a lease whose answer was lost."""
+    """A worker knows only the ids that reached it, so it cannot disown a lease whose answer was lost."""
     beat = cache._VERBS[commands.Heartbeat]
 
     def silent(world: state.CacheState, command: commands.Heartbeat, now: float) -> Outcome:
@@ -166,7 +166,7 @@ def heartbeat_tells_nothing_of_grants(patch: pytest.MonkeyPatch) -> None:
 
 
 def reload_mixes_tenants(patch: pytest.MonkeyPatch) -> None:
-    """A reload of several tenants' keys brings one's bytes to blocks of another's, which a failed copy leaves there."""
+    """A reload of several tenants' keys brings bytes of one to blocks of another, where a failed copy leaves them."""
     patch.setattr(prefetching, "of_one_tenant", lambda _, slots: slots)
 
 
@@ -186,7 +186,7 @@ def fork_heeds_no_minimum(patch: pytest.MonkeyPatch) -> None:
 
 
 def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) -> None:
-    """What a call evicts in vain stays free until something else happens, although others wait for it."""
+    """Blocks that a call evicts in vain stay free until something else happens, although other calls wait for them."""
     pump = cache.pump
 
     def only_after_answers(world: state.CacheState, now: float) -> None:
@@ -197,7 +197,7 @@ def refused_call_keeps_its_room_from_those_that_wait(patch: pytest.MonkeyPatch) 
 
 
 def what_gets_no_slot_leaves_only_later(patch: pytest.MonkeyPatch) -> None:
-    """Who waits for what is copied down gets the room only by the next event, which drops what there is no slot for."""
+    """A call that waits for copies down gets room only at the next event, when blocks without a slot are dropped."""
 
     def some(world: state.CacheState, victims: Ids, below: Ids) -> bool:
         is_dirty = room.are_dirty(world, victims)
@@ -214,13 +214,13 @@ def what_gets_no_slot_leaves_only_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def room_is_made_of_the_callers_own_prefix(patch: pytest.MonkeyPatch) -> None:
-    """What is written back for a request takes the slots from which it is about to load."""
+    """Blocks that are written back for a request take the slots from which it is about to load."""
     write_back = room.write_back
     patch.setattr(room, "write_back", lambda world, victims, _: write_back(world, victims))
 
 
 def room_is_made_of_what_a_draft_model_reads_too_soon(patch: pytest.MonkeyPatch) -> None:
-    """The block behind a call's prefix leaves before that for which the call waits, and the prefix is shorter then."""
+    """The block behind a call's prefix leaves before the one that the call waits for, which shortens the prefix."""
     patch.setattr(room, "_parted_by", lambda _, leaving: (leaving, NOWHERE))
 
 

@@ -1,4 +1,4 @@
-"""The simulated movers: they copy marks at their own pace, and see which slots were damaged."""
+"""The simulated movers: they copy marks at their own pace, and notice which slots were damaged."""
 
 import numpy as np
 
