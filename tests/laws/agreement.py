@@ -66,7 +66,7 @@ def _due(world: "World", shared: Shared) -> int:
 
 
 def compare_due(world: "World", command: commands.Commit) -> None:
-    """What a commit names, and all ranks have committed, is findable: as this block, or as another under its key."""
+    """Check that what a commit names, once all ranks have committed it, is findable: as this block or under its key."""
     row, shared = row_of(world, command.lease_id), world.shared.get(command.lease_id)
     if row is None or shared is None:
         return

@@ -230,7 +230,7 @@ def grow(
     num_tokens: int,
     told: tuple[Sequence[int], list[int]],
 ) -> None:
-    """Put blocks, so many of each group, where a lease needs them to cover some tokens; just as many as that takes."""
+    """Put blocks, so many for each group, where a lease needs them to cover some tokens; check their number."""
     counts, added = told
     grown = missing(world, held, num_tokens)
     if [len(places) for places in grown] != list(counts) or sum(counts) != len(added):

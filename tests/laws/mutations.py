@@ -1,6 +1,6 @@
-"""Bugs to switch on one by one, and each must be found: those that systems of this field really had, then our own.
+"""Bugs that are switched on one by one, and each must be found: first bugs that other systems really had, then our own.
 
-`FIELD` lists the former; a docstring names the public thread that a bug is modelled on.
+`FIELD` lists those of other systems; a docstring names the public thread that a bug is modelled on.
 """
 
 from typing import Final
@@ -34,7 +34,7 @@ from tests.laws.restarts import OF_RESTARTS
 
 
 def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
-    """A lease that was not renewed ends, as if time proved that its worker writes no more (Mooncake #975)."""
+    """A lease that was not renewed ends, as if time proved that its worker no longer writes (Mooncake #975)."""
 
     def expire(world: state.CacheState, lease: Lease) -> None:
         ending.end_lease(world, lease, End.EXPIRED)
@@ -43,7 +43,7 @@ def expiry_frees_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
-    """A copy that failed is taken for done (LMCache #5032, #4991)."""
+    """A copy that failed is taken for a successful one (LMCache #5032, #4991)."""
 
     def copy_failed(world: state.CacheState, command: commands.CopyFailed, now: float) -> Outcome:
         return landing.copy_done(world, commands.CopyDone(copy_id=command.copy_id), now)
@@ -52,7 +52,7 @@ def failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_commit_of_an_older_grant(patch: pytest.MonkeyPatch) -> None:
-    """A commit is matched by its worker rather than by its lease (Mooncake #3030)."""
+    """A commit is matched by its worker and not by its lease (Mooncake #3030)."""
 
     def lease_of(self: state.CacheState, command: commands.OfLease) -> Lease:
         for lease in self.leases.by_id.values():
@@ -77,7 +77,7 @@ def generation_is_not_bumped(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
-    """A lease's end lets go of a shared block once too often, as a counter without names does (LMCache #3381)."""
+    """A lease's end lets go of a shared block once too often, as a nameless counter does (LMCache #3381)."""
     let_go = Pool.let_go
 
     def twice(self: Pool, ids: Ids, *, coldest: bool = False) -> None:
@@ -90,12 +90,12 @@ def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_leases(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes every block that is not committed for free (Mooncake #1336)."""
+    """A restart takes every block that is not committed for a free one (Mooncake #1336)."""
     patch.setattr(recovery, "_believed_rows", lambda _: set())
 
 
 def insertion_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """Of blocks that become findable together the first is missing in the key counts: its key is absent for good."""
+    """The first of several blocks that become findable together is not in the key counts, so its key stays absent."""
     add = TierCounts.add
     patch.setattr(TierCounts, "add", lambda self, blocks: add(self, blocks[1:]))
 
@@ -125,12 +125,12 @@ def retried_reserve_is_granted_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_scrub_between_tenants(patch: pytest.MonkeyPatch) -> None:
-    """A block changes tenants with the last one's bytes in it (LeftoverLocals, CVE-2023-4969)."""
+    """A block changes tenants with the previous tenant's bytes in it (LeftoverLocals, CVE-2023-4969)."""
     patch.setattr(Pool, "_is_suitable", lambda _, ids, __: np.ones(len(ids), np.bool_))
 
 
 def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
-    """Whoever knows a lease's id may use it (the read locks of LMCache 0.5.6, which bear no name)."""
+    """Anybody who knows a lease's id may use it (the read locks of LMCache 0.5.6, which bear no name)."""
 
     def lease_of(self: state.CacheState, command: commands.OfLease) -> Lease:
         if command.lease_id not in self.leases.by_id:
@@ -141,7 +141,7 @@ def owner_is_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_source_is_evictable(patch: pytest.MonkeyPatch) -> None:
-    """Eviction does not heed that a copy reads a slot or a block (SGLang #31427)."""
+    """Eviction ignores that a copy is reading a slot or a block (SGLang #31427)."""
     fly = state.CacheState.fly
 
     def careless(self: state.CacheState, *arguments: object, **named: object) -> object:
@@ -158,7 +158,7 @@ def copy_source_is_evictable(patch: pytest.MonkeyPatch) -> None:
 
 
 def death_cleans_nothing_up(patch: pytest.MonkeyPatch) -> None:
-    """The path of a worker's death leaves the cleaning to another path, and that one to this (Ray #64627)."""
+    """The code for a worker's death leaves the cleanup to other code, which leaves it to this code (Ray #64627)."""
 
     def end_worker(world: state.CacheState, command: commands.WorkerDied, now: float) -> Outcome:
         del world, command, now
@@ -168,7 +168,7 @@ def death_cleans_nothing_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_does_not_hold_its_source(patch: pytest.MonkeyPatch) -> None:
-    """A block that is being copied may be written again meanwhile (vLLM #52470)."""
+    """A block that is being copied may be overwritten meanwhile (vLLM #52470)."""
     fly = state.CacheState.fly
 
     def careless(self: state.CacheState, *arguments: object, **named: object) -> object:
@@ -199,7 +199,7 @@ def expired_write_becomes_readable(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_copy_frees_its_target(patch: pytest.MonkeyPatch) -> None:
-    """A mover that does not answer is taken for one that writes no more."""
+    """A mover that does not answer is taken for one that no longer writes."""
 
     def copy_lost(world: state.CacheState, command: commands.CopyLost, now: float) -> Outcome:
         landing.copy_failed(world, commands.CopyFailed(copy_id=command.copy_id), now)
@@ -234,7 +234,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     **{one.__name__: one for one, _ in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
     **{one.__name__: one for one, _ in (*OF_TIERS, *OF_ADOPTING, *OF_RANKS, *OF_REMEDIES)},
 }
-"""Every seeded bug by name; each bug that is ever fixed adds one."""
+"""Every seeded bug by name; each bug that is fixed adds one."""
 
 CACHES: Final[dict[str, str]] = {
     **{one.__name__: name for one, name in (*OF_GROUPS, *OF_TURNS, *OF_MAGAZINES, *OF_OPERATING)},
@@ -242,10 +242,10 @@ CACHES: Final[dict[str, str]] = {
     "fork_heeds_no_minimum": "limited",
     "refused_call_keeps_its_room_from_those_that_wait": "state",
 }
-"""The cache in which a bug shows; those that are not named here show in any, so that one group will do."""
+"""The cache in which a bug shows; bugs not named here show in any cache, so one with one group is used."""
 
 STORES: Final[dict[str, str]] = {one.__name__: tiers for one, tiers in (*OF_TIERS, *OF_ADOPTING)}
-"""The stores of that cache with which a bug shows; the others need none."""
+"""The stores that the cache needs for a bug to show; bugs not named here need none."""
 
 NEAR: Final[dict[str, str]] = {
     "M1 expiry_frees_memory": "cached",
@@ -266,4 +266,4 @@ NEAR: Final[dict[str, str]] = {
     "restart_grants_the_null_block": "cached",
     "key_on_its_way_is_committed_again": "on host",
 }
-"""Bugs that an exhaustive search of the tiny world finds within seconds, and the root from which it does."""
+"""Bugs that an exhaustive search of the tiny world finds within seconds, and the root from which it finds them."""

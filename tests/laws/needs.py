@@ -1,4 +1,4 @@
-"""Own what a simulated worker knows of groups by itself: the places of its tables; it does not ask the core."""
+"""Own what a simulated worker itself knows of groups, the places of its tables; it does not ask the core."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -12,11 +12,11 @@ Groups = Sequence[GroupShape]
 
 _BYTES_PER_KEY: Final = 32
 _MARKS: Final = [int.from_bytes(mark.tobytes(), "little") for mark in marks(8)]
-"""Read before any bug is switched on."""
+"""Computed before any bug is switched on."""
 
 
 def kept_under(key: bytes, group: int) -> bytes:
-    """Return the key under which a block of a group is kept whose last token has a key of the chain, or the reverse."""
+    """Return the key for a group's block, given the chain's key of its last token; or the other way round."""
     number = int.from_bytes(key, "little") ^ _MARKS[group]
     return number.to_bytes(_BYTES_PER_KEY, "little")
 
@@ -33,7 +33,7 @@ def needed_from(group: GroupShape, num_computed: int) -> int:
 
 
 def end_of(group: GroupShape, num_computed: int, num_tokens: int) -> int:
-    """Return the end of the places of a request that is to cover some tokens and has computed some."""
+    """Return the end of a request's places, given the tokens that it is to cover and those that it has computed."""
     if group.keeps is Keeps.FIXED:
         return group.max_blocks
     end = -(-num_tokens // group.tokens_per_block) + group.extra_blocks
@@ -43,7 +43,7 @@ def end_of(group: GroupShape, num_computed: int, num_tokens: int) -> int:
 
 
 def growth(groups: Groups, num_computed: int, num_tokens: int, ends: Sequence[int]) -> list[range]:
-    """Return the places of each group that are filled so that a request covers some tokens."""
+    """Return the places of each group that are filled so that a request covers so many tokens."""
     grown = []
     for group, before in zip(groups, ends, strict=True):
         after = max(before, end_of(group, num_computed, num_tokens))
@@ -55,7 +55,7 @@ def growth(groups: Groups, num_computed: int, num_tokens: int, ends: Sequence[in
 
 
 def moved_on(groups: Groups, ends: Sequence[int], afters: Sequence[int]) -> list[range]:
-    """Return the places of each group whose blocks move on as its places grow: speculative ones before the newest."""
+    """Return the places of each group whose speculative blocks move on as its places grow."""
     moved = []
     for group, before, after in zip(groups, ends, afters, strict=True):
         guesses = group.extra_blocks if group.keeps is Keeps.STATE else 0
@@ -66,13 +66,13 @@ def moved_on(groups: Groups, ends: Sequence[int], afters: Sequence[int]) -> list
 
 
 def is_moved_on(group: GroupShape, part: Sequence[int], place: int, row: Sequence[int]) -> bool:
-    """Tell whether the row lists a block farther on that a worker knows at a place for speculative tokens."""
+    """Tell whether the row lists, farther on, a block that a worker knows at a place for speculative tokens."""
     guesses = group.extra_blocks if group.keeps is Keeps.STATE else 0
     return place >= len(part) - guesses and part[place] in row[place + 1 :]
 
 
 def hit_places(groups: Groups, hit_tokens: int) -> list[range]:
-    """Return the places of each group whose blocks are part of a prefix that was found."""
+    """Return the places of each group whose blocks belong to a prefix that was found."""
     return [
         range(needed_from(group, hit_tokens), hit_tokens // group.tokens_per_block)
         if group.keys_per_block and hit_tokens
@@ -82,7 +82,7 @@ def hit_places(groups: Groups, hit_tokens: int) -> list[range]:
 
 
 def room(groups: Groups, ends: Sequence[int]) -> int:
-    """Return the tokens for which the places have room; at the end of a table speculative ones have fewer."""
+    """Return the tokens that the places have room for; at the end of a table, speculative blocks have less room."""
     return min(
         (
             (end if end == group.table_blocks else max(0, end - group.extra_blocks))
@@ -95,7 +95,7 @@ def room(groups: Groups, ends: Sequence[int]) -> int:
 
 
 def covered(groups: Groups, ends: Sequence[int], num_tokens: int) -> int:
-    """Return how many of the tokens may be computed with the places there are."""
+    """Return how many of the tokens may be computed with the places that there are."""
     return min(
         num_tokens
         if group.keeps in (Keeps.FIXED, Keeps.STATE)
@@ -116,7 +116,7 @@ def has_prefix(groups: Groups, keys: Sequence[bytes], cached: set[bytes], hit_to
 
 
 def longest(shape: CacheShape, most: int | None = None) -> int:
-    """Return the tokens of the longest request that may be granted, with so many blocks at most."""
+    """Return the tokens of the longest request that may be granted, with at most so many blocks."""
     usable = shape.usable_blocks if most is None else most
     tables = [
         group.table_blocks * group.tokens_per_block
@@ -132,5 +132,5 @@ def longest(shape: CacheShape, most: int | None = None) -> int:
 
 
 def cost(groups: Groups, num_tokens: int) -> int:
-    """Return the blocks that a new request of so many tokens gets, nothing of which is cached."""
+    """Return the blocks that a new request of so many tokens gets if nothing of it is cached."""
     return sum(len(places) for places in growth(groups, 0, num_tokens, [0] * len(groups)))

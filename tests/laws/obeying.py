@@ -1,4 +1,4 @@
-"""The law of remedies: what a refusal names is granted to who asks for that instead, before anything else happens.
+"""The law of remedies: a caller that asks for what a refusal names is granted it, if nothing else happens before.
 
 It is tried in a copy of the process, which ends with the try, so that the history goes on as if nobody had obeyed.
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tests.laws.world import World
 
 _TRIES: Final = 2
-"""So many refusals of one kind are obeyed in a history, and then one in `_SELDOM`."""
+"""So many refusals of each kind are obeyed in a history, and after that one in `_SELDOM`."""
 _SELDOM: Final = 8
 _LATER: Final = ("DRAINING", "POOL_FULL", "ID_REUSED")
-"""What else may keep from it who obeys a call that never fits: what fits in time is not what fits now."""
+"""Other refusals that a caller may get that obeys a NEVER_FITS: the call would fit in time, but perhaps not now."""
 _COPIES: Final = 64
-"""More than can be in flight, or follow one another, when nobody asks for more."""
+"""More than the copies that can be in flight, or follow one another, if nobody asks for more."""
 
 
 def keep_their_word(
@@ -37,7 +37,7 @@ def keep_their_word(
     outcome: Outcome | KVLeaseError,
     effects: Iterable[Effect],
 ) -> None:
-    """Whoever was refused by a command, or after it, and told a remedy, is granted that.
+    """Check that every caller that was told a remedy, by a command's refusal or later, is granted it.
 
     What begins behind the refusals of a step may hold what they name.
     """
@@ -65,11 +65,11 @@ def _refusals(
     outcome: Outcome | KVLeaseError,
     effects: Iterable[Effect],
 ) -> Iterator[tuple[int | None, KVLeaseError, Any]]:
-    """Go through the refused calls: the ticket, if one waited, why it was refused, and what it had asked for."""
+    """Go through the refused calls: the ticket if the call waited, the reason, and what it had asked for."""
     if isinstance(outcome, KVLeaseError):
         yield None, outcome, command
     elif isinstance(command, commands.Step) and isinstance(outcome.reply, Stepped):
-        # What comes behind a refusal may take what its remedy names.
+        # An operation behind a refusal may take what its remedy names.
         for reserve, error in [*zip(command.reserves, outcome.reply.reserves, strict=True)][-1:]:
             if isinstance(error, KVLeaseError):
                 yield None, error, reserve
@@ -81,14 +81,14 @@ def _refusals(
 
 
 def _is_overtaken(world: "World", refused: set[int | None]) -> bool:
-    """Tell whether somebody who waited was granted something in the same breath."""
+    """Tell whether a call that waited was granted something at the same moment."""
     state = world.cache._state
     gone = set(world.turns.order) - set(state.waiting.by_ticket) - refused
     return bool(gone or set(state.leases.by_id) - world.lease_ids)
 
 
 def _is_tried(world: "World", command: commands.Command, error: KVLeaseError, remedy: str) -> bool:
-    """Tell whether a remedy is tried: those of each kind often enough, for a try takes as long as many commands."""
+    """Tell whether to try a remedy: often enough for each kind, because a try takes as long as many commands."""
     names = "".join(one for one in remedy if not one.isdigit())
     kind = f"obeyed: {type(command).__name__} {error.code} {error.resource} {error.rule} {names}"
     world.seen[kind] += 1
@@ -96,7 +96,7 @@ def _is_tried(world: "World", command: commands.Command, error: KVLeaseError, re
 
 
 def _tried(world: "World", command: Any, error: KVLeaseError, remedy: str) -> str:
-    """Return what is wrong with a remedy, having tried it in a copy of this process; "" if nothing is."""
+    """Try a remedy in a copy of this process, and return what is wrong with it; "" if nothing is."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -116,7 +116,7 @@ def _tried(world: "World", command: Any, error: KVLeaseError, remedy: str) -> st
 
 
 def _changed(command: Any, remedy: str) -> list[Any]:
-    """Return what to do as a remedy names it: the command so changed, for an evict after the lease was trimmed."""
+    """Return the commands that a remedy asks for: the changed command, or for an evict, first a trim of the lease."""
     settings = {name: int(value) for name, value in (one.split("=") for one in remedy.split())}
     if "num_keys" in settings:
         command = replace(command, keys=command.keys[: BYTES_PER_KEY * settings.pop("num_keys")])
@@ -129,7 +129,7 @@ def _changed(command: Any, remedy: str) -> list[Any]:
 
 
 def _obey(cache: Cache, now: float, acts: list[Any], error: KVLeaseError) -> str:
-    """Return what is wrong with the answer to a changed command, once nobody else waits and all copies have ended."""
+    """Return what is wrong with the answer to a changed command, when nobody else waits and all copies have ended."""
     *before, command = acts
     if before or getattr(command, "wait_ms", 0):
         for waiter in reversed([*cache._state.callers]):
@@ -137,7 +137,7 @@ def _obey(cache: Cache, now: float, acts: list[Any], error: KVLeaseError) -> str
     for one in before:
         cache.handle(one, now)
     if before or error.code == "DEADLINE":
-        # What was begun in vain, or by what comes first, is in the way until it ends.
+        # Copies that were begun in vain, or by the commands before, are in the way until they end.
         deque(_end_copies(cache, now), maxlen=0)
     try:
         outcome = cache.handle(command, now)
@@ -153,9 +153,9 @@ def _obey(cache: Cache, now: float, acts: list[Any], error: KVLeaseError) -> str
 
 
 def _end_copies(cache: Cache, now: float) -> Iterator[Effect]:
-    """Let all copies end, and the remote store have nothing; goes through what that leads to."""
+    """Let all copies end, and the remote store have nothing; go through the resulting effects."""
     for _ in range(_COPIES):
-        # A large lease is moved in parts, which come behind the promise of an answer.
+        # A large lease is moved in parts, which come after the promise of an answer.
         cache.settle()
         yield from cache.take_effects()
         end = next(_ends(cache), None)
@@ -166,7 +166,7 @@ def _end_copies(cache: Cache, now: float) -> Iterator[Effect]:
 
 
 def _ends(cache: Cache) -> Iterator[commands.Command]:
-    """Go through what can end of what is on its way."""
+    """Go through the commands that end what is on its way."""
     for probe_id in cache._state.asking:
         yield commands.Probed(probe_id=probe_id)
     for copy_id, flight in cache._state.flights.items():

@@ -1,4 +1,4 @@
-"""Bugs of what is believed to lie on disk, of an earlier life or after a restart, to switch on; see `mutations`."""
+"""Bugs in what is believed to be on disk, from an earlier life or after a restart, to switch on; see `mutations`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ _DISK: Final = 2
 
 
 class _Disk:
-    """A disk pool that answers some questions of `adopting._chosen` otherwise."""
+    """A disk pool that gives other answers to some questions of `adopting._chosen`."""
 
     def __init__(self, disk: Pool, *, knows_keys: bool) -> None:
         self.records, self._disk, self._knows_keys = disk.records, disk, knows_keys
@@ -38,7 +38,7 @@ class _Disk:
 
 
 class _State:
-    """A cache's state with such a disk."""
+    """A cache's state with such a disk pool."""
 
     def __init__(self, disk: _Disk) -> None:
         self.disk = disk
@@ -53,7 +53,7 @@ def _choose(
 
 
 def adopted_slot_may_be_in_use(patch: pytest.MonkeyPatch) -> None:
-    """What the store found is believed although the slot has been used since."""
+    """What the store found is believed even if the slot has been used since."""
 
     def choose(chosen: Callable[..., Ids], state: CacheState, slots: Ids, labels: Any) -> Ids:
         states = state.disk.records.state
@@ -67,7 +67,7 @@ def adopted_slot_may_be_in_use(patch: pytest.MonkeyPatch) -> None:
 
 
 def key_is_adopted_twice(patch: pytest.MonkeyPatch) -> None:
-    """What the store found is believed although its key is on disk already."""
+    """What the store found is believed even if its key is already on disk."""
 
     def choose(chosen: Callable[..., Ids], state: CacheState, slots: Ids, labels: Any) -> Ids:
         return chosen(_State(_Disk(state.disk, knows_keys=False)), slots, labels)
@@ -76,7 +76,7 @@ def key_is_adopted_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _relabel(patch: pytest.MonkeyPatch, change: Callable[[CacheState, Ids, Any], None]) -> None:
-    """Have other labels adopted than the store tells."""
+    """Have other labels adopted than those that the store tells."""
 
     def adopt(state: CacheState, command: commands.Adopt, now: float) -> Outcome:
         slots = np.frombuffer(command.slot_ids, np.int32).astype(np.intp)
@@ -91,7 +91,7 @@ def _relabel(patch: pytest.MonkeyPatch, change: Callable[[CacheState, Ids, Any],
 
 
 def adopted_slot_begins_anew(patch: pytest.MonkeyPatch) -> None:
-    """A slot is taken over under a generation of this life, so that its label never is what it should be."""
+    """A slot is taken over under a generation of this life, so that its label never matches."""
 
     def change(state: CacheState, slots: Ids, labels: Any) -> None:
         labels["generation"] = state.disk.records.generation[slots]
@@ -100,7 +100,7 @@ def adopted_slot_begins_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 def label_of_an_earlier_use_is_adopted(patch: pytest.MonkeyPatch) -> None:
-    """A slot that was freed since is taken over under its next generation, which its label does not have."""
+    """A slot that has been freed since is taken over under its next generation, which its label does not have."""
 
     def change(state: CacheState, slots: Ids, labels: Any) -> None:
         generations = state.disk.records.generation[slots]
@@ -110,7 +110,7 @@ def label_of_an_earlier_use_is_adopted(patch: pytest.MonkeyPatch) -> None:
 
 
 def filling_disk_slot_outlives_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes a disk slot for written that a mover was writing."""
+    """A restart takes a disk slot that a mover was still writing for a written one."""
     distrust = recovery._distrust
 
     def trusting(pool: Pool) -> None:
@@ -124,7 +124,7 @@ def filling_disk_slot_outlives_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def disk_is_stored_to_before_it_was_read(patch: pytest.MonkeyPatch) -> None:
-    """Slots whose blocks are still to be told of are taken for free ones, and written."""
+    """Slots whose blocks have not been reported yet are taken for free ones, and written."""
 
     def credulous(state: CacheState, command: commands.TierChanged, now: float) -> Outcome:
         return turning.tier_changed(state, replace(command, is_read=True), now)
@@ -140,4 +140,4 @@ OF_ADOPTING: Final[tuple[tuple[Mutation, str], ...]] = (
     (filling_disk_slot_outlives_a_restart, "through"),
     (disk_is_stored_to_before_it_was_read, "through"),
 )
-"""Every bug of this kind that the simulation can find, and the stores with which it does."""
+"""Every bug of this kind that the simulation can find, and the stores with which it finds it."""

@@ -1,4 +1,4 @@
-"""Bugs of groups, forks and trims to switch on: of which blocks a lease has where, and of what others read of it."""
+"""Bugs of groups, forks and trims to switch on: which blocks a lease has where, and what others read of it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tests.laws.mended import Mutation
 
 
 def window_gives_back_a_block_too_many(patch: pytest.MonkeyPatch) -> None:
-    """A window moves on by a block more than its tokens allow."""
+    """A window moves on by one block more than its tokens allow."""
     first_needed = Covering.first_needed
 
     def hasty(self: Covering, at: int, num_computed: int) -> int:
@@ -37,7 +37,7 @@ def window_gives_back_a_block_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_read_what_was_given_back(patch: pytest.MonkeyPatch) -> None:
-    """What a commit gives back stays in the row that kernels read."""
+    """Blocks that a commit gives back stay in the row that kernels read."""
     patch.setattr(KernelTable, "give_back", lambda *_: None)
 
 
@@ -62,12 +62,12 @@ def groups_share_their_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def unfinished_state_is_published(patch: pytest.MonkeyPatch) -> None:
-    """A state counts as that of its block's last token, wherever it was written."""
+    """A state counts as the state after its block's last token, wherever it was written."""
     patch.setattr(committing, "Keeps", SimpleNamespace(STATE=None))
 
 
 def fork_shares_a_private_block(patch: pytest.MonkeyPatch) -> None:
-    """A fork has the blocks that its parent goes on writing."""
+    """A fork shares blocks that its parent goes on writing."""
     row_of = forking._row_of
 
     def careless(world: state.CacheState, parent: Lease, num_tokens: int) -> forking._Row:
@@ -79,7 +79,7 @@ def fork_shares_a_private_block(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_does_not_hold_its_sources(patch: pytest.MonkeyPatch) -> None:
-    """What a fork copies may be written by others as soon as its parent ends."""
+    """Blocks that a fork copies may be overwritten by others as soon as its parent ends."""
     fly = cast("Callable[..., Flight]", state.CacheState.fly)
 
     def careless(self: state.CacheState, *arguments: object, **named: object) -> Flight:
@@ -92,7 +92,7 @@ def fork_does_not_hold_its_sources(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_takes_its_parents_newest_state_from_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
-    """A fork takes a state to be where it would be written, although it is farther on."""
+    """A fork looks for a state where it would be written, although it is farther on."""
 
     def by_place(cover: Covering, group: int, part: NDArray[np.int32], *tokens: int) -> Ids:
         place = cover.first_needed(group, tokens[0])
@@ -102,12 +102,12 @@ def fork_takes_its_parents_newest_state_from_the_wrong_place(patch: pytest.Monke
 
 
 def trim_loses_the_newest_state(patch: pytest.MonkeyPatch) -> None:
-    """A trim gives back the state that stands behind its place."""
+    """A trim gives back the state that is behind its place."""
     patch.setattr(trimming, "_move_down", lambda *_: None)
 
 
 def trim_gives_back_a_block_too_many(patch: pytest.MonkeyPatch) -> None:
-    """A trim rounds the tokens that stay down to whole blocks."""
+    """A trim rounds the remaining tokens down to whole blocks."""
     whole = trimming.cut
 
     def cut(book: LeaseBook, row: int) -> Ids:
@@ -121,7 +121,7 @@ def trim_gives_back_a_block_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def trim_leaves_the_kernels_row(patch: pytest.MonkeyPatch) -> None:
-    """What a trim gives back stays in the row that kernels read."""
+    """Blocks that a trim gives back stay in the row that kernels read."""
 
     def trim(world: state.CacheState, command: commands.Trim, now: float) -> Any:
         kernel = world.leases.kernel
@@ -137,7 +137,7 @@ def trim_leaves_the_kernels_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def draft_model_lacks_a_block(patch: pytest.MonkeyPatch) -> None:
-    """A prefix is found although the block that a draft model reads besides is not there."""
+    """A prefix is found although the extra block that a draft model reads is missing."""
     longest = search._longest
 
     def lax(cover: Covering, *rest: Any) -> int:
@@ -149,7 +149,7 @@ def draft_model_lacks_a_block(patch: pytest.MonkeyPatch) -> None:
 
 
 def lease_comes_back_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """A lease that moves has its entries put back group by group, although they left by tokens."""
+    """A lease that moves gets its entries back group by group, although they left in the order of tokens."""
 
     def rewrite(self: LeaseBook, lease: Lease, entries: Ids, phase: Phase) -> None:
         self.kernel.clear(lease.row)
@@ -167,7 +167,7 @@ def guesses_stay_where_they_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def guesses_stand_at_two_places(patch: pytest.MonkeyPatch) -> None:
-    """Where speculative blocks move on from, they are listed still."""
+    """Speculative blocks that move on stay listed at their old places, too."""
     patch.setattr(growing, "_empty", lambda *_: None)
 
 
@@ -177,7 +177,7 @@ def restart_leaves_guesses_at_two_places(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_are_put_behind_one_another(patch: pytest.MonkeyPatch) -> None:
-    """A client appends the states that an extend brings to those that it has, in whatever order it hears of them."""
+    """A client appends the states that an extend brings to those that it has, in whatever order the answers come."""
 
     def append(places: list[int], ids: list[int], end: int, _: int) -> int:
         places.extend([0] * (end - len(places) - len(ids)))
@@ -204,4 +204,4 @@ OF_GROUPS: tuple[tuple[Mutation, str], ...] = (
     (guesses_stay_where_they_are, "wide and guessing"),
     (guesses_stand_at_two_places, "wide and guessing"),
 )
-"""Every bug of groups that the simulation can find, and the cache in which it does within fewer histories."""
+"""Every bug of groups that the simulation can find, and the cache in which it takes fewer histories."""

@@ -17,7 +17,7 @@ from tests.laws.mended import Mutation
 
 
 def drop_frees_what_another_holds(patch: pytest.MonkeyPatch) -> None:
-    """A block that leaves one magazine can be evicted, whoever else holds it."""
+    """A block that leaves one magazine can be evicted, even if others still hold it."""
     drop = exchanging._drop
 
     def careless(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
@@ -34,7 +34,7 @@ def drop_frees_what_another_holds(patch: pytest.MonkeyPatch) -> None:
 
 
 def retract_heeds_no_other_holder(patch: pytest.MonkeyPatch) -> None:
-    """A block that others read becomes private to one that will write it."""
+    """A block that others read becomes private to an engine that will write it."""
 
     def careless(state: CacheState, magazine: Magazine, packed: bytes) -> bytes:
         blocks, is_own = exchanging._own(state, magazine, packed)
@@ -46,13 +46,13 @@ def retract_heeds_no_other_holder(patch: pytest.MonkeyPatch) -> None:
 
 
 def death_forgets_a_block(patch: pytest.MonkeyPatch) -> None:
-    """What the last process of an engine leaves behind is let go of, but for one block."""
+    """All that the last process of an engine leaves behind is let go of, except one block."""
     close = MagazineBook.close
     patch.setattr(MagazineBook, "close", lambda *arguments: close(*arguments)[:-1])
 
 
 def published_key_is_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    """A block is published under a key that another block has, so that both are findable."""
+    """A block is published under a key that another block already has, so that both are findable."""
     publish = exchanging._publish
 
     def careless(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
@@ -69,7 +69,7 @@ def exchange_is_carried_out_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def first_death_ends_the_magazine(patch: pytest.MonkeyPatch) -> None:
-    """An engine loses its blocks with the first of its processes."""
+    """An engine loses its blocks when the first of its processes ends."""
     part = MagazineBook.part
 
     def hasty(self: MagazineBook, worker_id: WorkerId) -> Magazine | None:
@@ -81,7 +81,7 @@ def first_death_ends_the_magazine(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_magazines(patch: pytest.MonkeyPatch) -> None:
-    """A restart of the control process takes what engines hold for free."""
+    """A restart of the control process takes blocks that engines hold for free ones."""
 
     def forgetful(state: CacheState, magazines: object) -> Ids:
         del magazines

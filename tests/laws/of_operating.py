@@ -1,4 +1,4 @@
-"""Bugs of an operator's verbs to switch on: drains, clears, sizes, limits that change, and caps of leases."""
+"""Bugs of an operator's verbs to switch on: drains, clears, sizes, changing limits, and caps on leases."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ def cap_of_leases_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
 
 
 def forks_are_not_charged(patch: pytest.MonkeyPatch) -> None:
-    """A cap counts what is reserved, and forks go beside it."""
+    """A cap counts reserved leases, but not forks."""
     patch.setattr(forking, "lacks_row", lambda *_: False)
 
 
@@ -46,7 +46,7 @@ def pins_are_not_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def pins_are_capped_as_leases_are(patch: pytest.MonkeyPatch) -> None:
-    """Of the pins a tenant is kept no more than it may have leases."""
+    """A tenant has no more pins kept for it than it may have leases."""
 
     def rule(self: CacheState, shape: CacheShape) -> None:
         honest(self, shape)
@@ -57,12 +57,12 @@ def pins_are_capped_as_leases_are(patch: pytest.MonkeyPatch) -> None:
 
 
 def ended_lease_is_not_refunded(patch: pytest.MonkeyPatch) -> None:
-    """A lease that has ended, or came to nothing, counts to its tenant for ever."""
+    """A lease that has ended, or was never granted, counts against its tenant for ever."""
     patch.setattr(Charges, "refund", lambda *_: None)
 
 
 def lowered_limits_are_not_applied(patch: pytest.MonkeyPatch) -> None:
-    """New limits are acknowledged and forgotten."""
+    """New limits are acknowledged but forgotten."""
 
     def limit(state: CacheState, command: commands.Limit, now: float) -> Outcome:
         del now
@@ -73,7 +73,7 @@ def lowered_limits_are_not_applied(patch: pytest.MonkeyPatch) -> None:
 
 
 def lowered_limit_refuses_what_is_there(patch: pytest.MonkeyPatch) -> None:
-    """An extend by nothing is refused to a tenant that has more than it may have by now."""
+    """An extend by nothing is refused to a tenant that has more than it may have now."""
 
     def check(state: CacheState, num_tokens: int, lease: Lease | None = None) -> None:
         honest(state, num_tokens, lease)
@@ -85,12 +85,12 @@ def lowered_limit_refuses_what_is_there(patch: pytest.MonkeyPatch) -> None:
 
 
 def new_limits_do_not_heed_pins(patch: pytest.MonkeyPatch) -> None:
-    """A minimum is promised of blocks that pins hold for others."""
+    """A minimum is promised from blocks that pins hold for others."""
     patch.setattr(resizing, "check_owed", lambda *_: None)
 
 
 def clear_drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
-    """A clear takes cached blocks from the leases that read them."""
+    """A clear drops cached blocks that leases are reading."""
 
     def drop(pool: Pool, blocks: Ids) -> int:
         every = np.flatnonzero(pool.records.state == State.READY)
@@ -103,7 +103,7 @@ def clear_drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def clear_drops_what_others_have(patch: pytest.MonkeyPatch) -> None:
-    """A clear of one tenant is a clear of all."""
+    """A clear of one tenant clears all."""
     cached = clearing._cached
     patch.setattr(clearing, "_cached", lambda pool, _: cached(pool, None))
 
@@ -119,7 +119,7 @@ def parked_block_is_granted(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_what_is_parked(patch: pytest.MonkeyPatch) -> None:
-    """A restart has a smaller pool be as large as it was registered, whose memory is gone."""
+    """A restart makes a smaller pool as large as it was registered, although that memory is gone."""
     rebuild = Pool.rebuild
 
     def forgetful(self: Pool) -> None:
@@ -131,7 +131,7 @@ def restart_forgets_what_is_parked(patch: pytest.MonkeyPatch) -> None:
 
 
 def smaller_pool_promises_what_the_larger_did(patch: pytest.MonkeyPatch) -> None:
-    """Blocks are parked, and limits go by all that there were."""
+    """Blocks are parked, but limits still count all the blocks that there were."""
 
     def rule(self: CacheState, shape: CacheShape) -> None:
         honest(self, replace(shape, parked_blocks=self.shape.parked_blocks))
@@ -151,12 +151,12 @@ def _forget_of_a_drain(patch: pytest.MonkeyPatch, what: str) -> None:
 
 
 def drain_does_not_refuse(patch: pytest.MonkeyPatch) -> None:
-    """A drain is noted, and leases are granted all the same."""
+    """A drain is noted, but leases are granted all the same."""
     _forget_of_a_drain(patch, "is_draining")
 
 
 def drain_of_the_daemon_is_told_as_of_the_cache(patch: pytest.MonkeyPatch) -> None:
-    """Who is refused is told that the cache is drained, whoever drains."""
+    """A refused caller is told that the cache is drained, even if the daemon is."""
     _forget_of_a_drain(patch, "drains_daemon")
 
 

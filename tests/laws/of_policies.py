@@ -25,7 +25,7 @@ def use_is_told_to_the_first_segment(patch: pytest.MonkeyPatch) -> None:
 
 
 def block_of_another_segment_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
-    """Of victims from several segments, those of one alone come back when their copy failed."""
+    """If a copy of victims from several segments fails, only the victims of one segment come back."""
     parted = Part._parted
 
     def first_alone(self: Part, blocks: Ids) -> list[tuple[int, Ids]]:
@@ -35,7 +35,7 @@ def block_of_another_segment_is_not_put_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def protected_blocks_are_not_hidden(patch: pytest.MonkeyPatch) -> None:
-    """The prefix that a call is about to use is evicted for it."""
+    """The prefix that a call is about to use is evicted to make room for the call."""
     coldest = Part.coldest
 
     def careless(self: Part, count: int, protected: Ids) -> Ids:

@@ -29,7 +29,7 @@ def first_rank_publishes(patch: pytest.MonkeyPatch) -> None:
 
 
 def second_rank_gets_a_lease_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """Who comes to a request that another rank has asked for is granted other blocks."""
+    """A rank that comes to a request that another rank has asked for is granted other blocks."""
     find = joining.find
 
     def find_own(state: CacheState, command: commands.Reserve | commands.Fork) -> Lease | None:
@@ -56,7 +56,7 @@ def trim_heeds_no_other_rank(patch: pytest.MonkeyPatch) -> None:
 def _during(
     patch: pytest.MonkeyPatch, verb: type[commands.Command], name: str, replaced: Callable[..., Any]
 ) -> None:
-    """Have one verb of those that end something see another function."""
+    """Have one of the verbs that end something see another function."""
     carry_out = cache._VERBS[verb]
 
     def other(state: CacheState, command: commands.Command, now: float) -> Outcome:
@@ -68,7 +68,7 @@ def _during(
 
 
 def release_of_one_rank_ends_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """The first rank that is done with a request ends the lease of all."""
+    """The first rank that has finished a request ends the lease for all."""
     _during(patch, commands.Release, "part", lambda *_: False)
 
 
@@ -78,7 +78,7 @@ def death_of_one_rank_ends_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def death_of_a_rank_leaves_its_part(patch: pytest.MonkeyPatch) -> None:
-    """A rank that has died still counts as one that has a part in the lease."""
+    """A dead rank still counts as having a part in the lease."""
     _during(patch, commands.WorkerDied, "part", lambda _, lease, *__: lease.members is not None)
 
 
@@ -88,13 +88,13 @@ def one_rank_evicts_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_goes_on_with_one_rank(patch: pytest.MonkeyPatch) -> None:
-    """After a restart a lease is that of the first of its ranks alone."""
+    """After a restart a lease belongs only to the first of its ranks."""
     workers_of = recovery._workers_of
     patch.setattr(recovery, "_workers_of", lambda state, row: workers_of(state, row)[:1])
 
 
 def reload_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPatch) -> None:
-    """A rank is told where all blocks of a lease are now, and what it wants of them stays what it was before."""
+    """A rank is told where all blocks of a lease are now, but the tokens that it wants stay as they were before."""
     tell_all = joining.tell_all
 
     def tell(state: CacheState, lease: Lease, members: Members, worker_id: WorkerId) -> None:
@@ -106,7 +106,7 @@ def reload_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPatch) -> No
 
 
 def repeated_reserve_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPatch) -> None:
-    """Who asks again for its lease is told of all its blocks, and counts on its own part alone."""
+    """A rank that asks again for its lease is told of all its blocks, but counts only on its own part."""
     join = joining.join
 
     def join_once(state: CacheState, lease: Lease, worker_id: WorkerId) -> None:
@@ -117,18 +117,18 @@ def repeated_reserve_tells_of_blocks_that_others_may_trim(patch: pytest.MonkeyPa
 
 
 def evict_outlives_a_reload(patch: pytest.MonkeyPatch) -> None:
-    """A rank's wish to evict stays although it has been told since that its blocks are here."""
+    """A rank's wish to evict stays even after the rank has been told that its blocks are here."""
     patch.setattr(joining, "withdraw_evict", lambda *_: None)
 
 
 def who_joins_a_leaving_lease_is_told_of_its_blocks(patch: pytest.MonkeyPatch) -> None:
-    """A rank that comes while a lease is copied down gets blocks that are others' in a moment."""
+    """A rank that comes while a lease is copied down gets blocks that will belong to others in a moment."""
     patch.setattr(joining, "OFF_DEVICE", _MOVED)
     patch.setattr(granting, "OFF_DEVICE", _MOVED)
 
 
 def end_of_a_lease_answers_no_evict(patch: pytest.MonkeyPatch) -> None:
-    """A call that waits for the other ranks waits for ever when the last one releases the lease."""
+    """A call that waits for the other ranks waits for ever if the last one releases the lease."""
     answer_waiting = ending._answer_waiting
 
     def silent(state: CacheState, lease: Lease, reason: KVLeaseError | None) -> None:
@@ -140,7 +140,7 @@ def end_of_a_lease_answers_no_evict(patch: pytest.MonkeyPatch) -> None:
 
 
 def rank_joins_what_was_published_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """A rank that comes back is let in where blocks are findable whose tokens a crash has kept from being counted."""
+    """A rank that comes back is let in although blocks are findable whose tokens a crash kept from being counted."""
 
     def is_counted(state: CacheState, lease: Lease, members: Members) -> bool:
         return int(state.leases.rows.num_computed[lease.row]) != members.hit_tokens
@@ -149,12 +149,12 @@ def rank_joins_what_was_published_in_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def rank_that_left_has_written_what_comes_later(patch: pytest.MonkeyPatch) -> None:
-    """What a rank had committed before a trim counts for the blocks that come in the places of those that left."""
+    """What a rank had committed before a trim counts for the blocks that take the places of those that left."""
     patch.setattr(Members, "forget_behind", lambda *_: None)
 
 
 def _restart_over(patch: pytest.MonkeyPatch, change: Callable[[LeaseRows], None]) -> None:
-    """Have rows say something else when the control process starts again."""
+    """Have rows changed when the control process starts again."""
     recover = cache.recover
 
     def changed(state: CacheState, *known: Any) -> None:
@@ -174,7 +174,7 @@ def restart_takes_what_all_have_computed_for_the_prefix(patch: pytest.MonkeyPatc
 
 
 def restart_forgets_the_ranks_that_have_parted(patch: pytest.MonkeyPatch) -> None:
-    """After a restart a rank that was there and left counts as one that is yet to come."""
+    """After a restart a rank that was there and left counts as one that has yet to come."""
 
     def forget(rows: LeaseRows) -> None:
         rows.ranks_ever[:] = rows.ranks
@@ -183,7 +183,7 @@ def restart_forgets_the_ranks_that_have_parted(patch: pytest.MonkeyPatch) -> Non
 
 
 def restart_believes_no_rank_beyond_what_was_asked_for(patch: pytest.MonkeyPatch) -> None:
-    """After a restart a rank counts as no further than its lease was asked to cover, though it had room for more."""
+    """After a restart a rank counts as no further than its lease was asked to cover, although it had room for more."""
     members_of = recovery._members_of
 
     def less(state: CacheState, row: int, workers: Sequence[WorkerId]) -> Members | None:
@@ -196,12 +196,12 @@ def restart_believes_no_rank_beyond_what_was_asked_for(patch: pytest.MonkeyPatch
 
 
 def states_of_another_rank_go_untold(patch: pytest.MonkeyPatch) -> None:
-    """A rank is told of no state where its newest one stands with that of another, which has asked for more tokens."""
+    """A rank is told of no state if its newest one is at the place of that of a rank that asked for more tokens."""
     patch.setattr(joining, "_end_with_states", lambda _, __, ___, end: end)
 
 
 def places_are_counted_from_the_first_block_told(patch: pytest.MonkeyPatch) -> None:
-    """A rank is told that states stand right behind what it knew before, however far a mate has jumped."""
+    """A rank is told that states are right behind what it knew before, however far another rank has jumped."""
     tell = joining.tell
 
     def counted(
@@ -218,7 +218,7 @@ def places_are_counted_from_the_first_block_told(patch: pytest.MonkeyPatch) -> N
 
 
 def rank_that_never_learned_of_a_lease_has_come(patch: pytest.MonkeyPatch) -> None:
-    """A rank whose call ended while its lease was loading counts as one that was there."""
+    """A rank whose call ended while its lease was loading counts as having been there."""
     part = Members.part
     patch.setattr(
         Members, "part", lambda self, worker_id, **_: part(self, worker_id, has_learned=True)

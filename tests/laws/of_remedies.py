@@ -1,4 +1,4 @@
-"""Bugs of what a refusal names to switch on: who asks for that instead must be granted it."""
+"""Bugs in what a refusal names, to switch on: a caller that asks for it instead must be granted it."""
 
 import pytest
 
@@ -14,12 +14,12 @@ from tests.laws.mended import Mutation
 
 
 def lease_that_comes_back_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """A longer wait is named to who would wait for blocks of a lease that returns as soon as it is down."""
+    """A longer wait is named to a caller that would wait for blocks of a lease that returns as soon as it is down."""
     patch.setattr(coming, "_comes_back", lambda _: False)
 
 
 def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """A longer wait is named for blocks that others still hold when the copies in flight have ended."""
+    """A longer wait is named for blocks that others still hold after the copies in flight have ended."""
 
     def let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
         del pool, protected
@@ -29,22 +29,22 @@ def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_lost_copies_keep_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """A longer wait is named for blocks that a lease leaves to a lost copy, and takes anew when it comes back."""
+    """A longer wait is named for blocks that a lease leaves to a lost copy, but takes anew when it comes back."""
     patch.setattr(coming, "_num_kept", lambda *_: 0)
 
 
 def late_call_is_taken_for_granted_again(patch: pytest.MonkeyPatch) -> None:
-    """A longer wait for copies is named to a call whose tenant may not have as much any more."""
+    """A longer wait for copies is named to a call whose tenant may no longer have as much."""
     patch.setattr(refusals, "is_granted_again", lambda *_: True)
 
 
 def less_than_a_mate_asks_for_is_named(patch: pytest.MonkeyPatch) -> None:
-    """Fewer tokens are named to a rank while another waits for the same request with more."""
+    """Fewer tokens are named to a rank while another rank waits for the same request with more."""
     patch.setattr(remedies, "_is_bound", lambda *_: False)
 
 
 def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """A longer wait is named for blocks that are another tenant's minimum as soon as they come free."""
+    """A longer wait is named for blocks that belong to another tenant's minimum as soon as they are free."""
 
     def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
         blocks = coming._blocks_coming(state, protected)
@@ -54,7 +54,7 @@ def owed_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
 
 
 def blocks_to_be_zeroed_are_named_as_ready(patch: pytest.MonkeyPatch) -> None:
-    """A number of tokens is named as granted at once for which blocks of other tenants must be zeroed first."""
+    """A number of tokens is named as available at once, although other tenants' blocks must be zeroed for it first."""
     patch.setattr(
         remedies,
         "num_at_once",
@@ -63,7 +63,7 @@ def blocks_to_be_zeroed_are_named_as_ready(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_are_taken_for_blocks(patch: pytest.MonkeyPatch) -> None:
-    """As many keys are named as there are blocks, although some bring none, and some several."""
+    """As many keys are named as there are blocks, although some keys bring no block, and some several."""
 
     def fewer_keys(state: CacheState, command: Reload, num_blocks: int) -> tuple[str, ...]:
         del state, command
@@ -73,7 +73,7 @@ def keys_are_taken_for_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
-    """Fewer tokens are named to who was before others, and comes behind them since room is made for it."""
+    """Fewer tokens are named to a caller that was ahead of others, but is behind them once room is made for it."""
     patch.setattr(seating, "_num_ahead_since", lambda *_: 0)
 
 
@@ -84,4 +84,4 @@ OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
     (blocks_to_be_zeroed_are_named_as_ready, "one"),
     (keys_are_taken_for_blocks, "full, window and chunk"),
 )
-"""Every bug of remedies that the simulation can find, and the cache in which it does within fewer histories."""
+"""Every bug of remedies that the simulation can find, and the cache in which it takes fewer histories."""

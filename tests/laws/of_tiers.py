@@ -1,4 +1,4 @@
-"""Bugs of the tiers below the host pool to switch on: of stores, of the copies to and from them, of calls that ask."""
+"""Bugs of the tiers below the host pool to switch on: of stores, copies to and from them, and calls that ask."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ _DISK: Final = 2
 
 
 def _believe(patch: pytest.MonkeyPatch, direction: Direction) -> None:
-    """Take every position of some copies for done."""
+    """Treat every position of some copies as successful."""
 
     def copy_done(state: CacheState, command: commands.CopyDone, now: float) -> Outcome:
         flight = state.flights.get(command.copy_id)
@@ -45,22 +45,22 @@ def _believe(patch: pytest.MonkeyPatch, direction: Direction) -> None:
 
 
 def failed_load_is_published(patch: pytest.MonkeyPatch) -> None:
-    """What the disk store could not read is served all the same."""
+    """A block that the disk store could not read is served all the same."""
     _believe(patch, Direction.LOAD)
 
 
 def failed_fetch_is_published(patch: pytest.MonkeyPatch) -> None:
-    """What the remote store has forgotten meanwhile is served all the same."""
+    """A block that the remote store has forgotten meanwhile is served all the same."""
     _believe(patch, Direction.FETCH)
 
 
 def failed_store_is_published(patch: pytest.MonkeyPatch) -> None:
-    """What the disk store could not write is findable there."""
+    """A block that the disk store could not write is findable there."""
     _believe(patch, Direction.STORE)
 
 
 def damaged_disk_slot_stays_in_use(patch: pytest.MonkeyPatch) -> None:
-    """A slot whose bytes were damaged is served to the next who asks."""
+    """A slot with damaged bytes is served to the next caller."""
     retire = mishaps._retire
 
     def lenient(pool: Pool, damaged: Ids) -> int:
@@ -70,7 +70,7 @@ def damaged_disk_slot_stays_in_use(patch: pytest.MonkeyPatch) -> None:
 
 
 def _let_go_of_sources(patch: pytest.MonkeyPatch, purpose: Purpose) -> None:
-    """Have copies of some purpose hold nothing that they read."""
+    """Have copies for one purpose not hold what they read."""
     fly = CacheState.fly
 
     def careless(self: CacheState, *arguments: Any, **named: Any) -> Flight:
@@ -83,17 +83,17 @@ def _let_go_of_sources(patch: pytest.MonkeyPatch, purpose: Purpose) -> None:
 
 
 def load_does_not_hold_its_slots(patch: pytest.MonkeyPatch) -> None:
-    """A disk slot may be dropped while it is read."""
+    """A disk slot may be dropped while it is being read."""
     _let_go_of_sources(patch, Purpose.DISK_LOAD)
 
 
 def store_does_not_hold_its_slots(patch: pytest.MonkeyPatch) -> None:
-    """A host slot may be dropped while it is copied to disk."""
+    """A host slot may be dropped while it is being copied to disk."""
     _let_go_of_sources(patch, Purpose.STORE)
 
 
 def death_of_one_mover_ends_the_copies_of_all(patch: pytest.MonkeyPatch) -> None:
-    """The copies of movers that live are taken for ended, while these still write."""
+    """The copies of living movers are taken for ended, while they still write."""
 
     def mover_died(state: CacheState, command: commands.MoverDied, now: float) -> Outcome:
         for mover in Mover:
@@ -113,7 +113,7 @@ def death_of_a_stores_mover_ends_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
-    """A disk or remote mover that does not answer is taken for one that writes no more."""
+    """A disk or remote mover that does not answer is taken for one that no longer writes."""
 
     def copy_lost(state: CacheState, command: commands.CopyLost, now: float) -> Outcome:
         flight = state.flights.get(command.copy_id)
@@ -128,7 +128,7 @@ def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
 
 
 def disk_slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
-    """Nobody asks whose bytes a disk slot holds."""
+    """Nobody checks whose bytes a disk slot holds."""
     tenants_of = looking.tenants_of
 
     def blind(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
@@ -140,7 +140,7 @@ def disk_slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
 
 
 def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:
-    """What lies on a disk that does not work counts as found."""
+    """Blocks on a disk that does not work count as found."""
 
     def searched(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
         del sources
@@ -152,7 +152,7 @@ def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:
 
 
 def pool_of_a_mover_that_hangs_is_searched(patch: pytest.MonkeyPatch) -> None:
-    """What lies in the host pool counts as found while nobody can bring it from there."""
+    """Blocks in the host pool count as found while nobody can bring them from there."""
     real = looking.searched
 
     def hopeful(state: CacheState, sources: Sources) -> list[tuple[int, Pool]]:
@@ -164,7 +164,7 @@ def pool_of_a_mover_that_hangs_is_searched(patch: pytest.MonkeyPatch) -> None:
 
 
 def copies_of_a_mover_that_hangs_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """What leaves is copied to the host pool first, although that may take for ever."""
+    """Blocks that leave are copied to the host pool first, although that may take for ever."""
     real = room._room
 
     def patient(state: CacheState, *arguments: Any, may_wait: bool) -> Ids | None:
@@ -176,7 +176,7 @@ def copies_of_a_mover_that_hangs_are_waited_for(patch: pytest.MonkeyPatch) -> No
 
 @contextmanager
 def _taken_for_well(state: CacheState) -> Iterator[None]:
-    """Have the host pool's mover taken for one that does not hang."""
+    """Treat the host pool's mover as one that does not hang."""
     off, state.tiers_off = state.tiers_off, state.tiers_off - {Tier.HOST}
     try:
         yield
@@ -185,7 +185,7 @@ def _taken_for_well(state: CacheState) -> Iterator[None]:
 
 
 def answer_is_taken_for_bytes(patch: pytest.MonkeyPatch) -> None:
-    """What the remote store says that it has is served before it has come."""
+    """What the remote store says that it has is served before it has arrived."""
     bring = granting.bring  # type: ignore[attr-defined]  # it is where it is called
 
     def hasty(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
@@ -203,7 +203,7 @@ def answer_is_taken_for_bytes(patch: pytest.MonkeyPatch) -> None:
 
 
 def parked_call_is_forgotten_at_a_death(patch: pytest.MonkeyPatch) -> None:
-    """A worker's death ends its calls that ask the remote store without an answer."""
+    """When a worker dies, its calls that ask the remote store end without an answer."""
     end_worker = cache._VERBS[commands.WorkerDied]
 
     def silent(state: CacheState, command: commands.WorkerDied, now: float) -> Outcome:
@@ -216,7 +216,7 @@ def parked_call_is_forgotten_at_a_death(patch: pytest.MonkeyPatch) -> None:
 
 
 def parked_call_is_forgotten_at_a_drain(patch: pytest.MonkeyPatch) -> None:
-    """A drain refuses those that wait for room, and not those that ask."""
+    """A drain refuses calls that wait for room, but not calls that ask."""
 
     def drain(state: CacheState, command: commands.Drain, now: float) -> Outcome:
         asked, state.asking = state.asking, {}
@@ -233,7 +233,7 @@ def parked_call_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def superseded_parked_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A call that is repeated while it asks takes the first one's place, which is not told."""
+    """A call that is repeated while it asks takes the place of the first one, which gets no answer."""
 
     def supersede(state: CacheState, command: commands.Reserve, ticket: int | None) -> None:
         for other, one in list(state.asking.items()):
@@ -246,7 +246,7 @@ def superseded_parked_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def parked_call_goes_on_twice(patch: pytest.MonkeyPatch) -> None:
-    """An answer that comes twice serves a call twice."""
+    """An answer that comes twice lets a call go on twice."""
     go_on = asking._go_on
 
     def forgetful(state: CacheState, one: Any, keys: frozenset[bytes], now: float) -> None:
@@ -260,7 +260,7 @@ def parked_call_goes_on_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def remote_mark_outlives_its_slot(patch: pytest.MonkeyPatch) -> None:
-    """What comes to a slot counts as shared because something else was that it held before."""
+    """A block that comes to a slot counts as shared because the slot's previous block was."""
     take_over, note_remote = landing._take_over, Dirt._note_remote
     before: list[Marks] = []
 
@@ -281,7 +281,7 @@ def remote_mark_outlives_its_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_not_committed_is_written_through(patch: pytest.MonkeyPatch) -> None:
-    """A block that was committed once is copied down although it is somebody's private one by now."""
+    """A block that was once committed is copied down although it is now somebody's private block."""
 
     def marked(state: CacheState, marks: Marks, pool: Pool, below: Pool | None) -> Ids:
         (found,) = marks.nonzero()
@@ -292,17 +292,17 @@ def what_is_not_committed_is_written_through(patch: pytest.MonkeyPatch) -> None:
 
 
 def several_chores_of_one_mover(patch: pytest.MonkeyPatch) -> None:
-    """Copies in the background are begun before the last one has ended."""
+    """Background copies are begun before the previous one has ended."""
     patch.setattr(cleaning, "CHORES", ())
 
 
 def mover_that_failed_rests_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A mover that could not copy in the background once is never asked to again."""
+    """A mover that once failed to copy in the background is never asked to again."""
     patch.setattr(Dirt, "is_resting", lambda self, mover, _: mover in self.resting)
 
 
 def share_that_was_cut_short_is_done(patch: pytest.MonkeyPatch) -> None:
-    """What a slow network had no time for is taken for shared, or for not worth it."""
+    """Blocks that a slow network had no time for are taken for shared, or for not worth sharing."""
     shared = Dirt._shared
 
     def hasty(self: Dirt, sources: Ids, left: Ids, now: float) -> None:
@@ -312,7 +312,7 @@ def share_that_was_cut_short_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def slot_that_is_not_taken_holds_up_the_others(patch: pytest.MonkeyPatch) -> None:
-    """What the remote store did not take is offered again first."""
+    """A block that the remote store did not take is offered again before all others."""
     note = Dirt.landed
 
     def landed(self: Dirt, flight: Flight, good: NDArray[np.bool_], now: float) -> None:
@@ -323,12 +323,12 @@ def slot_that_is_not_taken_holds_up_the_others(patch: pytest.MonkeyPatch) -> Non
 
 
 def retired_slot_outlives_its_container(patch: pytest.MonkeyPatch) -> None:
-    """A slot stays out of use because of bytes that were in other memory."""
+    """A slot stays out of use because of bytes that were in memory that is gone."""
     patch.setattr(recovery, "give_back_retired", lambda _: None)
 
 
 def later_calls_wait_for_the_slower_copy(patch: pytest.MonkeyPatch) -> None:
-    """Where two tiers bring the same bytes, a key stays listed as on its way although the first copy has brought it."""
+    """If two tiers bring the same bytes, a key stays listed as on its way although the first copy has brought it."""
     patch.setattr(landing, "overtake", lambda *_: None)
 
 
@@ -360,4 +360,4 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (retired_slot_outlives_its_container, "evict"),
     (later_calls_wait_for_the_slower_copy, "hits"),
 )
-"""Every bug of lower tiers that the simulation can find, and the stores with which it does."""
+"""Every bug of lower tiers that the simulation can find, and the stores with which it finds it."""

@@ -13,7 +13,7 @@ from tests.laws.mended import Mutation
 
 
 def minimum_is_not_kept_for_its_tenant(patch: pytest.MonkeyPatch) -> None:
-    """Others get the blocks that a tenant lacks for its minimum."""
+    """Other tenants get the blocks that a tenant lacks for its minimum."""
 
     def greedy(state: CacheState, tenant: int, protected: Ids) -> int:
         used, cached = state.device.usage().get(tenant, (0, 0))
@@ -26,23 +26,23 @@ def minimum_is_not_kept_for_its_tenant(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_counts_as_a_holder(patch: pytest.MonkeyPatch) -> None:
-    """Who takes up cached blocks that only a copy holds leaves others no room for their minimum when it has ended."""
+    """A tenant that takes up cached blocks held only by a copy leaves others no room for their minimum afterwards."""
     patch.setattr(tenants, "_is_any_taken", lambda *of: tenants.num_idle(*of) > 0)
 
 
 def maximum_is_not_heeded(patch: pytest.MonkeyPatch) -> None:
-    """A tenant that has all that it may have gets more, without giving up any of its own."""
+    """A tenant that has all that it may have gets more without giving up any of its own."""
     patch.setattr(room, "num_above_maximum", lambda *_: 0)
     patch.setattr(tenants, "num_above_maximum", lambda *_: 0)
 
 
 def ageing_never_raises(patch: pytest.MonkeyPatch) -> None:
-    """Who waits stays in its class for ever."""
+    """A call that waits stays in its class for ever."""
     patch.setattr(WaitingRoom, "_age", lambda *_: None)
 
 
 def waiting_call_loses_its_place(patch: pytest.MonkeyPatch) -> None:
-    """Who is looked at and cannot be served yet goes to the end of its queue."""
+    """A call that is looked at but cannot be served yet goes to the end of its queue."""
     pump = cache.pump
 
     def rotate(state: CacheState, now: float) -> None:
@@ -73,4 +73,4 @@ OF_TURNS: tuple[tuple[Mutation, str], ...] = (
     (starting_over_is_starting_last, "drafted"),
     (weights_do_not_count, "limited"),
 )
-"""Every bug of limits and turns that the simulation can find, and the cache in which it does within fewer histories."""
+"""Every bug of limits and turns that the simulation can find, and the cache in which it takes fewer histories."""

@@ -1,7 +1,7 @@
 """A simulated node whose operator drains, clears and resizes its cache, and changes what tenants may have.
 
-What is compared besides the laws of tenants: nobody who is above a limit that was lowered gets more, leases are capped,
-a drain grants nothing, blocks out of use are nobody's over every restart, and a clear leaves what others have.
+These laws are checked besides those of tenants: a tenant above a lowered limit gets no more, leases are capped, a drain
+grants nothing, blocks out of use are nobody's across every restart, and a clear leaves what others have.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from tests.laws.world import World
 
 _CAPS: Final = (1, 2, 3, 2**31 - 1)
 _CHANGES: Final = (commands.Limit, commands.Resize, commands.Attach, commands.Pin)
-"""What may leave tenants above their limits, or the minima without room, which then may only get better."""
+"""What may leave tenants above their limits, or minima without room; after it, both may only get better."""
 _REFUSED: Final = (NeverFitsError, PoolFullError)
 
 
@@ -30,7 +30,7 @@ class OperatedWorld(LimitedWorld):
     """A node with an operator."""
 
     def __init__(self, seed: int, policy: str, tiers: str = "") -> None:
-        """Start a node as the operator has not touched it yet."""
+        """Start a node that the operator has not touched yet."""
         self.used: Counter[int] = Counter()
         self.leases: Counter[int] = Counter()
         self.excess = 0
@@ -39,10 +39,10 @@ class OperatedWorld(LimitedWorld):
         super().__init__(seed, policy, tiers)
 
     def send(self, command: commands.Command) -> Outcome | KVLeaseError:
-        """Give a command to the core; what a law of operating says of its answer is looked at here."""
+        """Give a command to the core, and check what the laws of operating say of its answer."""
         is_drained, known = self.cache.is_draining, set(self.lease_ids)
         cached = self._cached() if isinstance(command, commands.Clear) else {}
-        # A resize may be cut off by a crash, and shows only with what comes after the restart.
+        # A resize may be cut off by a crash, and then shows only after the restart.
         self.is_resizing |= isinstance(command, commands.Resize)
         if isinstance(command, _CHANGES):
             self.excess = self.shape.num_blocks
@@ -54,7 +54,7 @@ class OperatedWorld(LimitedWorld):
         return outcome
 
     def check(self) -> None:
-        """Compare what tenants have with what they had before, and the blocks that are out of use."""
+        """Compare what tenants have with what they had before, and check the blocks that are out of use."""
         self._take_note_of_parked()
         super().check()
         state = self.cache._state
@@ -68,7 +68,7 @@ class OperatedWorld(LimitedWorld):
         self.used, self.leases = used, leases
 
     def _take_note_of_parked(self) -> None:
-        """The memory of blocks out of use is gone; and they are as many as the cache goes by."""
+        """Note that the memory of blocks out of use is gone, and check that there are as many as the cache counts."""
         state = self.cache._state
         is_parked = self.records.device.state == State.PARKED
         parked = frozenset(np.flatnonzero(is_parked).tolist())
@@ -88,7 +88,7 @@ class OperatedWorld(LimitedWorld):
         self.is_resizing = False
 
     def _compare_excess(self, excess: int, held: str) -> None:
-        """What is held and guaranteed beyond the pool, because limits changed meanwhile, never grows."""
+        """Check that an excess of what is held and guaranteed over the pool, left by changed limits, never grows."""
         if excess > max(0, self.excess):
             self.fail(f"tenants hold {held}, which leaves less room for their minima than before")
         self.excess = excess
@@ -105,7 +105,7 @@ class OperatedWorld(LimitedWorld):
     # Clear --------------------------------------------------------------------------------------------------------
 
     def _cached(self) -> Counter[tuple[int, int, bool]]:
-        """Count the findable blocks of all tiers, by tier, tenant and whether somebody holds them."""
+        """Count the findable blocks of all tiers, by tier, tenant, and whether somebody holds them."""
         self.cache.settle()
         found: Counter[tuple[int, int, bool]] = Counter()
         for at, pool in enumerate(self.cache._state.pools):
@@ -123,7 +123,7 @@ class OperatedWorld(LimitedWorld):
         outcome: Outcome,
         before: Counter[tuple[int, int, bool]],
     ) -> None:
-        """A clear drops just what nobody held of whom it names; who waits may have taken up some of the rest."""
+        """Check that a clear drops exactly what nobody held of its tenants; waiting calls may get some of the rest."""
         assert isinstance(outcome.reply, Cleared)
         wanted = [sum(
             count for (tier, tenant, is_held), count in before.items()
@@ -142,7 +142,7 @@ class OperatedWorld(LimitedWorld):
     # The operator -------------------------------------------------------------------------------------------------
 
     def limit(self, limits: dict[int, TenantLimits]) -> bool:
-        """Change what tenants may have, if that can be had; tells whether it was."""
+        """Change what tenants may have, if that is possible; tell whether it was."""
         command = commands.Limit(tenants=limits, tenant_default=self.shape.tenant_default)
         can_be_had = not self._is_owed_too_much(limits)
         if can_be_had:
@@ -153,7 +153,7 @@ class OperatedWorld(LimitedWorld):
         return can_be_had
 
     def resize(self, tier: Tier, num_blocks: int) -> bool:
-        """Change how many blocks can be granted, if that can be had; tells whether it was."""
+        """Change how many blocks can be granted, if that is possible; tell whether it was."""
         outcome = self.send(commands.Resize(tier=tier, num_blocks=num_blocks))
         if isinstance(outcome, KVLeaseError):
             assert isinstance(outcome, _REFUSED)
@@ -177,7 +177,7 @@ class OperatedWorld(LimitedWorld):
     def _is_owed_too_much(
         self, limits: Mapping[int, TenantLimits], *, is_whole: bool = False
     ) -> bool:
-        """Tell whether pins and minima would be more than the pool, as it is or as it was registered."""
+        """Tell whether pins and minima would exceed the pool, as it is now or as it was registered."""
         self.cache.settle()
         pinned, shape = self.pinned(), self.shape
         usable = shape.num_blocks - shape.null_blocks if is_whole else shape.usable_blocks
@@ -186,7 +186,7 @@ class OperatedWorld(LimitedWorld):
 
 
 def resize(world: World) -> None:
-    """An operator makes a pool smaller, or larger again."""
+    """Let an operator make a pool smaller, or larger again."""
     assert isinstance(world, OperatedWorld)
     tier = world.rng.choice((Tier.DEVICE, Tier.DEVICE, Tier.HOST))
     most = world.shape.num_blocks - world.shape.null_blocks
@@ -196,7 +196,7 @@ def resize(world: World) -> None:
 
 
 def limit(world: World) -> None:
-    """An operator changes what tenants may have."""
+    """Let an operator change what tenants may have."""
     assert isinstance(world, OperatedWorld)
     usable = world.shape.num_blocks - world.shape.null_blocks
     limits = {}
@@ -205,7 +205,7 @@ def limit(world: World) -> None:
         limits[tenant] = TenantLimits(
             min_blocks=world.rng.randint(0, min(most, 8)),
             max_blocks=most,
-            # Who waits keeps the weight that it came with, so that would be two laws.
+            # A call that waits keeps the weight with which it came, so changing weights would need two laws.
             weight=LIMITS[tenant].weight,
             pinned_blocks_max=world.rng.randint(0, 6),
             leases_max=world.rng.choice(_CAPS),
@@ -215,13 +215,13 @@ def limit(world: World) -> None:
 
 
 def clear(world: World) -> None:
-    """An operator drops what is cached, of one tenant or of all."""
+    """Let an operator drop what is cached, of one tenant or of all."""
     tenant = world.rng.choice((None, *LIMITS))
     world.send(commands.Clear(tenant_digest=tenant))
 
 
 def drain(world: World) -> None:
-    """An operator begins a drain, or ends it."""
+    """Let an operator begin a drain, or end it."""
     if not world.cache.is_draining:
         world.send(commands.Drain())
     elif isinstance(world.send(commands.Undrain()), DrainingError):
@@ -229,4 +229,4 @@ def drain(world: World) -> None:
 
 
 OPERATIONS: Final = {resize: 5, limit: 4, clear: 2, drain: 2}
-"""What an operator does, and how often each is drawn."""
+"""What an operator does, and how often each act is drawn."""

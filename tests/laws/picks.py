@@ -1,4 +1,4 @@
-"""Whom and what an act is about: awake workers, leases that nothing is happening to, chains of keys."""
+"""The choice of what an act is about: awake workers, leases that nothing is happening to, chains of keys."""
 
 from kvleased.core import commands
 from tests.laws.actors import Held, Worker, key_of
@@ -26,12 +26,12 @@ def pick_lease(world: World, *, evicted: bool | None = False) -> tuple[Worker, H
 
 
 def is_waited_for(world: World, held: Held) -> bool:
-    """Tell whether a call about a lease is still to be answered, which may change it at any time."""
+    """Tell whether a call about a lease has no answer yet; it may change the lease at any time."""
     return any(call.held is held for call in world.calls.values())
 
 
 def is_forked(world: World, held: Held) -> bool:
-    """Tell whether a fork of a lease is still to be answered: until then its worker writes none of its blocks."""
+    """Tell whether a fork of a lease has no answer yet; until then its worker writes none of its blocks."""
     return any(
         call.held is held and isinstance(call.command, commands.Fork)
         for call in world.calls.values()

@@ -1,7 +1,7 @@
-"""Two tiers that bring the same bytes at once, which chance alone comes to in one of thousands of histories.
+"""Two tiers that bring the same bytes at once, which happens by chance in only one of thousands of histories.
 
-A call that a tier has failed does not join the copies of others from there; so it has the bytes from the next tier
-below, and may have them before the others do.
+A call that a tier has failed does not join the copies of others from that tier. So it gets the bytes from the next tier
+below, perhaps before the others do.
 """
 
 from typing import Final
@@ -17,15 +17,15 @@ from tests.laws.picks import pick_chain, pick_worker
 from tests.laws.world import World
 
 _ROUNDS_DOWN: Final = 4
-"""Rounds of copies in which what is on the device comes to the stores."""
+"""Rounds of copies after which what was on the device is in the stores."""
 _PATIENCE_MS: Final = 20_000
 _LONG_CHAIN: Final = 4
 _SHARE_BAD: Final = 0.3
-"""Share of the copies from the next tier that come to nothing, too."""
+"""Share of the copies from the next tier that also fail."""
 
 
 def race(world: World) -> None:
-    """Two requests want bytes that are in several tiers; what the second one starts fails, another helps it."""
+    """Let two requests want bytes that are in several tiers: what the second one starts fails, and another helps."""
     worker = pick_worker(world)
     if worker is None:
         return
@@ -50,7 +50,7 @@ def race(world: World) -> None:
 
 
 def _end_badly(world: World, job: Job) -> None:
-    """Let a copy fail, not be answered in time, or end with its mover."""
+    """Let a copy fail, miss its deadline, or end with its mover."""
     kind = world.rng.choice(("copy_failed", "copy_failed", "copy_lost", "mover"))
     world.faults[kind] += 1
     if kind == "mover":
@@ -64,7 +64,7 @@ def _end_badly(world: World, job: Job) -> None:
 
 
 def _send_down(world: World, worker: Worker) -> list[bytes]:
-    """Let a worker compute a request and an operator move it down, as far as it goes, and return its keys."""
+    """Let a worker compute a request, and an operator move it down as far as it goes; return its keys."""
     mend(world)
     _end_leases(world)
     _ask(world, worker, pick_chain(world, worker.tenant, _LONG_CHAIN))
@@ -84,7 +84,7 @@ def _send_down(world: World, worker: Worker) -> list[bytes]:
 
 
 def _end_leases(world: World) -> None:
-    """Let all workers that are awake end what nothing is happening to."""
+    """Let all awake workers end the leases that nothing is happening to."""
     for worker in world.workers.values():
         for held in [one for one in worker.leases.values() if not one.is_moving]:
             if held.lease_id in worker.leases and not worker.is_stalled:
@@ -92,7 +92,7 @@ def _end_leases(world: World) -> None:
 
 
 def _land_all(world: World) -> None:
-    """Let the movers end all of their copies that somebody waits for."""
+    """Let the movers end all copies that somebody waits for."""
     for job in [one for one in world.jobs.values() if not one.is_lost]:
         if job.copy.copy_id in world.jobs:
             land(world, job)

@@ -1,4 +1,4 @@
-"""What every refusal of a simulated cache must say: what is missing, who has it, and when to come again."""
+"""What every refusal of a simulated cache must say: what is missing, who has it, and when to try again."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from tests.laws.world import World
 
 _SAY_NO_TIME: Final = ("DEADLINE",)
-"""Retryable refusals of which nobody knows how long they will hold."""
+"""Retryable refusals for which nobody knows how long they will last."""
 _OF_POOLS: Final = ("device_blocks", "tenant_blocks", "host_slots", "leases", "tenant_leases")
 """Resources whose refusals say who has the pool."""
 
 
 def explains(world: "World", error: KVLeaseError) -> None:
-    """A refusal says what was missing and who has it, and a retryable one when to come again."""
+    """Check that a refusal says what was missing and who has it, and, if it is retryable, when to try again."""
     says_when = error.retry_after_ms is not None or error.code in _SAY_NO_TIME
     if error.retryable and not says_when:
         world.fail(f"{error.code} says retry, but not when")

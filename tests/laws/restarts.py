@@ -17,12 +17,12 @@ from tests.laws.mended import Mutation
 
 
 def seals_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    """A restart believes a block that a crash left between two columns."""
+    """A restart believes a block that a crash left with only some of its columns written."""
     patch.setattr(recovery, "sealed", lambda pool: np.ones(len(pool), np.bool_))
 
 
 def half_moved_row_is_taken_for_active(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes a row that was being rewritten for one of a lease on the device."""
+    """A restart takes a row that was being rewritten for the row of a lease on the device."""
     believed_rows = recovery._believed_rows
 
     def believe(state: CacheState) -> set[int]:
@@ -34,7 +34,7 @@ def half_moved_row_is_taken_for_active(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
-    """After a restart whoever brings the name of a running request gets its lease."""
+    """After a restart any request with the name of a running one gets that request's lease."""
     asks_for = joining.asks_for
 
     def trusting(state: CacheState, lease: Lease, command: Reserve | Fork) -> bool:
@@ -44,7 +44,7 @@ def restart_forgets_what_was_asked(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of_the_dead_are_believed(patch: pytest.MonkeyPatch) -> None:
-    """A restart goes on with the leases of workers that died meanwhile."""
+    """A restart continues the leases of workers that have died meanwhile."""
     believed_rows = recovery._believed_rows
 
     def believe(state: CacheState) -> set[int]:
@@ -56,12 +56,12 @@ def rows_of_the_dead_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def unsound_row_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """A restart does not ask in which states the blocks of a row are."""
+    """A restart does not check in which states the blocks of a row are."""
     patch.setattr(recovery, "_is_sound", lambda *_: True)
 
 
 def quarantine_outlives_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """A restart leaves in quarantine what nobody will ever speak for again."""
+    """A restart leaves blocks in quarantine that nobody will ever speak for again."""
     distrust = recovery._distrust
 
     def forgetful(pool: Pool) -> None:
@@ -86,12 +86,12 @@ def unfinished_fill_outlives_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def reload_is_taken_for_done_by_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """A restart takes a lease that was on its way up for one that has arrived."""
+    """A restart takes a lease that was being reloaded for one that has been reloaded."""
     patch.setitem(AFTER_RESTART, Phase.RELOADING, Phase.ACTIVE)
 
 
 def adopted_lease_holds_nothing(patch: pytest.MonkeyPatch) -> None:
-    """A restart goes on with a lease without counting what it holds."""
+    """A restart continues a lease without counting what it holds."""
     adopt = recovery._adopt
 
     def careless(state: CacheState, row: int, now: float) -> None:
@@ -103,12 +103,12 @@ def adopted_lease_holds_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def double_keys_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """A restart does not ask whether a key is there twice."""
+    """A restart does not check whether a key is there twice."""
     patch.setattr(recovery, "_drop_doubles", lambda _: None)
 
 
 def block_of_two_rows_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """A restart does not ask whether a private block is in two rows."""
+    """A restart does not check whether a private block is in two rows."""
     is_sound = recovery._is_sound
 
     def believe(
@@ -132,7 +132,7 @@ OF_RESTARTS: tuple[Mutation, ...] = (
 
 
 def damaged_slot_is_retired_twice(patch: pytest.MonkeyPatch) -> None:
-    """Two copies of one slot find it damaged, for the first one's lease had been called off and came again."""
+    """Two copies of one slot find it damaged, because the first copy's lease was called off and came back."""
     patch.setattr(mishaps, "_not_retired", lambda _, slots: slots)
 
 
@@ -143,9 +143,9 @@ OF_DAMAGE: tuple[Mutation, ...] = (
     half_moved_row_is_taken_for_active,
     unsound_row_is_believed,
 )
-"""What tests of the core find in records written by hand, and the simulation never or hardly ever.
+"""Bugs that tests of the core find in records written by hand, but the simulation never or hardly ever.
 
-The first needs three copies of one slot. No crash of a control process that writes in order brings about the next
-two: a key is looked for before it is published, and a row loses its id before its blocks are let go of. The others need
-a crash at one line of a move whose slots and blocks happen to have the same numbers and fitting states.
+The first needs three copies of one slot. No crash of a control process that writes in order causes the next two: a key
+is looked for before it is published, and a row loses its id before its blocks are let go of. The others need a crash at
+one line of a move whose slots and blocks happen to have the same numbers and fitting states.
 """

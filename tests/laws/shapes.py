@@ -34,7 +34,7 @@ SHAPE: Final = CacheShape(
     lease_seconds=30.0,
     layout_digest=99,
 )
-"""One group, which is what most caches have."""
+"""One group, as in most caches."""
 
 LONGEST_TOKENS: Final = 56
 _SPLIT: Final = replace(FULL, kernel_blocks_per_block=2, kernel_block_stride=2)
@@ -43,7 +43,7 @@ _FAR: Final = replace(WINDOW, kept_tokens=15, max_blocks=6)
 
 
 def shape_of(*groups: GroupShape) -> CacheShape:
-    """Return a cache in which two long requests do not fit, and in whose host pool hardly one does."""
+    """Return a cache that is too small for two long requests, with a host pool that hardly holds one."""
     shared = [group.tokens_per_block for group in groups if group.keys_per_block]
     most = sum(most_blocks(group, LONGEST_TOKENS) for group in groups)
     num_blocks = max(9, most + most // 2 + 3)
@@ -73,23 +73,22 @@ MIXES: Final[Mapping[str, CacheShape]] = {
     "fixed": shape_of(FIXED),
     "all": shape_of(WIDE, FULL, _SPARSE, CHUNK, GUESSING, FIXED),
 }
-"""Caches of several groups, or of one that is not simply kept, by name."""
+"""Caches of several groups, or of one group that is not simply kept, by name."""
 
 
 _ONE_IN_LIMITED: Final = 8
 _MAGAZINES_AMONG_THEM: Final = 4
 _ONE_IN_OPERATED: Final = 16
-"""Of so many histories in a row, which has limits, and which has engines with magazines; of those with limits, every
-other one has an operator."""
+"""Of _ONE_IN_LIMITED histories one has limits and one has magazines; of _ONE_IN_OPERATED one has an operator, too."""
 _APART: Final = (32, 26)
-"""Of this many histories in a row, which has engines whose ranks call apart."""
+"""The period, and which of so many consecutive histories has engines whose ranks call apart."""
 
 
 def name_of(seed: int) -> str:
     """Return the name of the cache of a history: "one", "limited" (its tenants have limits), or one of the mixes.
 
-    "magazines" is as "one", with engines that have magazines; "ranks" with engines whose ranks call apart;
-    "operated" as "limited", with an operator.
+    "magazines" is like "one", with engines that have magazines; "ranks" has engines whose ranks call apart; "operated"
+    is like "limited", with an operator.
     """
     period, apart = _APART
     if seed % period == apart:
@@ -104,7 +103,7 @@ def name_of(seed: int) -> str:
 
 
 def ranks_of(seed: int) -> CacheShape:
-    """Return the cache of a history with engines each of whose two ranks calls for itself: half have one group."""
+    """Return the cache of a history in which an engine's two ranks call apart; half of these have one group."""
     nth, is_mixed = divmod(seed // _APART[0], 2)
     mix = [*MIXES][nth % len(MIXES)]
     shape = replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
@@ -112,7 +111,7 @@ def ranks_of(seed: int) -> CacheShape:
 
 
 _WITHOUT_HOST: Final = (128, 98)
-"""Of this many histories in a row, which has a cache of one group without a host pool, unless it has stores."""
+"""The period, and which of so many histories has one group and no host pool, unless it has stores."""
 
 
 def has_host(seed: int) -> bool:
@@ -122,20 +121,20 @@ def has_host(seed: int) -> bool:
 
 
 _IN_PARTS: Final = ((16, 7), (64, 42))
-"""Of these many histories in a row, which have moves of leases done in parts, however few blocks they have."""
+"""Periods, and which of so many consecutive histories move leases in parts, however few blocks they have."""
 
 
 _RANKS_IN_PARTS: Final = 5
-"""Of so many histories with ranks that call apart, which has."""
+"""Of so many histories with ranks that call apart, one moves leases in parts."""
 
 
 def has_parts(seed: int) -> bool:
-    """Tell whether leases are moved in parts in a history."""
+    """Tell whether a history moves leases in parts."""
     return any(seed % period == which for period, which in _IN_PARTS)
 
 
 _HANGING: Final = (11, 4)
-"""Of this many histories in a row, which has a memory mover that hangs now and then."""
+"""The period, and which of so many consecutive histories has a memory mover that hangs now and then."""
 
 
 def hangs(seed: int) -> bool:
@@ -145,11 +144,11 @@ def hangs(seed: int) -> bool:
 
 
 _OBEYED: Final = (3, 0)
-"""Of this many histories in a row, in which remedies are obeyed: to copy the process takes half of the time."""
+"""The period, and in which of so many histories remedies are obeyed; copying the process takes half of the time."""
 
 
 def obeys(seed: int) -> bool:
-    """Tell whether remedies are obeyed in a history; nothing else that it is chosen by has this divisor."""
+    """Tell whether remedies are obeyed in a history; no other choice uses a period with this divisor."""
     period, which = _OBEYED
     return seed % period == which
 
@@ -157,12 +156,12 @@ def obeys(seed: int) -> bool:
 TIERS: Final = ("evict", "through", "hits", "remote", "disk")
 """The stores that a cache may have below its host pool, and when blocks go there."""
 _TIERED: Final = (1, 3)
-"""Of this many histories in a row, which have stores; nothing that the others are chosen by has this divisor."""
+"""Which of `_ONE_IN_ROW` consecutive histories have stores; no other choice uses a period with that divisor."""
 _ONE_IN_ROW: Final = 5
 
 
 def tiers_of(seed: int) -> str:
-    """Return which of the stores the cache of a history has; "" if none."""
+    """Return which stores the cache of a history has; "" if none."""
     return TIERS[seed // _ONE_IN_ROW % len(TIERS)] if seed % _ONE_IN_ROW in _TIERED else ""
 
 
@@ -182,5 +181,5 @@ def with_tiers(shape: CacheShape, tiers: str) -> CacheShape:
 
 
 def seeds_of(name: str, tiers: str = "") -> Iterator[int]:
-    """Go through the seeds of the histories of one cache, and with the stores named."""
+    """Go through the seeds of the histories with the named cache and stores."""
     return (seed for seed in count() if name_of(seed) == name and tiers_of(seed) == tiers)

@@ -1,7 +1,7 @@
-"""What ranks that call apart make of the answers about a lease that they share, and what must be true of all of them.
+"""What ranks that call apart learn of a lease that they share, and what must be true of all of them.
 
-Each rank knows of its own part: which blocks it was told of, how far it has come, what it still wants. What the ranks
-know together is noted beside them as they are answered, heard or not; nothing of it is asked of the core.
+Each rank knows its own part: which blocks it was told of, how far it has come, and what it still wants. What the ranks
+know together is noted apart whenever one is answered, whether it hears the answer or not. The core is never asked.
 """
 
 from collections.abc import Sequence
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Shared:
-    """One lease as whoever watches all of its ranks knows it."""
+    """One lease, as somebody would know it who watches all of its ranks."""
 
     engine: int
     request_id: str
     hit_tokens: int
     """Tokens whose bytes all ranks had from the beginning."""
     ranks: set[int] = field(default_factory=set)
-    """All that ever had a part in it."""
+    """All ranks that ever had a part in it."""
     perhaps: set[int] = field(default_factory=set)
-    """Those that may have had one, because the control process died while it heard their requests."""
+    """Ranks that may have had a part, because the control process died while it heard their requests."""
     wants: dict[WorkerId, int] = field(default_factory=dict)
     """Tokens that it is to cover for each process that has a part in it."""
     done: dict[int, int] = field(default_factory=dict)
-    """By rank: the tokens that it has ever committed."""
+    """The tokens that each rank has ever committed."""
     is_due: dict[int, int] = field(default_factory=dict)
-    """The same since it joined last, and since the control process began: what must not be forgotten."""
+    """The same, since it last joined and since the control process began; this must not be forgotten."""
     stops: dict[int, set[int]] = field(default_factory=dict)
-    """By rank: the counts of tokens that it has ever committed, each of which is that of a state."""
+    """By rank: the counts of tokens that it has ever committed, each of which belongs to a state."""
     due_stops: dict[int, set[int]] = field(default_factory=dict)
-    """The same since it joined last, and since the control process began."""
+    """The same, since it last joined and since the control process began."""
     fresh: dict[int, int] = field(default_factory=dict)
     """The generations of blocks that were nobody's when the first of its ranks was told of them."""
     is_resumed: bool = False
-    """Whether it has outlived a control process, which remembers no more than what all ranks had."""
+    """Whether it has outlived a control process; the next one remembers no more than what all ranks had."""
 
     def commit(self, rank: int, num_tokens: int) -> None:
         """Note how far a rank has come."""
@@ -58,7 +58,7 @@ class Shared:
         self.due_stops.setdefault(rank, set()).add(num_tokens)
 
     def cut(self, num_tokens: int) -> None:
-        """Note that what ranks have committed behind so many tokens is gone with its blocks."""
+        """Note that what ranks have committed behind so many tokens is gone, together with its blocks."""
         self.done = {rank: min(done, num_tokens) for rank, done in self.done.items()}
         self.is_due = {rank: min(done, num_tokens) for rank, done in self.is_due.items()}
 
@@ -67,7 +67,7 @@ class Shared:
 
 
 def note(world: "World", worker: Worker, command: object, reply: object) -> None:
-    """Note what the answer to a rank means for its lease, whether the rank hears it or not."""
+    """Note what the answer to a rank means for its lease, whether or not the rank hears it."""
     assert worker.place is not None
     if isinstance(reply, Forked):
         reply = reply.lease
@@ -98,7 +98,7 @@ def note(world: "World", worker: Worker, command: object, reply: object) -> None
 def note_operation(
     world: "World", worker: Worker, verb: StepVerb, operation: tuple[LeaseId, int]
 ) -> None:
-    """Note what an operation of a rank's step, which was carried out, means for its lease."""
+    """Note what an operation in a rank's step means for its lease; it was carried out."""
     lease_id, num_tokens = operation
     shared, worker_id = world.shared[lease_id], worker.worker_id
     assert worker.place is not None
@@ -111,7 +111,7 @@ def note_operation(
 
 
 def _note_part(world: "World", worker: Worker, request_id: str, reply: Reserved) -> None:
-    """Note that a rank has a part in a lease, which is that of the others unless it had a part in theirs before."""
+    """Note that a rank has a part in a lease; it must be the others' lease, unless the rank has left theirs."""
     assert worker.place is not None
     lease_id, (engine, rank) = reply.lease_id, worker.place
     for mate in world.workers.values():
@@ -140,7 +140,7 @@ def _note_part(world: "World", worker: Worker, request_id: str, reply: Reserved)
 
 
 def note_unanswered(world: "World", worker: Worker, command: object) -> None:
-    """Note that a rank may have come to a lease of its request: the control process died of the call."""
+    """Note that a rank may have joined a lease of its request: the control process died of the call."""
     assert worker.place is not None
     asked = command.reserves if isinstance(command, commands.Step) else (command,)
     request_ids = {getattr(one, "request_id", None) for one in asked}
@@ -156,7 +156,7 @@ def hit_tokens_of(reply: Reserved) -> int:
 
 
 def begin_anew(world: "World") -> None:
-    """Note that the control process is another one, which believes every rank to want all that there is."""
+    """Note that a new control process assumes that every rank wants all that there is."""
     for lease_id, shared in world.shared.items():
         asked = _asked_tokens(world, lease_id)
         shared.wants = {one: asked for one in shared.wants if one in world.workers}
@@ -177,7 +177,7 @@ def _asked_tokens(world: "World", lease_id: LeaseId) -> int:
 
 
 def untold(world: "World", held: Held, blocks: Sequence[int]) -> Sequence[int]:
-    """Return those of a lease's blocks that no rank has been told of before, and note that one has been now."""
+    """Return those of a lease's blocks that no rank has been told of before, and note that one has been told now."""
     if held.rank is None:
         return blocks
     known = world.shared[held.lease_id].fresh
@@ -188,7 +188,7 @@ def untold(world: "World", held: Held, blocks: Sequence[int]) -> Sequence[int]:
 
 
 def told_again(world: "World", held: Held) -> None:
-    """Let a rank know that it may have been told of all blocks that there are, without having heard it."""
+    """Let a rank know that it may have been told of all present blocks without having heard it."""
     if held.rank is not None:
         held.vain_tokens = _asked_tokens(world, held.lease_id)
 
@@ -196,7 +196,7 @@ def told_again(world: "World", held: Held) -> None:
 def join(world: "World", worker: Worker, held: Held) -> int | None:
     """Let a rank take up its part of a lease, perhaps one that others have made longer since.
 
-    Returns the tokens that it covers; None where its blocks are in the host pool, so that no part is told of them.
+    Returns the tokens that it covers; None if its blocks are in the host pool, so that the rank is told of none.
     """
     row = row_of(world, held.lease_id)
     assert row is not None, "a lease that was granted has a row"
@@ -214,7 +214,7 @@ def join(world: "World", worker: Worker, held: Held) -> int | None:
 def grown(
     world: "World", held: Held, hits: Sequence[range], fresh: Sequence[range]
 ) -> list[Sequence[int]]:
-    """Return the places that a rank finds filled behind a prefix: all those, too, that others have added."""
+    """Return the places that a rank finds filled behind a prefix, including those that others have added."""
     found: list[Sequence[int]] = []
     for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
         if group.keeps is not Keeps.STATE:
@@ -229,7 +229,7 @@ def grown(
 
 
 def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None:
-    """Let a rank take up its part of a lease that another rank has forked off, whose copies were made then."""
+    """Let a rank take up its part of a lease that another rank has forked off, with copies made at that time."""
     if join(world, worker, child) is None:
         return
     for at, place, block, _ in list(child.places()):
@@ -243,11 +243,11 @@ def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None
 
 
 def know_prefix(world: "World", held: Held) -> None:
-    """Let a rank that joined a lease in the host pool know what the prefix holds that it was told of there."""
+    """Let a rank that joined a lease in the host pool learn what the blocks of the prefix hold."""
     if held.rank is None:
         return
     for at, group in enumerate(world.shape.groups):
-        # It is told of what slower ones still need, too.
+        # It is told of what slower ranks still need, too.
         first = min(needs.needed_from(group, held.computed), len(held.parts[at]))
         held.parts[at][:first] = [NULL] * first
         held.marks[at][:first] = [None] * first
@@ -272,9 +272,9 @@ def grow(
     num_tokens: int,
     told_of: tuple[Sequence[int], list[int], Sequence[int]],
 ) -> None:
-    """Put blocks where a rank needs them; those that it was told of in vain it reads in the block table.
+    """Put blocks where a rank needs them; blocks that it was told of in vain it reads in the block table.
 
-    `told_of` are how many there are of each group, the blocks, and with how many places those of each group end.
+    `told_of` has, for each group, how many blocks there are, the blocks, and the number of places with which they end.
     """
     row = row_of(world, held.lease_id)
     if row is None or held.lease_id not in worker.leases:
@@ -291,7 +291,7 @@ def grow(
             end = max(end, _end_of_states(rows[at], end, 1 + group.extra_blocks))
         most = max(end, needs.end_of(group, most_computed, num_tokens))
         if told and told[-1] in rows[at]:
-            # Who has committed more than it knows of is told of what comes behind that.
+            # A rank that has committed more than it knows of is told of what comes behind that.
             end = min(most, max(end, rows[at].index(told[-1]) + 1))
         if told:
             _compare_end(world, num_places[at : at + 1], end)
@@ -299,7 +299,7 @@ def grow(
         piece = rows[at][before:end]
         if len(piece) != end - before or piece[len(piece) - len(told) :] != told:
             world.fail(f"a rank extends lease {held.lease_id} by {piece}, and is told of {told}")
-        # The empty places before a state go without saying.
+        # The empty places before a state are not mentioned.
         lacking = piece[least - before : len(piece) - len(told)]
         if any(group.keeps is not Keeps.STATE or block != NULL for block in lacking):
             world.fail(f"a rank lacks places {least} to {end} of lease {held.lease_id}: got {told}")
@@ -313,26 +313,26 @@ def grow(
 
 
 def _compare_end(world: "World", told: Sequence[int], end: int) -> None:
-    """Where there are states, and only there, a rank is told with which place its blocks of a group end."""
+    """Check that a rank is told the place with which its blocks of a group end if there are states, and only then."""
     has_states = any(one.keeps is Keeps.STATE for one in world.shape.groups)
     if list(told) != [end] * has_states:
         world.fail(f"a rank is told of blocks that end with {end} places as ending with {told}")
 
 
 def _end_of_states(row: Sequence[int], end: int, num_states: int) -> int:
-    """Return the end of the places of a rank's newest states: they stand where another's do that has asked for more."""
+    """Return the end of a rank's newest states: they are at the same places as those of a rank that asked for more."""
     held = [place for place in range(max(0, end - num_states), len(row)) if row[place] != NULL]
     return held[min(num_states, len(held)) - 1] + 1 if held else end
 
 
 def furthest(world: "World", held: Held) -> int:
-    """Return the most tokens that a rank may count as having committed, whether it has heard of that or not."""
+    """Return the most tokens that a rank may count as having committed, whether or not it has heard of that."""
     shared = world.shared[held.lease_id]
     assert held.rank is not None, "only ranks share leases"
     known = max(held.computed, shared.is_due.get(held.rank, 0))
     if not shared.is_resumed:
         return known
-    # A control process that does not remember how far a rank has come believes it to be as far as it can be.
+    # A control process that does not remember how far a rank has come assumes that it is as far as possible.
     row = row_of(world, held.lease_id)
     assert row is not None, "a lease that is asked about has a row"
     has_room = needs.room(world.shape.groups, [len(part) for part in row_parts(world, row)])
@@ -340,12 +340,12 @@ def furthest(world: "World", held: Held) -> int:
 
 
 def furthest_of_all(world: "World", held: Held) -> int:
-    """Return the most tokens that any rank may count as having committed of a lease."""
+    """Return the most tokens of a lease that any rank may count as having committed."""
     return max([furthest(world, held), *world.shared[held.lease_id].done.values()])
 
 
 def parent_of(world: "World", held: Held | None, command: object) -> Held | None:
-    """Return what a worker knows of a lease that it forks: a rank also of places where only slower ones need blocks."""
+    """Return what a worker knows of a lease that it forks; a rank also knows places that only slower ranks need."""
     if held is None or not isinstance(command, commands.Fork):
         return None
     parent, row = held.snapshot(), row_of(world, held.lease_id)
@@ -361,13 +361,13 @@ def parent_of(world: "World", held: Held | None, command: object) -> Held | None
 
 
 def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
-    """The row of a shared lease begins, in each group, with what each of its ranks was told."""
+    """Check that the row of a shared lease begins, in each group, with what each of its ranks was told."""
     for at, (group, part) in enumerate(zip(world.shape.groups, held.parts, strict=True)):
         first = needs.needed_from(group, held.written)
         row = parts[at][first : len(part)]
         listed = part[first:]
         if group.keeps is Keeps.STATE:
-            # Others have states where this one needs none, and have passed over guesses that it still knows.
+            # Others have states where this rank needs none, and have moved past guesses that it still knows.
             row = [
                 block if mine != NULL else NULL for block, mine in zip(row, listed, strict=False)
             ]
@@ -385,7 +385,7 @@ def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
 
 
 def may_be_back(world: "World", worker_id: WorkerId, held: Held) -> bool:
-    """Tell whether a rank that has released a lease may have joined it again, whether it has heard of that or not."""
+    """Tell whether a rank that has released a lease may have joined it again, whether or not it has heard of that."""
     return worker_id in world.shared[held.lease_id].wants
 
 

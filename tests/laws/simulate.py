@@ -1,7 +1,7 @@
 """Simulate on all cores until time is up: `make sim MINUTES=n`; or replay one history: `--seed N`.
 
-A run plays all seeds from its first one on, which is a random one unless it is given, up to one that it names in the
-end; another run can go on from there, so that several add up. Ends with exit code 1 if a law was broken.
+A run plays all seeds from a first one on, which is random unless it is given, up to one that it names at the end.
+Another run can go on from there, so that several runs add up. Exits with code 1 if a law was broken.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def report(tally: Tally, seconds: float) -> None:
-    """Print what has come of it so far."""
+    """Print the results so far."""
     say(
         f"{seconds:6.0f} s  {tally.num_histories:,} histories  {tally.num_operations:,} operations "
         f"({tally.num_operations / seconds:,.0f} a second)  {tally.num_faults:,} faults  "
@@ -42,7 +42,7 @@ def report(tally: Tally, seconds: float) -> None:
 
 
 def simulate(minutes: float, base_seed: int) -> Tally:
-    """Play the histories from a seed on, on all cores, until time is up, or until Ctrl-C; those that were begun end."""
+    """Play histories from a seed on, on all cores, until time is up or Ctrl-C; those that have begun are finished."""
     tally, start = Tally(), time.monotonic()
     end, next_line = start + 60 * minutes, start + _SECONDS_BETWEEN_LINES
     interrupted = _note_interrupts()
@@ -62,7 +62,7 @@ def simulate(minutes: float, base_seed: int) -> Tally:
 def _played(
     pool: Executor, chunks: Iterator[range], is_over: Callable[[], bool]
 ) -> Iterator[Tally]:
-    """Go through the tallies of chunks as they come; none is begun when it is over, and each that was begun ends."""
+    """Go through the tallies of chunks as they come; when time is over, none is begun, and those begun are finished."""
     running: set[Future[Tally]] = set()
     while True:
         while not is_over() and len(running) < 2 * (os.cpu_count() or 1):
@@ -75,7 +75,7 @@ def _played(
 
 
 def _note_interrupts() -> Event:
-    """Return what the first Ctrl-C sets; the second one ends the process as ever."""
+    """Return an event that the first Ctrl-C sets; the second Ctrl-C ends the process as usual."""
     interrupted = Event()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -94,7 +94,7 @@ def _ignore_interrupts() -> None:
 
 
 def replay(seed: int) -> int:
-    """Play one history in this process, and let what breaks a law come through with its traceback."""
+    """Play one history in this process; whatever breaks a law comes through with its traceback."""
     world = world_of(seed)
     try:
         live(world, STEPS)

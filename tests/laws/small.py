@@ -1,4 +1,4 @@
-"""A world so small that all of its histories can be played: its steps by name, and what tells two states apart."""
+"""A world so small that all of its histories can be played: its steps by name, and what distinguishes two states."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,13 +31,13 @@ _REQUESTS: Final = {
     "one keyed": (1, 1, _LONG_MS),
     "two keyed": (2, 1, _LONG_MS),
 }
-"""Requests by name: blocks, keys and how long it may wait."""
+"""Requests by name: blocks, keys, and how long it may wait."""
 _BUDGETS: Final = {"kill": 1, "restart": 1, "expire": 2, "flip": 1, "mover": 1, "fork": 1}
 """How often each of these may happen in one history."""
 _TENANTS: Final = (7, 8)
 
 Ranks = dict[object, int]
-"""What ids are called instead: the first that was issued is 0."""
+"""The numbers that replace ids: the first id that was issued is 0."""
 
 Steps = Iterator[tuple[str, Callable[[], None]]]
 
@@ -61,11 +61,11 @@ class SmallWorld(World):
             self.turns.check(self)
 
     def steps(self) -> list[str]:
-        """Return the names of all that can happen now."""
+        """Return the names of all steps that can be taken now."""
         return [name for name, _ in self._steps()]
 
     def take(self, step: str) -> None:
-        """Let one thing happen."""
+        """Take one step."""
         next(act for name, act in self._steps() if name == step)()
 
     def look_around(self) -> None:
@@ -236,7 +236,7 @@ class SmallWorld(World):
     # What tells two states apart ------------------------------------------------------------------------------------
 
     def fingerprint(self) -> bytes:
-        """Return what stands for this state and all that are like it but for names."""
+        """Return a digest that is the same for all states that differ only in names."""
         state = self.cache._state
         waiters = (*state.leases.by_id.values(), *state.flights.values(), *state.waiting)
         names: set[int | None] = {one.ticket for one in waiters}
@@ -262,7 +262,7 @@ class SmallWorld(World):
         return blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def _left(self, deadline: float) -> float:
-        """Return the time that is left; the past is all the same."""
+        """Return the time that is left; all past times count as 0."""
         return max(round(deadline - self.now, 3), 0.0)
 
     def _lease(self, lease: Lease, rank: Ranks) -> tuple[object, ...]:

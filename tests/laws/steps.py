@@ -1,4 +1,4 @@
-"""One scheduler step of a simulated worker: its columns, and its answer compared with what the world knows."""
+"""One scheduler step of a simulated worker: its columns, and a comparison of its answer with what the world knows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,8 @@ def take_step(
 ) -> None:
     """Let a worker send one step, and take its answer operation by operation.
 
-    It forgets the leases that it releases before it sends, for others may have the blocks when the answer comes.
+    It forgets the leases that it releases before it sends the step, because others may have the blocks when the answer
+    comes.
     """
     ending = {one.held.lease_id for one in operations if one.verb is StepVerb.RELEASE}
     for lease_id in ending:
@@ -123,7 +124,7 @@ def _compare(world: World, operation: Operation, error: str, count: int, *, is_o
         if count or error:
             world.fail(f"{operation.verb.name} added {count} blocks or was refused with {error!r}")
     elif is_over:
-        # Where ranks share it, the others may go on with it.
+        # If ranks share the lease, the others may go on with it.
         expected = ("UNKNOWN_LEASE",) if operation.held.rank is None else _NOT_OURS
         if error not in expected or count:
             world.fail(f"a lease was extended by {count} blocks after its release")

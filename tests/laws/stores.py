@@ -1,7 +1,7 @@
-"""The simulated stores below the host pool: what lies on disk under which label, what the remote store has.
+"""The simulated stores below the host pool: what is on disk under which label, and what the remote store has.
 
-Both keep bytes only as long as they like. A store never says that it holds what it does not know: it compares the label
-and the checksum of what it reads, and then says at which positions of a copy there was nothing of use.
+Both keep bytes only as long as they like. A store never claims to hold what it is not sure of: it compares the label
+and the checksum of what it reads, and then says at which positions of a copy there was nothing usable.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def labels_of(packed: bytes) -> list[Label]:
 
 
 def pack(labels: Sequence[Label]) -> bytes:
-    """Return labels as they travel."""
+    """Return labels in packed form."""
     packed = np.zeros(len(labels), LABEL)
     for at, label in enumerate(labels):
         packed[at] = (label.key, label.tenant, label.generation, label.position, 0)
@@ -51,24 +51,24 @@ def pack(labels: Sequence[Label]) -> bytes:
 
 @dataclass(eq=False)
 class Stores:
-    """What is in the stores of one node, and what they are asked."""
+    """What is in the stores of one node, and the questions put to them."""
 
     disk: list[tuple[Mark, Label | None]]
-    """By slot: its bytes, and the label that lies beside them; None where that is torn."""
+    """The bytes of each slot, and the label beside them; None if the label is torn."""
     remote: dict[tuple[int, bytes], Mark] = field(default_factory=dict)
-    """By tenant and key."""
+    """The blocks, by tenant and key."""
     probes: dict[int, Probe] = field(default_factory=dict)
     """Questions that the remote store has not answered."""
     found: list[int] = field(default_factory=list)
-    """Slots of the disk of which the core is still to be told what an earlier life left there."""
+    """Slots of the disk left by an earlier life that the core has not been told of yet."""
     is_read: bool = True
-    """Whether the core was told that there are no such slots, when it was told last that the disk works."""
+    """Whether there were no such slots when the core was last told that the disk works."""
     damaged: set[int] = field(default_factory=set)
-    """Slots of the disk that hold something else than the core was told."""
+    """Slots of the disk that hold something other than the core was told."""
     positions: dict[bytes, int] = field(default_factory=dict)
-    """Where in its chain the block of each key is, as labels tell."""
+    """The place of each key's block in its chain, as labels give it."""
     ever_shared: set[tuple[int, bytes]] = field(default_factory=set)
-    """All that the remote store ever had, by tenant and key."""
+    """All blocks that the remote store ever had, by tenant and key."""
     failures: float = 0.0
 
     @classmethod
@@ -77,13 +77,13 @@ class Stores:
         return cls([(ZERO, None)] * shape.num_disk_slots)
 
     def share(self, name: tuple[int, bytes], mark: Mark) -> None:
-        """Let the remote store have a block."""
+        """Give the remote store a block."""
         self.remote[name] = mark
         self.ever_shared.add(name)
 
 
 def has_stores(world: "World") -> bool:
-    """Tell whether there is anything below the host pool."""
+    """Tell whether there is any store below the host pool."""
     return bool(world.shape.num_disk_slots) or world.shape.uses_remote
 
 
@@ -91,7 +91,7 @@ def has_stores(world: "World") -> bool:
 
 
 def carry_out(world: "World", job: Job, at: int) -> None:
-    """Copy one block to a store or from one."""
+    """Copy one block to or from a store."""
     copy, label = job.copy, job_labels(job)[at]
     if copy.direction is not Direction.LOAD:
         _compare_position(world, label)
@@ -113,14 +113,14 @@ def job_labels(job: Job) -> list[Label]:
 
 
 def _compare_position(world: "World", label: Label) -> None:
-    """A key stands for all that comes before its block, so it has one place in its chain."""
+    """Check that a key has one place in its chain, because it stands for all that comes before its block."""
     known = world.stores.positions.setdefault(label.key, label.position)
     if known != label.position:
         world.fail(f"{label} was at {known} in its chain before")
 
 
 def _is_refused(world: "World", job: Job, at: int) -> bool:
-    """Tell whether a store does not take a block, or does not give it."""
+    """Tell whether a store refuses to take a block, or to give it."""
     if world.stores.failures and world.rng.random() < world.stores.failures:
         job.failed.add(at)
         return True
@@ -128,7 +128,7 @@ def _is_refused(world: "World", job: Job, at: int) -> bool:
 
 
 def _read_host(world: "World", job: Job, at: int, label: Label) -> Mark | None:
-    """Return the bytes of a slot, which must be those of the label; None where a checksum tells that they are not."""
+    """Return the bytes of a slot, which must belong to the label; None if a checksum shows that they do not."""
     slot = job.sources[at]
     if slot in world.flipped:
         job.failed.add(at)
@@ -183,7 +183,7 @@ def _fetch(world: "World", job: Job, at: int, label: Label) -> None:
 
 
 def _garbage(label: Label) -> Mark:
-    """Return a part of a tenant's bytes."""
+    """Return part of a tenant's bytes."""
     return ("private", label.tenant, "half", label.key)
 
 

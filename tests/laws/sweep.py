@@ -23,12 +23,12 @@ from tests.laws.sweep_points import judge, points_of, world_of
 from tests.laws.sweep_server import SYSCALLS, ForkServer, why_not
 
 _IN_MEMORY: Final = Path("/dev/shm")
-"""Where a small store costs least; the order of writes is the same there."""
+"""The place where a small store costs least; the order of writes is the same there."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has come of some points."""
+    """The results of some points."""
 
     points: int = 0
     kills: int = 0
@@ -40,7 +40,7 @@ class Tally:
     broken: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
-        """Count what another has counted."""
+        """Add the counts of another tally."""
         self.points += other.points
         self.kills += other.kills
         self.lost += other.lost
@@ -60,9 +60,9 @@ class Tally:
 def sweep_world(
     seed: int, syscalls: Sequence[str] = SYSCALLS, *, stops_early: bool = False
 ) -> Tally:
-    """Meet every fault of one world; perhaps only until something breaks."""
+    """Try every fault of one world, perhaps only until something breaks."""
     tally, world = Tally(), world_of(seed)
-    # Each mover looks for garbage: for its own, rather than for that of all that it was forked from.
+    # Each mover collects its own garbage, and not that of the process that it was forked from.
     gc.freeze()
     parent = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="kvlease-sweep-", dir=parent) as name:
@@ -87,7 +87,7 @@ def sweep_world(
 
 
 def sweep(points_min: int) -> Tally:
-    """Meet the faults of one world after the other, on all cores, until there were so many points."""
+    """Try the faults of one world after another, on all cores, until there were so many points."""
     tally = Tally()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for part in _swept(pool, points_min):
@@ -117,7 +117,7 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Sweep and print what has come of it."""
+    """Sweep, and print the results."""
     parser = argparse.ArgumentParser(
         description="Sweep faults over the system calls of a disk mover."
     )

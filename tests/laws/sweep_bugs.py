@@ -21,7 +21,7 @@ _act = DiskEngine._act
 
 
 def old_label_stays() -> None:
-    """A slot is not denied before other bytes are written into it."""
+    """The cell of a slot is not cleared before other bytes are written into the slot."""
 
     def put(self: StoreFile, slots: NDArray[np.int32], written: Cells) -> None:
         if written["magic"].any():
@@ -31,7 +31,7 @@ def old_label_stays() -> None:
 
 
 def acknowledged_before_written() -> None:
-    """A store is answered when it was understood."""
+    """A store is acknowledged when it has been understood."""
 
     def act(self: DiskEngine, packet: bytes, fds: list[int]) -> None:
         if packet[:1] == protocol.BATCH:
@@ -46,7 +46,7 @@ def acknowledged_before_written() -> None:
 
 
 def short_write_is_done() -> None:
-    """Nobody looks how much was written."""
+    """Nobody checks how much was written."""
 
     def write(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
         os.pwritev(fd, parts, offset_bytes)
@@ -55,7 +55,7 @@ def short_write_is_done() -> None:
 
 
 def failed_write_is_done() -> None:
-    """An error of a write is forgotten."""
+    """The error of a failed write is ignored."""
 
     def write(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
         try:
@@ -72,12 +72,12 @@ def bytes_are_not_checked() -> None:
 
 
 def unfinished_store_has_its_name() -> None:
-    """A store is made under the name under which the next life looks for it."""
+    """A store is made under the very name by which the next life looks for it."""
     store_place._UNFINISHED = ""  # type: ignore[misc]
 
 
 class _Anything(int):
-    """A number that equals every other one."""
+    """A number that equals every other number."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a point of the sweep is: a small world, what its daemon asks for, one fault, and what must hold afterwards."""
+"""A point of the sweep: a small world, what its daemon asks for, one fault, and what must hold afterwards."""
 
 import os
 import random
@@ -37,14 +37,14 @@ _KINDS_OF_POOLS: Final = (
     Pools(num_blocks=6, num_slots=6, num_disk_slots=6),
     Pools(num_blocks=6, num_slots=6, num_disk_slots=6, bytes_per_slot=5000),
     Pools(num_blocks=6, num_slots=6, num_disk_slots=6, num_pieces=4, padding_bytes=192),
-    # Enough for two threads.
+    # Large enough for two threads.
     Pools(num_blocks=4, num_slots=4, num_disk_slots=4, bytes_per_slot=600 << 10),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing that the daemon asks for."""
+    """One request of the daemon."""
 
     verb: str
     """`store`, `load` or `remap`."""
@@ -54,12 +54,12 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A store, what an earlier life left in it, and what happens."""
+    """A store, what an earlier life left in it, and what happens to it."""
 
     seed: int
     pools: Pools
     left: tuple[int, ...]
-    """Slots that an earlier life has filled with contents of their own number; none: there is no store yet."""
+    """Slots that an earlier life filled, each with the content of its own number; empty if there is no store yet."""
     has_stale: bool
     """Whether a store of another shape must give way first."""
     steps: tuple[Step, ...]
@@ -89,13 +89,13 @@ class Point:
 
     syscall: str
     fault: str
-    """As strace writes it, less the number of the call."""
+    """The fault as strace writes it, without the number of the call."""
     nth: int
     is_kill: bool = False
     is_lasting: bool = False
-    """Whether all calls from that one on fail."""
+    """Whether that call and all later ones fail."""
     is_lie: bool = False
-    """Whether the call says that it did what it did not do: then bytes may be lost, and must still not be wrong."""
+    """Whether the call claims what it did not do; bytes may then be lost, but still must not be wrong."""
 
     def __str__(self) -> str:
         return f"{self.syscall}:{self.fault}:when={self.nth}{'+' if self.is_lasting else ''}"
@@ -103,14 +103,14 @@ class Point:
 
 @dataclass(slots=True)
 class Verdict:
-    """What a point led to."""
+    """The results of a point."""
 
     was_hit: bool = False
     lost: int = 0
     leaked: int = 0
     wrong: int = 0
     torn: int = 0
-    """Slots that were found and whose bytes were not served."""
+    """Slots that were found but whose bytes were not served."""
     raised: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -125,23 +125,23 @@ class _Memory:
     """What the daemon knows of each slot."""
 
     acknowledged: dict[int, int] = field(default_factory=dict)
-    """Content, where a store was acknowledged and none was begun since."""
+    """The content of each slot whose store was acknowledged, unless another was begun since."""
     possible: dict[int, set[int]] = field(default_factory=dict)
-    """Contents that a slot may hold, where it holds any."""
+    """Contents that a slot may hold, if it holds any."""
 
     def began(self, slot: int, content: int) -> None:
-        """Note that a store was asked for."""
+        """Note that a store of this content was requested."""
         self.acknowledged.pop(slot, None)
         self.possible.setdefault(slot, set()).add(content)
 
     def ended(self, slot: int, content: int) -> None:
-        """Note that it was acknowledged."""
+        """Note that the store was acknowledged."""
         self.acknowledged[slot] = content
         self.possible[slot] = {content}
 
 
 def world_of(seed: int) -> World:
-    """Return world number so and so."""
+    """Return the world with this number."""
     rng = random.Random(seed)  # noqa: S311 - nothing is secret
     pools = _KINDS_OF_POOLS[seed % len(_KINDS_OF_POOLS)]
     slots = range(pools.num_disk_slots)
@@ -160,7 +160,7 @@ def world_of(seed: int) -> World:
 def points_of(
     world: World, server: ForkServer, template: Path, syscalls: Sequence[str] = SYSCALLS
 ) -> Iterator[Point]:
-    """Yield all faults that can be met in a world: every call is one, in every way that it can go wrong."""
+    """Yield all faults that are possible in a world: every call, in every way that it can go wrong."""
     with _copied(template) as stores, server.traced():
         pid, link = server.fork(stores, world.bytes_max)
         with Driver(link, world.pools) as driver:
@@ -181,7 +181,7 @@ def points_of(
 
 
 def judge(world: World, point: Point, server: ForkServer, template: Path) -> Verdict:
-    """Have a mover meet a fault, start the next one, and see what is there."""
+    """Let a mover meet a fault, start the next mover, and check what is there."""
     verdict, memory = Verdict(), _Memory()
     for slot in world.left:
         memory.ended(slot, slot)
@@ -209,7 +209,7 @@ def judge(world: World, point: Point, server: ForkServer, template: Path) -> Ver
 
 
 def _play(driver: Driver, world: World, memory: _Memory) -> int:
-    """Go through the steps of a world; returns how often wrong bytes were served."""
+    """Go through the steps of a world; return how often wrong bytes were served."""
     driver.map()
     wrong = 0
     for step in world.steps:
@@ -236,13 +236,13 @@ def _store(driver: Driver, step: Step) -> Completion:
 
 
 def _wrong_loads(driver: Driver, contents: dict[int, int]) -> int:
-    """Load slots; returns in how many cases a block is said to be there and is not."""
+    """Load slots; return how many blocks are said to be there but hold other bytes."""
     served = _loaded(driver, contents)
     return sum(block != payload_of(contents[slot], len(block)) for slot, block in served.items())
 
 
 def _loaded(driver: Driver, contents: dict[int, int]) -> dict[int, bytes]:
-    """Load slots; returns the bytes of those that are said to be there."""
+    """Load slots; return the bytes of those that are said to be there."""
     driver.wipe()
     slots, blocks = list(contents), list(range(len(contents)))
     done = driver.load(slots, labels_of(list(contents.values())), blocks)
@@ -280,7 +280,7 @@ def _recover(world: World, memory: _Memory, stores: Path, verdict: Verdict) -> N
 
 
 def _check_found(driver: Driver, memory: _Memory, verdict: Verdict) -> None:
-    """Compare what a store has with what it must have, and may have."""
+    """Compare what a store has with what it must and may have."""
     found = {slot: _content_of(label) for slot, (label, _) in driver.look().items()}
     for slot, content in found.items():
         if content not in memory.possible.get(slot, set()):
@@ -302,7 +302,7 @@ def _content_of(label: bytes) -> int:
 
 @contextmanager
 def _own_mover(stores: Path, pools: Pools, bytes_max: int) -> Iterator[Driver]:
-    """Fork a mover that meets no fault from here; its end is waited for."""
+    """Fork a mover that meets no fault, and in the end wait for its exit."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
@@ -318,7 +318,7 @@ def _own_mover(stores: Path, pools: Pools, bytes_max: int) -> Iterator[Driver]:
 
 @contextmanager
 def _copied(template: Path) -> Iterator[Path]:
-    """Make a copy of a directory of stores, for one point."""
+    """Copy a directory of stores for one point, and remove the copy afterwards."""
     stores = template.with_name("stores")
     if template.exists():
         shutil.copytree(template, stores)

@@ -1,7 +1,7 @@
-"""Disk movers that meet a fault at one system call: a parent that has everything imported forks one for each point.
+"""Disk movers that meet a fault at one system call: a parent with everything imported forks one for each point.
 
-strace counts calls in each process apart. So it is attached to the parent, and the k-th call of every child fails or
-kills, however many calls the parent has made.
+strace counts calls separately in each process. So it is attached to the parent, and the k-th call of every child fails
+or kills it, however many calls the parent has made.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ SYSCALLS: Final = (
     "mmap",
     "close",
 )
-"""What a disk mover asks of the kernel."""
+"""The system calls of a disk mover that are traced."""
 
 _PR_SET_PTRACER: Final = 0x59616D61
 _PR_SET_PTRACER_ANY: Final = ctypes.c_ulong(-1)
@@ -53,13 +53,13 @@ _SECONDS_TO_ATTACH: Final = 20.0
 _SECONDS_BETWEEN_LOOKS: Final = 0.0005
 _SECONDS_BETWEEN_TRIES: Final = 0.005
 _FDS_MAX: Final = 256
-"""Descriptors that a mover of one cache never has."""
+"""More descriptors than a mover of one cache ever has."""
 _STATUS_RAISED: Final = 70
 _STATUS_LEAKED: Final = 71
 
 
 class ForkServer:
-    """Fork a disk mover whenever asked, and tell how it ended."""
+    """Fork a disk mover whenever asked, and report how it ended."""
 
     def __init__(self, directory: Path) -> None:
         """Assign; the directory is for the socket and the logs."""
@@ -84,14 +84,14 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it; it has no children by now."""
+        """End the parent, which has no children by now."""
         os.close(self._orders)
         os.waitpid(self.pid, 0)
         os.close(self._answers)
         self._listener.close()
 
     def fork(self, stores: Path, bytes_max: int) -> tuple[int, socket.socket]:
-        """Start a mover; returns its id and our end of its link."""
+        """Start a mover; return its process id and our end of its link."""
         os.write(self._orders, f"{bytes_max} {stores}\n".encode())
         pid = int(self._line())
         ready, _, _ = select.select([self._listener, self._answers], [], [])
@@ -103,7 +103,7 @@ class ForkServer:
         return pid, link
 
     def status(self) -> int:
-        """Wait for the mover's end; returns its exit code, or less than 0 for the signal that killed it."""
+        """Wait for the mover's end; return its exit code, or a negative number for the signal that killed it."""
         return os.waitstatus_to_exitcode(int(self._line()))
 
     @contextmanager
@@ -122,11 +122,11 @@ class ForkServer:
 
     @property
     def log(self) -> Path:
-        """Where strace writes."""
+        """The file that strace writes."""
         return self._directory / "strace"
 
     def calls(self, pid: int) -> Counter[str]:
-        """Return how often a mover made each call, by the log."""
+        """Return how often a mover made each call, according to the log."""
         lines = self.log.read_text(errors="replace").splitlines()
         words = [line.split(maxsplit=1) for line in lines]
         names = (rest.partition("(")[0] for who, rest in words if int(who) == pid)
@@ -159,7 +159,7 @@ class UntraceableError(Exception):
 
 
 def why_not(directory: Path) -> str:
-    """Return why nothing can be traced here; empty where it can."""
+    """Return why nothing can be traced here; empty if it can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     try:
@@ -170,21 +170,21 @@ def why_not(directory: Path) -> str:
 
 
 def run_mover(stores: Path, bytes_max: int, link: socket.socket) -> int:
-    """Be a disk mover; returns the status to exit with."""
+    """Act as a disk mover; return the status to exit with."""
     logs.set_level("error")
     place = StorePlace(stores, bytes_max)
     fds_before = _num_fds()
     try:
         DiskEngine(link, place, _SECONDS_BETWEEN_TRIES).run()
         place.leave()
-    except BaseException:  # noqa: BLE001 - whatever it is counts as raised
+    except BaseException:  # noqa: BLE001 - anything at all counts as raised
         logs.line("error", "mover_raised", trace=_trace())
         return _STATUS_RAISED
     return _STATUS_LEAKED if _num_fds() > fds_before else 0
 
 
 def _serve(orders: int, answers: int, socket_path: Path) -> None:
-    """Fork a child for each line, one at a time; only read, write, clone and wait are called here."""
+    """Fork a child for each line, one at a time; this calls only read, write, clone and wait."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
     try:
         while line := _order(orders):
@@ -213,7 +213,7 @@ def _order(orders: int) -> bytes:
 
 
 def _num_fds() -> int:
-    """Return how many descriptors are open, by a call that meets no faults."""
+    """Return how many descriptors are open, using a call that meets no faults."""
     gc.collect()
     return sum(_is_open(fd) for fd in range(_FDS_MAX))
 

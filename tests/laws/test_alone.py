@@ -1,4 +1,4 @@
-"""A request that is alone in a pool that was planned for it is served to its end, however it grows."""
+"""A request that is alone in a pool planned for it is served to its end, however it grows."""
 
 from collections.abc import Iterator
 from random import Random
@@ -26,13 +26,13 @@ from tests.unit.service.core.grouped import (
 
 _ADDED_TOKENS_MAX: Final = 24
 _WALKS: Final = 24
-"""Ways to grow that are tried of each cache."""
+"""Ways to grow that are tried for each cache."""
 
 
 @pytest.mark.parametrize("seed", range(_WALKS))
 @pytest.mark.parametrize("name", MIXES)
 def test_request_that_is_alone_is_never_refused(name: str, seed: int) -> None:
-    """As long as it commits what it has computed, a pool of just its most blocks is enough at every token."""
+    """As long as it commits what it has computed, a pool of exactly its most blocks is enough at every token."""
     groups, rng = MIXES[name].groups, Random(f"{name} {seed}")  # noqa: S311 - not for secrets
     most = sum(most_blocks(group, LONGEST_TOKENS) for group in groups)
     cache = cache_of(*groups, num_blocks=1 + most, longest_request_tokens=LONGEST_TOKENS)
@@ -51,7 +51,7 @@ def test_request_that_is_alone_is_never_refused(name: str, seed: int) -> None:
 
 
 def _growth(rng: Random) -> Iterator[int]:
-    """Go through numbers of tokens that rise to those of the longest request."""
+    """Yield rising numbers of tokens, up to the longest request."""
     num_tokens = 0
     while num_tokens < LONGEST_TOKENS:
         num_tokens = min(LONGEST_TOKENS, num_tokens + rng.randint(1, _ADDED_TOKENS_MAX))
@@ -59,7 +59,7 @@ def _growth(rng: Random) -> Iterator[int]:
 
 
 def _extended(cache: Cache, rng: Random, lease_id: LeaseId, num_tokens: int) -> int:
-    """Have a lease cover more tokens, by a call or in a step; returns how many it covers."""
+    """Let a lease cover more tokens, by a call or in a step; return how many it covers."""
     if rng.random() < 1 / 2:
         step = c.Step(
             worker_id=WORKER,

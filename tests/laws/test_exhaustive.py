@@ -9,7 +9,7 @@ from tests.laws.exhaustive import ROOTS, SHAPES, search
 _SHAPES: Final = [
     pytest.param(name, marks=pytest.mark.thorough if name == "two slots" else ()) for name in SHAPES
 ]
-"""`make test` searches the least world and the richest, `make test-thorough` also what lies in between."""
+"""`make test` searches the smallest world and the richest; `make test-thorough` also searches the one in between."""
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -25,7 +25,7 @@ def test_no_history_of_a_tiny_world_breaks_a_law(shape: str, root: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("root", ["cached", "on host"])
 def test_no_longer_history_breaks_a_law_where_calls_start_over(root: str) -> None:
-    """A step deeper a call waits whose blocks were on their way, and one that comes only then."""
+    """One step deeper, a call that waits for blocks on their way meets one that comes only then."""
     found = search(SHAPES["tiny"], ROOTS[root], depth=3)
 
     assert not found.violation, str(found)

@@ -1,7 +1,7 @@
 """No law breaks under any sequence of commands that hypothesis finds, restarts over the same records included.
 
-Beside the simulator, which draws long histories with many workers, this machine is small and shrinks:
-what it finds is the shortest sequence of commands that breaks a law.
+The simulator draws long histories with many workers. This machine is small, and shrinks what it finds to the shortest
+sequence of commands that breaks a law.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ PICKS: Final = st.integers(0, 7)
 
 
 def _keys(tenant: int, count: int, branch: int) -> bytes:
-    """Return the keys of a tenant's only document, of which the last block has two versions."""
+    """Return the keys of a tenant's only document; its last block has two versions."""
     names = [(tenant, at, branch if at == count - 1 else 0) for at in range(count)]
     return b"".join(bytes(name).ljust(32, b"\1") for name in names)
 
@@ -67,7 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
     # Commands -----------------------------------------------------------------------------------------------------
 
     def _send(self, command: commands.Command) -> object:
-        """Give a command to the cache, and return its reply or why it was refused."""
+        """Give a command to the cache, and return its reply or the error with which it was refused."""
         try:
             outcome = self.cache.handle(command, self.now)
         except KVLeaseError as error:
@@ -89,11 +89,11 @@ class CacheMachine(RuleBasedStateMachine):
                 assert effect.copy_id not in self.copies
                 self.copies[effect.copy_id] = effect
             elif isinstance(effect, Wake):
-                # Nobody is answered twice, nor without having asked.
+                # Nobody is answered twice, or without having asked.
                 self.waiting.remove(effect.ticket)
 
     def _lease(self, pick: int) -> tuple[WorkerId, LeaseId, int]:
-        """Return one of the leases, with its owner and the count of its blocks; or one that never was."""
+        """Return one of the leases, with its owner and its number of blocks; or a lease that never existed."""
         rows = self.records.rows
         used = np.flatnonzero(rows.lease_id)
         if not len(used):
@@ -120,7 +120,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reserve(
         self, worker_id: WorkerId, num_blocks: int, hits: int, wait_ms: int, priority: int
     ) -> None:
-        """A new request comes."""
+        """A new request arrives."""
         self.num_requests += 1
         reply = self._send(
             commands.Reserve(
@@ -176,7 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(picks=st.lists(PICKS, max_size=3), verbs=st.lists(st.integers(1, 3), min_size=3))
     def step(self, picks: list[int], verbs: list[int]) -> None:
-        """A worker's scheduler takes a step over leases, not all of them its own."""
+        """A worker's scheduler takes a step over leases, some of which may not be its own."""
         leases = [self._lease(pick) for pick in picks]
         worker_id = leases[0][0] if leases else WorkerId(1)
         num_tokens = [(num_blocks + 1) * SHAPE.hash_tokens for _, _, num_blocks in leases]
@@ -211,12 +211,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(tenant=st.sampled_from((7, 8)), count=BLOCKS)
     def reload_keys(self, tenant: int, count: int) -> None:
-        """Somebody knows what will be needed."""
+        """Somebody prefetches what will be needed."""
         self._send(commands.Reload(keys=_keys(tenant, count, 0)))
 
     @rule(worker_id=WORKERS)
     def heartbeat(self, worker_id: WorkerId) -> None:
-        """A worker renews what it has."""
+        """A worker renews its leases."""
         lease_ids = np.frombuffer(self.cache.lease_ids_of(worker_id), np.int64).tolist()
         self._send(
             commands.Heartbeat(
@@ -266,14 +266,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(worker_id=WORKERS)
     def kill_worker(self, worker_id: WorkerId) -> None:
-        """A worker dies, and another one of its name attaches."""
+        """A worker dies, and another worker with its id attaches."""
         self._send(commands.WorkerDied(worker_id=worker_id))
         assert self.cache.lease_ids_of(worker_id) == b""
         self._send(commands.Attach(worker_id=worker_id, tenant_digest=TENANTS[worker_id]))
 
     @rule(dead=st.sets(WORKERS, max_size=1))
     def restart(self, dead: set[WorkerId]) -> None:
-        """The control process and the mover are killed and started anew; a worker may have died meanwhile."""
+        """The control process and the mover are killed and started anew; meanwhile a worker may have died."""
         self.epoch += 1
         self.copies.clear()
         self.waiting.clear()
@@ -291,18 +291,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def generations_only_grow(self) -> None:
-        """A block's generation never goes back, not over a restart either."""
+        """A block's generation never goes back, even across a restart."""
         generations = self.records.device.generation
         assert (generations >= self.generations).all()
         self.generations = generations.copy()
 
     @invariant()
     def copies_are_known_to_both_sides(self) -> None:
-        """The cache waits for just the copies that the mover works on."""
+        """The cache waits for exactly the copies that the mover works on."""
         assert self.cache.census().num_copies == len(self.copies)
 
     def teardown(self) -> None:
-        """In the end, when all workers are gone and all copies over, the whole pool is free or evictable."""
+        """At the end, when all workers are gone and all copies have ended, the whole pool is free or evictable."""
         for worker_id in TENANTS:
             self._send(commands.Detach(worker_id=worker_id))
         self._send(commands.MoverDied())

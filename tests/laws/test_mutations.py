@@ -1,4 +1,4 @@
-"""The suite bites: each seeded bug is found by the simulation, and what is near also by exhaustive search."""
+"""The suite bites: the simulation finds each seeded bug, and exhaustive search also finds those that need few steps."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -85,14 +85,14 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
     ),
 }
-"""The laws of the core that notice what the simulation comes to seldom."""
+"""The laws of the core that notice bugs that the simulation rarely finds."""
 
 _THOROUGH: Final = 6
-"""`make test` plays what other systems suffered from, and one in so many others; `make test-thorough` the rest."""
+"""`make test` plays bugs of other systems and one in so many of the others; `make test-thorough` plays the rest."""
 
 
 def _played() -> Iterator[object]:
-    """Give each seeded bug, marked by who plays it."""
+    """Yield each seeded bug, marked by which run plays it."""
     for at, (name, mutation) in enumerate(MUTATIONS.items()):
         is_quick = name.startswith("M") or at % _THOROUGH == 0
         marks = () if is_quick else (pytest.mark.thorough,)
@@ -122,18 +122,18 @@ def test_simulation_finds_seeded_bug(
 def test_law_of_the_core_notices_what_histories_seldom_show(
     mutation: Mutation, law: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seeded bug that takes too many histories to find breaks a law that is about it."""
+    """A seeded bug that takes the simulation too many histories to find breaks a law of the core that is about it."""
     law()
 
     mutation(monkeypatch)
 
-    # An answer that does not come cannot be unpacked, and a refusal that does not come is not caught.
+    # A missing answer cannot be unpacked, and a missing refusal is not caught.
     with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
         law()
 
 
 def test_known_seeds_are_among_those_that_are_searched() -> None:
-    """A known seed saves the search that would come to it, and shows no bug that a search would not."""
+    """A known seed only saves the search that would come to it: it shows no bug that the search would not find."""
     beyond = [name for name, seed in KNOWN_SEEDS.items() if seed not in searched(name)]
 
     assert KNOWN_SEEDS.keys() <= MUTATIONS.keys()
@@ -144,7 +144,7 @@ def test_known_seeds_are_among_those_that_are_searched() -> None:
 def test_exhaustive_search_finds_seeded_bug(
     name: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seeded bug that needs few steps is found, and with the shortest path to it."""
+    """A seeded bug that needs few steps is found, with the shortest path to it."""
     MUTATIONS[name](monkeypatch)
 
     found = search(TINY, ROOTS[root], depth=_DEPTH)

@@ -1,4 +1,4 @@
-"""Laws of plans over generated models, memories, layouts and ranks; each refusal among them is a clean one."""
+"""Laws of plans over generated models, memories, layouts and ranks; every refusal among them names its reason."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def kinds() -> st.SearchStrategy[LayerSpec]:
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[LayerSpec, ...]:
-    """Generate the layers of a model of one to three kinds."""
+    """Generate the layers of a model, of one to three kinds."""
     of_kind = draw(st.lists(kinds(), min_size=1, max_size=3))
     picks = draw(st.lists(st.integers(0, len(of_kind) - 1), min_size=1, max_size=9))
     return tuple(
@@ -102,7 +102,7 @@ def models(draw: st.DrawFn) -> tuple[LayerSpec, ...]:
 
 @st.composite
 def inputs_of_plans(draw: st.DrawFn) -> PlanInputs:
-    """Generate the inputs of plans, most of which can be made."""
+    """Generate the inputs of plans, most of which are possible."""
     layers = draw(models())
     cut = draw(st.integers(0, len(layers) - 1))
     memory = draw(st.integers(2**16, 2**24))
@@ -131,7 +131,7 @@ def inputs_of_plans(draw: st.DrawFn) -> PlanInputs:
 
 
 def planned(inputs: PlanInputs) -> CachePlan | None:
-    """Return the plan, or nothing where there is none with a reason that has a rule or a resource."""
+    """Return the plan; None if it was refused with a rule or a resource."""
     try:
         return plan(inputs)
     except (InvalidError, NeverFitsError) as refusal:
@@ -140,7 +140,7 @@ def planned(inputs: PlanInputs) -> CachePlan | None:
 
 
 def page_spans(made: CachePlan, rank: int, group: int) -> list[tuple[int, int]]:
-    """Return where the bytes of a group's first and last blocks lie, head by head where heads lie apart."""
+    """Return where the bytes of a group's first and last blocks lie, head by head if heads lie apart."""
     spans = []
     for layer in made.ranks[rank].layers:
         spec = layer.spec
@@ -192,7 +192,7 @@ def test_no_two_pages_of_a_group_share_a_byte(inputs: PlanInputs) -> None:
 @settings(deadline=None)
 @given(inputs_of_plans())
 def test_blocks_of_different_groups_never_share_a_byte(inputs: PlanInputs) -> None:
-    """A block's bytes are its own, whichever group it is of: no page of another block reaches into its extents."""
+    """No page of another block, whatever its group, reaches into a block's extents."""
     made = planned(inputs)
     if made is None:
         return
@@ -216,7 +216,7 @@ def test_blocks_of_different_groups_never_share_a_byte(inputs: PlanInputs) -> No
 @settings(deadline=None)
 @given(inputs_of_plans())
 def test_extents_cover_a_block_exactly(inputs: PlanInputs) -> None:
-    """The pieces of a block follow each other in its slot without a gap, and are together what the block takes."""
+    """The pieces of a block follow each other in its slot without a gap, and together are as large as the block."""
     made = planned(inputs)
     if made is None:
         return
@@ -231,7 +231,7 @@ def test_extents_cover_a_block_exactly(inputs: PlanInputs) -> None:
 @settings(deadline=None)
 @given(inputs_of_plans())
 def test_bytes_of_the_plan_are_those_of_the_regions(inputs: PlanInputs) -> None:
-    """A rank's region is its blocks, within its memory; the plan's bytes are all regions together."""
+    """A rank's region is exactly its blocks and fits its memory; the plan's bytes are those of all regions together."""
     made = planned(inputs)
     if made is None:
         return
@@ -247,7 +247,7 @@ def test_bytes_of_the_plan_are_those_of_the_regions(inputs: PlanInputs) -> None:
 @settings(deadline=None)
 @given(inputs_of_plans(), st.integers(0, 2**22))
 def test_more_memory_never_gives_less(inputs: PlanInputs, more_bytes: int) -> None:
-    """With more memory on every rank there are no fewer blocks, and no shorter requests are admitted."""
+    """With more memory on every rank there are no fewer blocks, and the longest request is no shorter."""
     made = planned(inputs)
     larger = planned(
         dataclasses.replace(
@@ -270,7 +270,7 @@ def test_more_memory_never_gives_less(inputs: PlanInputs, more_bytes: int) -> No
 @settings(deadline=None)
 @given(inputs_of_plans())
 def test_fitting_admits_exactly_what_admission_admits(inputs: PlanInputs) -> None:
-    """The longest request that is fitted is admitted, and one token more is refused, with the fitted one as limit."""
+    """The longest request that was fitted is admitted; one token more is refused, with the fitted length as limit."""
     asked = dataclasses.replace(inputs, longest_request_tokens=2**20)
     fitted = planned(asked)
     if fitted is None or fitted.longest_request_tokens == 2**20:
@@ -294,7 +294,7 @@ def test_fitting_admits_exactly_what_admission_admits(inputs: PlanInputs) -> Non
 def test_tensor_split_times_ranks_is_the_whole(
     of_kind: Sequence[LayerSpec], ranks: int, layout: Layout
 ) -> None:
-    """What tensor ranks keep of every block is together what one rank would keep alone."""
+    """What tensor ranks keep of every block adds up to what one rank would keep alone."""
     shards = [
         dataclasses.replace(
             spec, name=str(index), bytes_per_page_padded=None, block_stride_multiple_bytes=None
@@ -330,7 +330,7 @@ def test_tensor_split_times_ranks_is_the_whole(
 @settings(deadline=None)
 @given(inputs_of_plans())
 def test_no_input_ends_in_a_fault(inputs: PlanInputs) -> None:
-    """A plan is made or refused with a reason; nothing else ever comes out."""
+    """A plan is made, or refused with a reason; nothing else ever happens."""
     try:
         made = plan(inputs)
     except KVLeaseError as refusal:

@@ -19,7 +19,7 @@ _QUICK_OPERATIONS = 100_000
 
 
 def _thorough(*numbers: int) -> list[object]:
-    """Give numbers that only `make test-thorough` plays."""
+    """Mark numbers that only `make test-thorough` plays."""
     return [pytest.param(number, marks=pytest.mark.thorough) for number in numbers]
 
 
@@ -31,7 +31,8 @@ def test_no_law_breaks_under_faults(chunk: int) -> None:
     tally = play(range(chunk * _HISTORIES, (chunk + 1) * _HISTORIES))
 
     assert not tally.violations
-    # All chunks make a million operations and two hundred thousand faults; the quick ones a hundred thousand.
+    # All chunks together make a million operations and two hundred thousand faults; the quick ones, a hundred thousand
+    # operations.
     is_quick = chunk < _QUICK_CHUNKS
     least = _QUICK_OPERATIONS / _QUICK_CHUNKS if is_quick else _OPERATIONS / _CHUNKS
     assert tally.num_operations >= least
@@ -40,7 +41,7 @@ def test_no_law_breaks_under_faults(chunk: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 6, 26, *_thorough(1, 8, 12)])
 def test_history_is_the_same_however_often_it_is_checked(seed: int) -> None:
-    """Where all laws are checked only after several events, the same things happen as where they are after each."""
+    """A history goes the same way whether all laws are checked after every event or only after several."""
     (seldom, _), (often, _) = (lived(seed, STEPS, events) for events in (50, 1))
 
     assert (seldom.num_operations, seldom.faults) == (often.num_operations, often.faults)
@@ -50,7 +51,7 @@ def test_history_is_the_same_however_often_it_is_checked(seed: int) -> None:
 def test_broken_law_is_told_with_the_first_step_after_which_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A history in which something is wrong is played again with a check after each event."""
+    """A history in which something is wrong is played again, with a check after each event."""
     MUTATIONS["held_block_is_evicted"](monkeypatch)
 
     (violation,) = play([0]).violations
@@ -59,7 +60,7 @@ def test_broken_law_is_told_with_the_first_step_after_which_it_is(
 
 
 def test_runs_that_follow_one_another_play_each_seed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All histories that a run has begun count when it ends, so that the next one goes on after them."""
+    """All histories that a run has begun count when it ends, so that the next run goes on after them."""
     played: list[int] = []
 
     def note(seeds: Iterable[int]) -> Tally:

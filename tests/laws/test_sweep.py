@@ -1,4 +1,4 @@
-"""Whatever call fails or kills a disk mover, what was acknowledged is there, and no served byte is wrong."""
+"""Whichever call fails or kills a disk mover, everything acknowledged is there, and no served byte is wrong."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ def test_no_fault_loses_leaks_or_corrupts() -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_sweep_finds_seeded_bug(bug: str) -> None:
-    """A store that does one thing in a wrong way is found out."""
+    """The sweep detects a store that does one thing wrong."""
     world = _EMPTY_WORLD if bug == "unfinished_store_has_its_name" else _WORLD
     words = [sys.executable, "-m", "tests.laws.sweep", "--bug", bug]
     words += ["--seed", str(world), "--syscalls", "pwritev2,fallocate"]

@@ -1,4 +1,4 @@
-"""No law breaks under faults where tenants have limits and leases have classes, and every minimum can be had."""
+"""No law breaks under faults if tenants have limits and leases have classes, and every minimum can be had."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ _THOROUGH = [pytest.param(chunk, marks=pytest.mark.thorough) for chunk in range(
 
 @pytest.mark.parametrize("chunk", [0, *_THOROUGH])
 def test_no_law_of_tenants_breaks_under_faults(chunk: int) -> None:
-    """Whatever happens, counts and limits hold after every event, and each tenant can have what it may in the end."""
+    """Whatever happens, counts and limits hold after every event, and at the end each tenant can have all it may."""
     pinned = 0
 
     for seed in range(chunk * _HISTORIES, (chunk + 1) * _HISTORIES):

@@ -1,4 +1,4 @@
-"""The law of turns: who waits keeps its place, who starts over comes first, and nobody waits who could be served."""
+"""The law of turns: calls keep their places, those that start over come first, and none waits that could be served."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ _NO_COPY: Final = CopyId(3)
 
 
 class Turns:
-    """The order of the waiting calls as it was when somebody looked last."""
+    """The order of the waiting calls at the last check."""
 
     def __init__(self) -> None:
         """Start with nobody waiting."""
@@ -25,7 +25,7 @@ class Turns:
         self._asking: set[int] = set()
 
     def check(self, world: "World") -> None:
-        """Compare the order with the last one; only time lets a call rise."""
+        """Compare the order with that of the last check; a call may rise only as time passes."""
         asked, self._asking = self._asking, set(world.cache._state.asking)
         waiters = list(world.cache._state.waiting)
         if not waiters:
@@ -39,7 +39,7 @@ class Turns:
             if stayed != [ticket for ticket in order if ticket in self.order]:
                 world.fail(f"calls {self.order} came to wait in the order {order}")
         new = [waiter.ticket for waiter in waiters if isinstance(waiter.command, commands.Reserve)]
-        # Who is known, and did not wait for its turn before, has been served.
+        # A call that is known, but did not wait for its turn before, has been served.
         self._again.update(
             ticket
             for ticket in new
@@ -51,7 +51,7 @@ class Turns:
 
 
 def _check_shares(world: "World") -> None:
-    """A call counts to its tenant with the blocks that it asks for, and the less the more weight the tenant has."""
+    """Check that a call counts to its tenant with the blocks that it asks for, divided by the tenant's weight."""
     state, shape = world.cache._state, world.shape
     for waiter in state.waiting:
         if isinstance(waiter.command, commands.Reserve):
@@ -62,14 +62,14 @@ def _check_shares(world: "World") -> None:
 
 
 def let_nothing_happen(world: "World") -> Iterable[Effect]:
-    """Tell of something that changes nothing; returns what was due, and so has begun with it."""
+    """Send a command that changes nothing; return the effects that were due and so began with it."""
     outcome = world.cache.handle(commands.CopyDone(copy_id=_NO_COPY), world.now)
     world.carry_out(outcome.effects)
     return outcome.effects
 
 
 def leave_nobody_waiting(world: "World") -> None:
-    """Let something happen that changes nothing: whoever waits could not be served before."""
+    """Send a command that changes nothing, and check that it serves no waiting call: it would have waited in vain."""
     effects = let_nothing_happen(world)
     served = [
         effect.ticket

@@ -41,7 +41,7 @@ def compare_map(world: World, worker: Worker, held: Held) -> None:
 
 
 def _known(world: World, held: Held, row: int) -> list[list[int]]:
-    """Return the blocks that a row must list: those that the worker knows, and where ranks share it, those of all."""
+    """Return the blocks that a row must list: those that the worker knows or, if ranks share it, those of all ranks."""
     if held.rank is None:
         return held.parts
     parts = row_parts(world, row)
@@ -50,14 +50,14 @@ def _known(world: World, held: Held, row: int) -> list[list[int]]:
 
 
 def read_table(world: World) -> None:
-    """Read every published row as a kernel would: it lists just what the lease's worker was granted."""
+    """Read every published row as a kernel would, and check that it lists just what the lease's worker was granted."""
     kernel = world.records.kernel_rows
     if (kernel.sequence & 1).any():
         world.fail("a kernel row is being written")
     for worker in world.workers.values():
         for held in worker.leases.values():
             row = row_of(world, held.lease_id)
-            # A rank that has not asked for its lease again does not know that another one has brought it back.
+            # A rank that has not asked for its lease again does not know that another rank has brought it back.
             is_unknown = held.rank is not None and held.is_evicted
             if held.is_moving or is_unknown or row is None:
                 continue
@@ -71,7 +71,7 @@ def read_table(world: World) -> None:
 
 
 def _as_kernels_read(world: World, row: int) -> list[list[int]]:
-    """Return the kernel blocks of each group that stand in a row."""
+    """Return the kernel blocks of each group that are in a row."""
     kernel, start, parts = world.records.kernel_rows, 0, []
     for at, group in enumerate(world.shape.groups):
         end = start + int(kernel.num_published[row, at])
@@ -81,7 +81,7 @@ def _as_kernels_read(world: World, row: int) -> list[list[int]]:
 
 
 def _expanded(world: World, parts: list[list[int]]) -> list[list[int]]:
-    """Return the kernel blocks that some blocks are; where there is none, kernels read block 0."""
+    """Return the kernel blocks that these blocks consist of; at a place without a block, kernels read block 0."""
     return [
         [
             max(block, 0) * group.kernel_block_stride + within
@@ -93,7 +93,7 @@ def _expanded(world: World, parts: list[list[int]]) -> list[list[int]]:
 
 
 def _on_the_way(world: World) -> set[bytes]:
-    """Return the keys that copies bring to the device, but for those of a tier that is off: nobody joins these."""
+    """Return the keys that copies bring to the device, without those from a tier that is off, which nobody joins."""
     state = world.cache._state
     blocks = state.loading.blocks
     works = [
@@ -104,7 +104,7 @@ def _on_the_way(world: World) -> set[bytes]:
 
 
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
-    """Look a prefix up: what is found is what the records have, and nothing for another tenant."""
+    """Look up a prefix, and check that exactly what the records have is found, and nothing for another tenant."""
     off = world.cache._state.tiers_off
     device = _ready(world.records.device)
     host = _ready(world.records.host) if Tier.HOST not in off else {}
@@ -144,7 +144,7 @@ def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
 
 
 def audit(world: World) -> None:
-    """Read every block and slot that is findable: it holds the bytes of its key, unless a bit flipped meanwhile."""
+    """Check that every findable block and slot holds the bytes of its key, unless a bit flipped meanwhile."""
     for name, records, memory in (
         ("block", world.records.device, world.device),
         ("slot", world.records.host, world.host),
@@ -158,7 +158,7 @@ def audit(world: World) -> None:
 
 
 def audit_shared(world: World) -> None:
-    """What counts as shared has been in the remote store; by key alone, for a false label may name another tenant."""
+    """Check that what counts as shared was in the remote store, by key alone: a false label may name another tenant."""
     records = (world.records.device, world.records.host, world.records.disk)
     ever_shared = {key for _, key in world.stores.ever_shared}
     for tier, marks in zip(records, world.cache._state.dirt.remote, strict=True):
@@ -168,7 +168,7 @@ def audit_shared(world: World) -> None:
 
 
 def _audit_disk(world: World) -> None:
-    """Every slot that is findable is labelled on disk as it is here, and holds those bytes, unless it was damaged."""
+    """Check that every findable disk slot has its label and bytes on disk, unless it was damaged."""
     records = world.records.disk
     for key, slot in _ready(records).items():
         if slot in world.stores.damaged:

@@ -1,9 +1,8 @@
 """A simulated node around the real core: workers, a mover and memory, under a seeded clock and seeded faults.
 
-Memory is modelled as one content mark per block and slot. Workers write marks into their private
-blocks for as long as they live, also when they are stalled; the mover copies marks at its own pace.
-So a block that is reused too early, published too early or served under a wrong key shows as a
-wrong mark at somebody, whatever the core itself believes.
+Memory is modelled as one content mark for each block and slot. Workers write marks into their private blocks as long as
+they live, even when they are stalled; the mover copies marks at its own pace. So if a block is reused or published too
+early, or served under a wrong key, somebody sees a wrong mark, whatever the core itself believes.
 """
 
 import random
@@ -45,25 +44,25 @@ from tests.laws.turns import Turns, leave_nobody_waiting
 
 LONGEST_WAIT_SECONDS: Final = 60.0
 _COPY_SECONDS: Final = 30.0
-"""How long a call that names no wait waits for copies."""
+"""Seconds that a call waits for copies if it names no wait."""
 _SHARE_OF_CLASSES: Final = 0.5
 """Share of the histories in which leases are of several classes."""
 _IN_DOUBT: Final = ("BUSY", "COPY_FAILED", "DEADLINE", "POOL_FULL", "WRONG_STATE")
-"""Refusals of an evict or a reload after which a worker does not know where its lease is."""
+"""Refusals of an evict or a reload that leave a worker in doubt where its lease is."""
 _MOVES: Final = (commands.Evict, commands.Reload)
 _MAKE_ROOM: Final = (*_MOVES, commands.Reserve, commands.Extend, commands.Fork)
-"""What may be refused and yet have begun to make room for the next try."""
+"""Commands that may be refused and yet have begun to make room for the next try."""
 _OF_ROWS: Final = (commands.Extend, commands.Commit)
-"""What a worker learns from the block table if no answer comes."""
+"""Commands whose outcome a worker reads in the block table if no answer comes."""
 
 
 class World:
-    """One simulated node; `live` lets it live for some steps and raises ViolationError if a law breaks."""
+    """One simulated node; `live` runs it for some steps, and raises ViolationError if a law breaks."""
 
     def __init__(
         self, seed: int, *, shape: CacheShape = SHAPE, tenants: Iterable[int] = (7, 7, 8)
     ) -> None:
-        """Start a node with one worker for each of the tenants named."""
+        """Start a node with one worker for each named tenant."""
         self.seed = seed
         self.rng = random.Random(seed)  # noqa: S311 - reproducible on purpose
         self.shape = shape
@@ -87,19 +86,19 @@ class World:
         self.seen: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.crash: crashes.Crash | None = None
-        """What kills the control process in the middle of the next command, or of one that comes later."""
+        """What kills the control process in the middle of the next command, or of a later one."""
         self.granted: dict[LeaseId, tuple[WorkerId, str]] = {}
-        """The request of each lease that a worker heard of."""
+        """The worker and the request of each lease that a worker heard of."""
         self.shared: dict[LeaseId, sharing.Shared] = {}
         self.lease_ids: set[int] = set()
         self.newest_lease_id = 0
         self.turns = Turns()
         self.sound = Sound()
-        """What of the core held when somebody looked last."""
+        """What held of the core at the last check."""
         self.events_a_check = 1
         """After so many events the core is compared with all of its own laws."""
         self.num_unchecked = 0
-        """Events since it was."""
+        """Events since that comparison."""
         self.tenant_of_key: dict[bytes, int] = {}
         self.generations = self.count_generations()
         self.granted_under = [-1] * shape.num_blocks
@@ -108,7 +107,7 @@ class World:
         self.about_to_move: Held | None = None
         self.ended_copy = CopyId(0)
         self.early: Wake | None = None
-        """The last answer; of a call that was promised one in the same breath it comes before the promise."""
+        """The last answer; if a call is promised and given an answer at once, the answer comes before the promise."""
         for tenant in tenants:
             self.start_worker(tenant)
 
@@ -139,12 +138,12 @@ class World:
         if self.cache._state.waiting.by_ticket:
             leave_nobody_waiting(self)
         if not (isinstance(outcome, Outcome) and outcome.ticket):
-            # What parts of moves want is done behind the answer, or its promise.
+            # Parts of moves send their effects after the answer, or after the promise of it.
             self.carry_out(self.cache.take_effects())
         return outcome
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
-        """Let movers, stores and callers hear of what the core wants of them."""
+        """Tell movers, stores and callers what the core wants of them."""
         for effect in effects:
             if isinstance(effect, Copy):
                 if effect.direction is Direction.STORE and not self.stores.is_read:
@@ -156,7 +155,7 @@ class World:
                 self._answer(effect)
 
     def digest(self) -> bytes:
-        """Return what a command that is refused, or only asks, leaves as it is."""
+        """Return a digest of the state that a refused command, or a query, must not change."""
         records = self.records
         return b"".join(
             (
@@ -183,11 +182,11 @@ class World:
         )
 
     def check(self) -> None:
-        """Compare the core with the world's laws, and every so often with its own."""
+        """Compare the core with the world's laws, and after so many events with its own."""
         self.num_unchecked += 1
         if self.num_unchecked >= self.events_a_check:
             self.check_whole()
-        # As a check does, so that a history is the same however often there is one.
+        # A check does the same, so a history does not depend on how often it is checked.
         self.cache.settle()
         self._compare_ids()
         self.turns.check(self)
@@ -204,7 +203,7 @@ class World:
         self.generations = generations
 
     def _compare_ids(self) -> None:
-        """A lease that was not there before the command has an id above all that there were."""
+        """Check that a lease that is new since the last command has an id above all earlier ids."""
         lease_ids = set(self.records.rows.lease_id.tolist()) - {0}
         new = lease_ids - self.lease_ids
         if new and min(new) <= self.newest_lease_id:
@@ -213,7 +212,7 @@ class World:
         self.lease_ids = lease_ids
 
     def tick(self, seconds: float) -> None:
-        """Let time pass; who called with a deadline before now has an answer."""
+        """Let time pass, and check that calls whose deadline has passed were answered."""
         self.now += seconds
         self.send(commands.Tick())
         late = [ticket for ticket, call in self.calls.items() if call.deadline <= self.now]
@@ -241,12 +240,12 @@ class World:
         *,
         is_heard: bool = True,
     ) -> None:
-        """Let a worker, or an operator, call, and take its answer when it comes and reaches the caller."""
+        """Let a worker or an operator call, and take the answer when it comes, if it reaches the caller."""
         is_move = held is not None and isinstance(command, _MOVES)
         if held is not None:
             held.is_moving = is_move
         parent = sharing.parent_of(self, held, command)
-        # The command may wake callers before its own answer is here.
+        # The command may wake callers before its own answer arrives.
         self.about_to_move = held if is_move else None
         outcome = self.send(command)
         self.about_to_move = None
@@ -271,7 +270,7 @@ class World:
             self._take(call, wake.result)
 
     def _take(self, call: Call, result: object) -> None:
-        """Let a caller that still lives take its answer, or notice that none comes."""
+        """Let a caller that is still alive take its answer, or notice that none comes."""
         if isinstance(result, KVLeaseError):
             explains(self, result)
         worker = call.worker
@@ -285,7 +284,7 @@ class World:
             self._done(worker, call, result)
 
     def _unheard(self, worker: Worker, call: Call) -> None:
-        """Let a worker do what it does about a lease of which no answer came."""
+        """Let a worker act as it does when no answer about a lease came."""
         held = call.held
         if held is None or worker.leases.get(held.lease_id) is not held:
             return
@@ -297,7 +296,7 @@ class World:
             read_row(self, held)
 
     def _settle_move(self, held: Held | None) -> None:
-        """A lease moves for as long as a call that moves it is not answered, or its answer was in doubt."""
+        """Note that a lease moves as long as a call that moves it has no answer, or the answer left a doubt."""
         if held is not None:
             is_asked = any(
                 call.held is held and isinstance(call.command, _MOVES)
@@ -309,7 +308,7 @@ class World:
     def refused(
         self, worker: Worker, command: object, held: Held | None, error: KVLeaseError
     ) -> None:
-        """Let a worker take a refusal: after some it does not know where its lease is."""
+        """Let a worker take a refusal; after some refusals it does not know where its lease is."""
         if held is None:
             return
         self._compare(worker, held)
@@ -317,11 +316,11 @@ class World:
             held.is_moving = True
             self.unsure.append((worker, held))
         elif isinstance(command, commands.Reload) and error.code == "NEVER_FITS":
-            # What is on the device needs nothing; so it is not, and limits have become too low for it.
+            # A lease on the device needs no room. So it is in the host pool, and limits have become too low for it.
             held.is_evicted = True
 
     def _compare(self, worker: Worker, held: Held) -> None:
-        """Drop a lease that the core no longer has; what it has is as the worker knows it."""
+        """Drop a lease that the core no longer has."""
         ids = np.frombuffer(self.cache.lease_ids_of(worker.worker_id), np.int64)
         if held.lease_id not in ids:
             worker.leases.pop(held.lease_id, None)
@@ -344,27 +343,27 @@ class World:
             answers.reloaded(self, held, reply)
 
     def pinned(self) -> dict[int, int]:
-        """Count the blocks that are pinned, by tenant: nobody else holds any when this is asked."""
+        """Count the pinned blocks by tenant; nobody else holds any block when this is asked."""
         device = self.records.device
         held = np.unique(np.concatenate([np.empty(0, np.intp), *self.cache._state.pins.values()]))
         return dict(Counter(device.tenant[held.astype(np.intp)].tolist()))
 
     def magazine_names(self) -> Mapping[WorkerId, int]:
-        """Return the magazines that living processes share, which a restart must know of; here there are none."""
+        """Return the names of magazines that living processes share, for a restart; here there are none."""
         return {}
 
     def end_engines(self) -> None:
-        """Let all engines with magazines come to an end; here there are none."""
+        """End all engines with magazines; here there are none."""
 
     def limit_of(self, worker: Worker) -> int:
-        """Return the blocks that a worker can have when nobody else has any: all but those that are pinned."""
+        """Return the blocks that a worker can have if nobody else has any: all except the pinned ones."""
         del worker
         return self.shape.usable_blocks - sum(self.pinned().values())
 
     # Faults --------------------------------------------------------------------------------------------------------
 
     def known_ids(self) -> set[tuple[WorkerId, LeaseId]]:
-        """Return the leases of living workers that the core knows, and whose they are."""
+        """Return the leases of living workers that the core knows, each with its owner."""
         return {
             (worker_id, LeaseId(lease_id))
             for worker_id in self.workers
@@ -394,10 +393,10 @@ class World:
         worker.newest_lease_id = max(worker.newest_lease_id, outcome.reply.newest_lease_id)
 
     def learn(self) -> None:
-        """Let workers whose evict or reload was interrupted find out where their blocks are, by asking for them."""
+        """Let workers whose evict or reload was interrupted find out where their blocks are, by a reload."""
         for worker, held in self.unsure[:]:
             self.unsure.remove((worker, held))
-            # A rank that released it may have come back to it since, and know it anew.
+            # A rank that released it may have rejoined it since, and have a new record of it.
             if worker.worker_id in self.workers and worker.leases.get(held.lease_id) is held:
                 command = commands.Reload(
                     worker_id=worker.worker_id, lease_id=held.lease_id, wait_ms=1000

@@ -1,4 +1,4 @@
-"""How a simulated worker computes: which blocks of which groups it writes, with what, and what it then may commit."""
+"""How a simulated worker computes: which blocks of which groups it writes, with what marks, and what it may commit."""
 
 from kvlease.groups import Keeps
 from kvleased.core.blocks.records import NULL
@@ -9,15 +9,15 @@ from tests.laws.picks import is_forked
 from tests.laws.world import World
 
 _MOST_FIXED_TOKENS = 48
-"""Tokens up to which a request is computed in whose cache nothing grows."""
+"""Tokens up to which a request is computed in a cache in which nothing grows."""
 _ALIGNED = 0.6
-"""Share of the commits that end where a prefix can."""
+"""Share of the commits that end where a prefix can end."""
 _FROM_THE_START = 0.2
 """Share of the commits that name all keys again."""
 
 
 def compute(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
-    """Let a worker write the states of more tokens, and return how many it may commit, and the first key to name."""
+    """Let a worker write the states of more tokens; return how many it may commit, and the first key to name."""
     most = min(room(world.shape.groups, held.ends), _MOST_FIXED_TOKENS)
     if most <= held.computed or is_forked(world, held):
         return None
@@ -34,12 +34,12 @@ def compute(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
 
 
 def keys_of(world: World, held: Held, num_tokens: int, first: int) -> bytes:
-    """Return the packed keys of what is full among some tokens, from the first one on."""
+    """Return the packed keys of the full blocks among some tokens, from the first one on."""
     return b"".join(held.keys[first : num_tokens // world.shape.hash_tokens])
 
 
 def write_up_to(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
-    """Write the states of all tokens up to a number of them."""
+    """Write the states of all tokens up to this number."""
     name_blocks(world, worker, held, num_tokens)
     for at, group in enumerate(world.shape.groups):
         private: Mark = ("private", worker.tenant, held.lease_id, at, world.now)
@@ -62,7 +62,7 @@ def write_up_to(world: World, worker: Worker, held: Held, num_tokens: int) -> No
 
 
 def _write_state(world: World, held: Held, at: int, num_tokens: int, private: Mark) -> None:
-    """Write the state after so many tokens: to its place, or the first one behind it that has a block."""
+    """Write the state after so many tokens to its place, or to the first place behind it that has a block."""
     group = world.shape.groups[at]
     if num_tokens <= held.written:
         return
@@ -76,7 +76,7 @@ def _write_state(world: World, held: Held, at: int, num_tokens: int, private: Ma
 
 
 def know_states(world: World, held: Held) -> None:
-    """Know newest states for what they are that stand where a block of theirs ends, since blocks have moved."""
+    """Mark a newest state with its key if, since blocks have moved, it is where a block ends."""
     for at, group in enumerate(world.shape.groups):
         if (
             group.keeps is not Keeps.STATE
@@ -92,7 +92,7 @@ def know_states(world: World, held: Held) -> None:
 
 
 def scribble(world: World, worker: Worker, held: Held) -> None:
-    """Let a worker write whatever it likes to its private blocks that hold nothing that it needs."""
+    """Let a worker write anything to those of its private blocks that hold nothing it needs."""
     if is_forked(world, held):
         return
     for at, place, _, mark in list(held.places()):
