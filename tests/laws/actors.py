@@ -35,7 +35,7 @@ class Held:
     parts: list[list[int]]
     """The block at each place of each group; NULL if there is none."""
     marks: list[list[Mark | None]]
-    """What the worker knows its blocks to hold."""
+    """What each block holds, as far as the worker knows."""
     computed: int = 0
     """Tokens that are committed or were found; the core knows of them."""
     written: int = 0
@@ -156,7 +156,7 @@ class Call:
     is_heard: bool = True
     """Whether the answer will reach the caller."""
     parent: Held | None = None
-    """What the worker knew of the lease that it forks when the call began."""
+    """What the worker knew, when the call began, of the lease that it forks."""
 
 
 _PARTS: Final = "parts"

@@ -27,7 +27,7 @@ _SHARE_OLD: Final = 0.6
 """Share of the histories in which the disk is not empty at the beginning."""
 _SHARE_LOST: Final = 0.4
 _SHARE_AWAY: Final = 0.4
-"""Share of the stores turned off of which only the mover is away."""
+"""Share of the stores turned off that only lack their mover."""
 
 
 def begin(world: World) -> None:

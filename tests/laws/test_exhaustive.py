@@ -25,7 +25,7 @@ def test_no_history_of_a_tiny_world_breaks_a_law(shape: str, root: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("root", ["cached", "on host"])
 def test_no_longer_history_breaks_a_law_where_calls_start_over(root: str) -> None:
-    """One step deeper, a call that waits for blocks on their way meets one that comes only then."""
+    """With one more step, a call waits for blocks that are on their way, and another call comes only after it."""
     found = search(SHAPES["tiny"], ROOTS[root], depth=3)
 
     assert not found.violation, str(found)

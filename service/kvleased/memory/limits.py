@@ -28,7 +28,7 @@ def memory_limit_bytes(
 def memory_used(
     cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> tuple[int, int]:
-    """Return the used and the allowed bytes of the cgroup of this process, or the machine, that has the least left.
+    """Return the used and the allowed bytes where the least is left: in a cgroup of this process, or in the machine.
 
     Memory that the kernel can drop without harm does not count: pages of files that nobody has touched for a while.
     """

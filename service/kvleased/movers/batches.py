@@ -83,7 +83,7 @@ class Flight:
     with_checksums: bool
     copies_a_batch: int
     is_sent: bool = False
-    """Whether any of it was given to a mover, which may then be writing."""
+    """Whether any batch of the copy was given to a mover, which may then be writing."""
     parts: dict[int, Completion] = field(default_factory=dict)
     """The completions of the batches that have ended, by their position."""
 
@@ -191,7 +191,7 @@ class Queue:
         return None
 
     def take_back(self, directions: Collection[Direction]) -> list[Flight]:
-        """Drop the batches of copies of these directions of which none was sent yet, and return those copies."""
+        """Drop the copies in these directions of which no batch has been sent yet, and return them."""
         flights = {
             id(part.flight): part.flight
             for part in self

@@ -136,7 +136,7 @@ class MoverLink:
     # Movers
 
     def attach(self, sock: socket.socket, generation: int) -> None:
-        """Take the socket of a new mover; tell it of the pools now; it gets batches once it says that it is there."""
+        """Take the socket of a new mover, and tell it of the pools; it gets batches once it says that it is there."""
         self._detach()
         sock.setblocking(False)
         self._sock, self._generation = sock, generation
@@ -230,7 +230,7 @@ class MoverLink:
             self._owner.recycle_mover(self.mover, generation)
 
     def fail_waiting(self, directions: Collection[Direction]) -> None:
-        """Fail the copies of these directions of which no mover has got anything."""
+        """Fail the copies in these directions of which no mover has got any batch."""
         for flight in self._queue.take_back(directions):
             self._owner.answer_copy(flight.pool, CopyFailed(copy_id=flight.copy.copy_id))
 

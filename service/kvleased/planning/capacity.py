@@ -59,7 +59,7 @@ class Capacity:
     def largest_request_tokens(self, most: int = TOKENS_MAX) -> int:
         """Return the tokens of the largest request that can ever fit, up to `most`; 0 if not even one token fits.
 
-        A longer request never takes fewer blocks, so halving finds the last one that fits.
+        A longer request never takes fewer blocks, so halving finds the largest that fits.
         """
         fits, too_many = 0, most + 1
         while too_many - fits > 1:

@@ -319,7 +319,7 @@ class StoreFile:
         """Read adjacent cells; tell whether that worked.
 
         Raises:
-            StoreError: they cannot be read, nor can the file's first cell.
+            StoreError: neither they nor the file's first cell can be read.
         """
         part = said[first : first + count]
         try:
