@@ -32,7 +32,7 @@ SMALLEST_BYTES_MAX: Final = WRITE_PAST_CACHES_BYTES - 1
 STRETCH_MIN: Final = 16
 """Adjacent targets from which on their blocks are copied together; with fewer, the calls cost what this saves."""
 ROWS_MAX: Final = 64
-"""Most blocks that are copied or gathered at once, however small they are."""
+"""The most blocks that are copied or gathered at once, however small they are."""
 _LISTED_AT_ONCE: Final = 512
 """Blocks whose beginnings and ends are listed at once."""
 TRIED_MIN: Final = 256

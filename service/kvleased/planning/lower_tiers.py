@@ -28,7 +28,7 @@ from kvleased.planning.groups.grouping import Group
 from kvleased.planning.limits import check_number
 
 BLOCKS_PER_SLOT_MAX: Final = 2**16
-"""Most blocks of one slot."""
+"""The most blocks of one slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ Places = tuple[tuple[LayerPlacement, ...], tuple[TensorPlan, ...], tuple[Extent,
 """The layers' places, the runs of equal layers, and the pieces of a block."""
 
 PIECES_MAX: Final = 2**16
-"""Most pieces of one block. Where heads are outside of blocks, each head of each layer is a piece."""
+"""The most pieces of one block. Where heads are outside of blocks, each head of each layer is a piece."""
 
 _MIXED_PAGES: Final = "layout_cannot_express_mixed_pages"
 _COMPACT: Final = f"a layout whose two outermost axes are L and B, such as {Layout.BLHNC}"

@@ -7,7 +7,7 @@ FAILURES_MAX: Final = 3
 """Failures in a row that open the breaker."""
 OPEN_SECONDS_FIRST: Final = 0.5
 OPEN_SECONDS_MAX: Final = 30.0
-"""Most seconds that a failing store is left alone before it is tried again."""
+"""The most seconds that a failing store is left alone before it is tried again."""
 
 
 @dataclass(slots=True, kw_only=True)

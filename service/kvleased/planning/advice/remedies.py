@@ -22,15 +22,15 @@ from kvleased.planning.planner import plan
 REMEDIES_MAX: Final = 3
 """Settings, or pairs of settings, that a refusal names."""
 PLANS_MAX: Final = 60
-"""Most plans that are made to find them."""
+"""The most plans that are made to find remedies."""
 
 _LAYERS_MAX: Final = 15_360
-"""Most layers, over all ranks and plans, that are planned to find them; this limits the time."""
+"""The most layers, over all ranks and plans, that are planned to find remedies; this limits the time."""
 _LAYERS_OF_MODEL: Final = 128
 """Layers that a model is assumed to have, because its config is not read to count them."""
 _PLANS_MIN: Final = 12
 _STEPS_MAX: Final = 8
-"""Most settings that are tried as the first of a pair."""
+"""The most settings that are tried as the first of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from kvleased.planning.planner import plan
 ALL: Final = "all"
 """The change that stands for all usual changes."""
 CHANGES_MAX: Final = 32
-"""Most changes that are compared in one call."""
+"""The most changes that are compared in one call."""
 
 _PLAIN_TYPES: Final = ("", "auto", "float32", "float16", "bfloat16")
 
