@@ -332,6 +332,16 @@ def later_calls_wait_for_the_slower_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(landing, "overtake", lambda *_: None)
 
 
+def store_that_pushes_blocks_out_serves_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A call that waits for less since a block below has gone is served only with the next command."""
+
+    def clean(state: CacheState, now: float) -> bool:
+        cleaning.clean(state, now)
+        return False
+
+    patch.setattr(cache, "clean", clean)
+
+
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (failed_load_is_published, "evict"),
     (failed_fetch_is_published, "remote"),

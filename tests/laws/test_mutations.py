@@ -84,6 +84,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_tiers.slot_that_is_not_taken_holds_up_the_others: (
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
     ),
+    of_tiers.store_that_pushes_blocks_out_serves_nobody: (
+        cleaning.test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now
+    ),
 }
 """The laws of the core that notice bugs that the simulation rarely finds."""
 

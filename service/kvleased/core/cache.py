@@ -171,7 +171,9 @@ class Cache:
             outcome = self._answered(outcome)
         if state.dirt.is_due:
             ending.settle(state)
-            clean(state, now)
+            if clean(state, now) and state.waiting.by_ticket:
+                pump(state, now)
+                outcome = self._answered(outcome)
         if state.effects:
             outcome.effects, state.effects = state.effects, []
         return outcome

@@ -34,8 +34,12 @@ _SHARE_OF_POOL: Final = 8
 """The part of a pool that is kept clean, and that background copies hold at most, is the pool divided by this."""
 
 
-def clean(state: CacheState, now: float) -> None:
-    """Start the background copies that are due, as far as the movers are free for them."""
+def clean(state: CacheState, now: float) -> bool:
+    """Start the background copies that are due, as far as the movers are free for them.
+
+    Returns whether blocks have left the disk store for others. A waiting call that would have loaded one of them may
+    need fewer blocks now: a recurrent state that is found takes a block beside the one to write to.
+    """
     dirt = state.dirt
     dirt.is_due = False
     busy = {
@@ -48,10 +52,10 @@ def clean(state: CacheState, now: float) -> None:
     if dirt.offload.size and is_host_on and Mover.MEMORY not in busy and not len(state.waiting):
         _offload(state)
     is_disk_on = Tier.DISK not in state.tiers_off and state.is_disk_read
-    if dirt.stores and Mover.DISK not in busy and is_disk_on:
-        _store(state)
+    has_left = dirt.stores and Mover.DISK not in busy and is_disk_on and _store(state)
     if dirt.shares and Mover.REMOTE not in busy and Tier.REMOTE not in state.tiers_off:
         _share(state)
+    return has_left
 
 
 def _offload(state: CacheState) -> None:
@@ -66,11 +70,14 @@ def _offload(state: CacheState) -> None:
     _start(state, Purpose.CLEAN, state.dirt.offload, blocks, slots)
 
 
-def _store(state: CacheState) -> None:
+def _store(state: CacheState) -> bool:
+    """Copy slots to the disk store; tell whether others had to leave it for them."""
     marks, host = state.dirt.store, state.host
     sources = _dirty_slots(state, marks, state.disk)[: _most(host)]
+    num_free = state.disk.num_free
     targets = disk_slots(state, len(sources))
     _start(state, Purpose.STORE, marks, sources[: len(targets)], targets)
+    return len(targets) > num_free
 
 
 def _share(state: CacheState) -> None:

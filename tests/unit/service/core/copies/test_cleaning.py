@@ -51,6 +51,7 @@ from tests.unit.service.core.builders import (
     tick,
     woken,
 )
+from tests.unit.service.core.grouped import STATE, cache_of, chain, reserve_tokens
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_remote_cache,
@@ -612,6 +613,36 @@ def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
 
     assert ids(second.source_ids) != first
     assert ids(the_copy(tick(cache, 4.0)).source_ids) == first
+
+
+def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> None:
+    """A state that it would have loaded takes a block beside the one to write to; without it, one is enough."""
+    cache = cache_of(STATE, num_blocks=5, num_slots=16, num_disk_slots=2, write_policy=THROUGH)
+    on_disk(cache, chain(4))
+    stores = []
+    for branch in (1, 2):
+        lease_id = reserve_tokens(cache, 4, f"stored-{branch}").lease_id
+        command = c.Commit(
+            worker_id=WORKER,
+            lease_id=lease_id,
+            num_tokens=4,
+            first_block=0,
+            keys=chain(4, branch),
+        )
+        stores += copies(land(cache, the_copy(cache.handle(command, 0.0))))
+        release(cache, lease_id)
+    for name in "xyz":
+        reserve_tokens(cache, 4, name)
+    waiting = c.Reserve(
+        worker_id=WORKER, request_id="r", keys=chain(4), num_tokens=8, wait_ms=WAIT_MS
+    )
+    ticket = cache.handle(waiting, 0.0).ticket
+
+    landed = land(cache, stores[0])
+
+    assert the_copy(landed).direction is Direction.STORE
+    assert woken(landed, ticket, Reserved).disk_hit_tokens == 0
+    assert looked_up(cache, chain(4)) == (0, 0, 0)
 
 
 def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
