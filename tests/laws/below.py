@@ -107,7 +107,7 @@ def mend(world: World) -> None:
     world.send(commands.TierChanged(tier=Tier.REMOTE, is_on=True))
 
 
-def find(world: World) -> None:
+def find(world: World, share_of_lies: float = _LIES) -> None:
     """Let the disk store tell what an earlier life left in some slots, though not always truthfully."""
     told, world.stores.found = (
         world.stores.found[:_TOLD_AT_ONCE],
@@ -116,7 +116,7 @@ def find(world: World) -> None:
     slots, labels = [], []
     for slot in told:
         _, label = world.stores.disk[slot]
-        if world.rng.random() < _LIES:
+        if world.rng.random() < share_of_lies:
             slot, label = _lie(world, slot, label)  # noqa: PLW2901  # what is told instead
         if label is not None:
             slots.append(slot)
@@ -131,6 +131,12 @@ def find(world: World) -> None:
         )
     if not (world.stores.found or world.stores.is_read or is_off(world, Tier.DISK)):
         tell_disk(world)
+
+
+def find_all(world: World) -> None:
+    """Let the disk store tell, truthfully, all that is left to be told."""
+    while world.stores.found:
+        find(world, share_of_lies=0.0)
 
 
 def is_off(world: World, tier: Tier) -> bool:

@@ -15,7 +15,7 @@ from kvleased.core import commands
 from kvleased.core.blocks.states import State
 from kvleased.core.effects import Mover, Outcome, Reserved, Tier
 from tests.laws.actors import Worker
-from tests.laws.below import answer_one, find, mend
+from tests.laws.below import answer_one, find_all, mend
 from tests.laws.calling import commit_one
 from tests.laws.faults import bury_mover
 from tests.laws.hanging import may_hang
@@ -72,6 +72,7 @@ def _end_faults(world: World) -> None:
             bury_mover(world, mover)
     if has_stores(world):
         mend(world)
+        find_all(world)
     if Tier.HOST in world.cache._state.tiers_off:
         world.send(commands.TierChanged(tier=Tier.HOST, is_on=True))
     _settle(world, all_of_them=False)
@@ -296,8 +297,6 @@ def _copy_down(world: World) -> None:
     if not state.dirt.writes_through:
         return
     is_ready, dirt = state.host.records.state == State.READY, state.dirt
-    while world.stores.found:
-        find(world)
     # Each slot that the store does not take makes it rest once before all others have had their turn; and if a copy
     # ends in parts, the next copy begins with the next command.
     for _ in range(len(world.flipped) + 2 + len(state.host)):
