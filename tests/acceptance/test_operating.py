@@ -1,6 +1,7 @@
 """An operator changes a daemon that runs: drains, clears, resizes and limits, over every transport, over restarts."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from kvlease import (
     Worker,
 )
 from kvlease.client import Resizable
-from tests.acceptance.serving import Serving, command, served
+from tests.acceptance.serving import Serving, command, new_cache, served
 
 pytestmark = pytest.mark.acceptance
 
@@ -218,6 +219,29 @@ def test_pool_that_shrinks_gives_memory_back_and_grows_again(
     assert (refused.value.need, refused.value.limit) == (33, 32)
     grown = client.resize("main", tier, 32)
     assert (grown.num_parked, grown.bytes_given_back) == (0, 0)
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_pool_that_ends_amid_a_page_shrinks_like_any_other(
+    shared: Serving, tier: Resizable
+) -> None:
+    """Blocks of an odd number of bytes share pages, which stay as long as one of their blocks is in use."""
+    odd = FullAttention(name="l0", num_kv_heads=1, head_size=126, dtype="float32")
+    block_bytes = 2 * TOKENS_PER_BLOCK * 126 * 4
+    inputs = PlanInputs(
+        layers=(odd,),
+        tokens_per_block=TOKENS_PER_BLOCK,
+        device_blocks=31,
+        host_bytes=31 * block_bytes,
+    )
+    with new_cache(shared, "odd", inputs) as client:
+        assert client.get_cache("odd").plan.device_bytes % mmap.PAGESIZE
+
+        resized = client.resize("odd", tier, 12)
+
+        assert (resized.num_blocks, resized.num_parked) == (12, 19)
+        assert 18 * block_bytes < resized.bytes_given_back <= 19 * block_bytes
+        assert client.resize("odd", tier, 31).bytes_given_back == 0
 
 
 def test_shrink_below_what_is_held_is_refused_with_numbers(client: Client, shared: Serving) -> None:

@@ -43,12 +43,18 @@ def map_region(fd: int, region_bytes: int, *, writable: bool = True) -> NDArray[
     if region_bytes == 0:
         return np.zeros(0, np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    # Huge pages are mapped and unmapped only as a whole. A file on them is long enough; other files may end anywhere.
-    has_huge_pages = os.fstatvfs(fd).f_bsize > mmap.PAGESIZE
-    mapped_bytes = whole_pages(fd, region_bytes) if has_huge_pages else region_bytes
-    mapping = mmap.mmap(fd, mapped_bytes, mmap.MAP_SHARED, protection)
+    mapping = mmap.mmap(fd, mapped_bytes(fd, region_bytes), mmap.MAP_SHARED, protection)
     mapping.madvise(mmap.MADV_DONTDUMP)
     return np.frombuffer(mapping, np.uint8, count=region_bytes)
+
+
+def mapped_bytes(fd: int, region_bytes: int) -> int:
+    """Return the bytes to map of a file for a region of it.
+
+    Huge pages are mapped and unmapped only as a whole. A file on them is long enough; other files may end anywhere.
+    """
+    has_huge_pages = os.fstatvfs(fd).f_bsize > mmap.PAGESIZE
+    return whole_pages(fd, region_bytes) if has_huge_pages else region_bytes
 
 
 def whole_pages(fd: int, num_bytes: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.memory.cpu import allocate, whole_pages
+from kvleased.memory.cpu import allocate, mapped_bytes, whole_pages
 
 Pieces = Sequence[tuple[int, int, int]]
 """For each piece of a block: where that of block 0 starts, bytes from block to block, and bytes of the piece."""
@@ -54,7 +54,7 @@ def give_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
     if not given:
         return
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    with mmap.mmap(fd, whole_pages(fd, region_bytes), mmap.MAP_SHARED, protection) as mapping:
+    with mmap.mmap(fd, mapped_bytes(fd, region_bytes), mmap.MAP_SHARED, protection) as mapping:
         for _ in range(_ROUNDS):
             for start, end in given:
                 mapping.madvise(mmap.MADV_REMOVE, start, end - start)
@@ -74,7 +74,7 @@ def bring_back(fd: int, ranges: Ranges, region_bytes: int) -> None:
 
 def missing_bytes(fd: int, region_bytes: int) -> int:
     """Return the bytes of a region whose pages do not exist now."""
-    return max(0, region_bytes - os.fstat(fd).st_blocks * 512)
+    return max(0, whole_pages(fd, region_bytes) - os.fstat(fd).st_blocks * 512)
 
 
 def _within(ranges: Ranges, region_bytes: int) -> Iterator[tuple[int, int]]:

@@ -24,9 +24,9 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-def first_bytes(fd: int) -> list[int]:
+def first_bytes(fd: int, num_pages: int = NUM_PAGES) -> list[int]:
     """Return the first byte of each page."""
-    return [os.pread(fd, 1, page * PAGE)[0] for page in range(NUM_PAGES)]
+    return [os.pread(fd, 1, page * PAGE)[0] for page in range(num_pages)]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,20 @@ def test_range_behind_the_region_is_cut_off(fd: int) -> None:
 
     assert os.fstat(fd).st_size == num_bytes
     assert holes.missing_bytes(fd, num_bytes) == 0
+
+
+def test_region_may_end_amid_a_page(fd: int) -> None:
+    """A file that ends there is mapped no further than it goes, and its last page counts as a whole one."""
+    num_bytes = 2 * PAGE + 904
+    os.ftruncate(fd, num_bytes)
+
+    holes.give_back(fd, [(PAGE, 3 * PAGE)], num_bytes)
+
+    assert holes.missing_bytes(fd, num_bytes) == 2 * PAGE
+    assert first_bytes(fd, 3) == [1, 0, 0]
+    holes.bring_back(fd, [(PAGE, 3 * PAGE)], num_bytes)
+    assert holes.missing_bytes(fd, num_bytes) == 0
+    assert os.fstat(fd).st_size == num_bytes
 
 
 def test_nothing_to_give_back_touches_nothing(fd: int) -> None:
