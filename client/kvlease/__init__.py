@@ -255,7 +255,7 @@ _HOMES: Final = {
     "kvlease.traces": ("TracedRequest",),
     "kvlease.worker": ("Worker",),
 }  # fmt: skip
-"""Where each name lives, but for the errors."""
+"""The module that each public name lives in; names that are not listed are errors and live in `kvlease.errors`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Own the client for an event loop; what its calls mean it shares with the blocking one."""
+"""Own the client for an event loop; it shares the meaning of its calls with the blocking client."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -44,9 +44,9 @@ R = TypeVar("R")
 
 
 class AsyncClient(Bound):
-    """A connection to a daemon for an event loop; the same verbs as `Client`.
+    """A connection to a daemon for an event loop, with the same verbs as `Client`.
 
-    It belongs to the loop of its first call until it is closed, or that loop has ended; in another one its calls are
+    It belongs to the loop of its first call until it is closed or that loop ends. Until then, calls in another loop are
     refused (InvalidError, rule other_loop).
     """
 
@@ -61,12 +61,12 @@ class AsyncClient(Bound):
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
-        Over TCP it is shown `credentials`, else those that the environment names, else, on loopback, the token that a
-        daemon of this user left for it. With traces, each call says in which span of OpenTelemetry it is made; the
-        daemon's own hangs below that.
+        Over TCP the client shows the daemon `credentials`, or without them those that the environment names. If neither
+        has a token, it shows a daemon on loopback the token that this user's daemon has left there. With `with_traces`,
+        each call names the OpenTelemetry span that it is made in, and the daemon's span becomes a child of it.
 
         Raises:
-            InvalidError: the address is malformed, an option out of range, or the token's file cannot be read.
+            InvalidError: the address is malformed, an option is out of range, or the token's file cannot be read.
         """
         check_options(deadline_seconds, on_doubt)
         self._address = chosen_address(address, credentials)
@@ -80,11 +80,11 @@ class AsyncClient(Bound):
         self._port = AsyncPort(opened(), open_again=opened)
 
     def __repr__(self) -> str:
-        """Show where it connects to."""
+        """Show the address that it connects to."""
         return f"<AsyncClient {self._address}>"
 
     def __del__(self) -> None:
-        """Warn where it was not closed."""
+        """Warn if it was not closed."""
         port = getattr(self, "_port", None)
         if port is not None and port.transport.is_open and not self._link.is_forked:
             warn_unclosed(self)
@@ -101,7 +101,7 @@ class AsyncClient(Bound):
         """Close the connection; workers stay attached.
 
         Raises:
-            InvalidError: it belongs to another event loop that goes on (rule other_loop).
+            InvalidError: the client belongs to another event loop, which still runs (rule other_loop).
         """
         await self._port.close()
 
@@ -110,7 +110,7 @@ class AsyncClient(Bound):
         return await self._told(_calls.plan(inputs))
 
     async def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
-        """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
+        """Compute a plan with its equations, and with what each change, such as tokens_per_block=8, would alter."""
         return await self._told(_calls.explain(inputs, changes))
 
     async def register(
@@ -118,7 +118,7 @@ class AsyncClient(Bound):
     ) -> CacheInfo:
         """Create a cache, or find an equal one that exists.
 
-        A worker that attaches through this client then registers the cache again, should it have ended with the daemon.
+        A worker that later attaches through this client registers the cache again if the cache ended with its daemon.
         """
         ask = _calls.register(cache, inputs, options)
         info = await self._told(ask)
@@ -136,8 +136,8 @@ class AsyncClient(Bound):
     async def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
         """Free a cache that no worker is attached to; its pins end with it.
 
-        Its disk store stays for when it is registered again, unless it is purged; that may take up to
-        `mover_seconds_max` of the daemon, and is refused as WRONG_STATE where the store is off.
+        The cache's disk store is kept in case the cache is registered again, unless `purge` removes it. A purge may
+        take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
         self._link.registrations.pop(cache, None)
         return await self._told(_operator_calls.delete_cache(cache, purge=purge))
@@ -149,7 +149,7 @@ class AsyncClient(Bound):
     async def inspect(
         self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0
     ) -> Inspection:
-        """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
+        """List who uses a cache or waits for it, by id: at most 256 entries, starting after the id `after_id`."""
         return await self._told(_calls.inspect(cache, what, limit, after_id))
 
     async def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
@@ -157,7 +157,10 @@ class AsyncClient(Bound):
         return await self._told(_calls.explain_lease(lease_id, cache))
 
     async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
-        """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
+        """Tell how long a prefix is cached.
+
+        If there is only one cache, `cache` may be left out, here and in `evict`, `reload`, `pin` and `unpin`.
+        """
         return await self._told(_calls.lookup(keys, cache))
 
     async def evict(
@@ -181,38 +184,38 @@ class AsyncClient(Bound):
         return await self._told(_calls.unpin(pin_id, cache))
 
     async def drain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant no new lease; those that there are go on, and the answer counts them.
+        """Have a cache, or the daemon, grant no new lease; live leases go on, and the answer counts them.
 
-        What asks for one meanwhile is refused as DRAINING, and should ask another daemon. Whoever waits for the end
-        looks at `stats`: to drain again would undo what somebody else has undone meanwhile.
+        Meanwhile a call for a new lease is refused as DRAINING; its caller should ask another daemon. To wait for the
+        last lease to end, watch `stats`: a second drain would reverse an undrain that somebody made in between.
         """
         return await self._told(_operator_calls.drain(cache))
 
     async def undrain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        """Have a cache, or the daemon, grant leases again; a cache drained by name must also be undrained by name."""
         return await self._told(_operator_calls.undrain(cache))
 
     async def clear(self, cache: str, *, tenant: str = "") -> Cleared:
-        """Drop the cached blocks of a tenant, or of all, that nobody holds; the answer names what holds the others."""
+        """Drop the cached blocks of one tenant, or of all, that nobody holds; the answer tells who holds the rest."""
         return await self._told(_operator_calls.clear(cache, tenant))
 
     async def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
-        """Have a pool grant so many blocks, at most those that it was registered with, and give back the memory."""
+        """Set how many blocks a pool grants, up to its registered number, and give the memory of the rest back."""
         return await self._told(_operator_calls.resize(cache, tier, num_blocks))
 
     async def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
-        """Give a tenant other limits at once, in place of all that it had; a late revision is refused."""
+        """Replace all limits of a tenant at once; an outdated revision is refused."""
         return await self._told(_operator_calls.set_tenant(tenant, limits, revision))
 
     async def get_tenant(self, tenant: str) -> TenantRule:
-        """Return the limits of a tenant that hold now, and their revision."""
+        """Return the limits that a tenant has now, and their revision."""
         return await self._told(_operator_calls.get_tenant(tenant))
 
     async def detach(self, worker_id: int, *, force: bool = False) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
 
-        It is the operator's word that the worker writes no more. One whose process is watched is refused without
-        `force`: while that process lives, it may write into blocks that are others' by then.
+        The operator thereby vouches that the worker writes no more. If the daemon watches the worker's process, the
+        call is refused without `force`: as long as that process lives, it may write into blocks that others then have.
         """
         return await self._told(_calls.detach(worker_id, force=force))
 
@@ -224,13 +227,13 @@ class AsyncClient(Bound):
         with_snapshot: bool = False,
         idle_seconds: float | None = None,
     ) -> AsyncIterator[Event]:
-        """Yield events as `Client.watch` does, until none came for `idle_seconds`; None waits for ever."""
+        """Yield events as `Client.watch` does, until none has come for `idle_seconds`; None waits for ever."""
         return self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(
         self, cache: str, *, idle_seconds: float | None = None
     ) -> AsyncIterator[TracedRequest]:
-        """Yield the requests of a cache as their leases end; the first one has no keys: recording has begun."""
+        """Yield a cache's requests as their leases end; the first one has no keys: it says that recording has begun."""
         return self._stream(_calls.trace(cache), idle_seconds)
 
     async def attach(  # noqa: PLR0913 - the fields of an attach
@@ -246,7 +249,7 @@ class AsyncClient(Bound):
         key_counts: bool = False,
         deadline_seconds: float | None = None,
     ) -> AsyncWorker:
-        """Make this process a worker of a cache, over a connection of its own that this client's end does not close.
+        """Make this process a worker of a cache, over a connection of its own, which outlives this client.
 
         The arguments are those of `Client.attach`.
         """

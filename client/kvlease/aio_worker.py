@@ -1,4 +1,4 @@
-"""Own the worker for an event loop; what its calls mean it shares with the blocking one, and clients are in `aio`."""
+"""Own the worker for an event loop; it shares the meaning of its calls with `worker`, and clients are in `aio`."""
 
 import asyncio
 import weakref
@@ -33,7 +33,7 @@ from kvlease.worker_view import WorkerView
 
 
 class AsyncWorker(WorkerView):
-    """One process attached to one cache, for an event loop; the same verbs as `Worker`."""
+    """One process attached to one cache, for an event loop, with the same verbs as `Worker`."""
 
     def __init__(self, session: Session, transport: AsyncTransport) -> None:
         """Join an attached session to its connection."""
@@ -44,7 +44,7 @@ class AsyncWorker(WorkerView):
 
     @property
     def _is_written_to(self) -> bool:
-        # Counts come over the local socket alone.
+        # Only the local socket hands over key counts.
         transport = self._port.transport
         return isinstance(transport, AsyncLocalTransport) and transport.has_peer
 
@@ -54,12 +54,12 @@ class AsyncWorker(WorkerView):
         self._task = asyncio.create_task(
             beat(self._session, self._port), name=f"kvlease-worker-{self.worker_id}"
         )
-        # The task does not hold the worker, so one that is dropped without close stops its heartbeats, too.
+        # The task holds no reference to the worker, so a worker dropped without close stops its heartbeats, too.
         weakref.finalize(self, _end, self._task).atexit = False
         return self
 
     def __del__(self) -> None:
-        """Warn where it was not closed: its leases are held until this process ends."""
+        """Warn if it was not closed: its leases are held until this process ends."""
         link = self._session.link
         if self._task is not None and not link.is_detached and not link.is_forked:
             warn_unclosed(self)
@@ -87,14 +87,15 @@ class AsyncWorker(WorkerView):
     ) -> AsyncLease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
-        `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
-        `retain_seconds`, or with 0 always; a `retain_priority` from 0 to 100 says the second in its place, 0 as low, 50
-        as normal, 100 as high. With `explain` the lease says in `misses` why the rest of the prefix was not found. With
-        on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+        `priority` says how soon the request is served, and how long its committed blocks stay cached. A
+        `retain_priority` from 0 (low) to 50 (normal) to 100 (high) decides the latter in its place. Either holds for
+        `retain_seconds` after the blocks' last use, or with 0 for as long as they are cached. With `explain`, the lease
+        tells in `misses` why the rest of the prefix was not found. With on_doubt="miss", a refusal or a failure returns
+        a lease that is not live, with the reason in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
-            KVLeaseError: it was refused or failed, and on_doubt is "raise".
+            KVLeaseError: the call was refused or failed, and on_doubt is "raise".
         """
         ask = _calls.reserve(
             request_id=request_id,
@@ -121,8 +122,8 @@ class AsyncWorker(WorkerView):
     ) -> Committed:
         """Make the full blocks among a lease's first `num_tokens`, all of them computed, findable under `keys`.
 
-        There is one key for each `hash_block_tokens` of the plan; `first_block` is the index of the first one that is
-        given. What no later token needs leaves the lease.
+        There is one key for each `hash_block_tokens` of the plan, and `keys` begins at index `first_block` of the
+        request's chain. Blocks that no later token needs leave the lease.
         """
         return await self._port.run(
             _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
@@ -131,11 +132,12 @@ class AsyncWorker(WorkerView):
     async def fork(
         self, lease: GrantView, request_id: str, num_tokens: int, *, wait_ms: int = 0
     ) -> AsyncLease:
-        """Lease blocks to a second request that goes on from a running one: shared as far as they are committed.
+        """Lease blocks to a second request that goes on from a running one; the two share the committed blocks.
 
-        The last, partial block of what is committed is copied, which is what `wait_ms` may be for; what was written
-        behind that is not, so commit first, and with recurrent states before the next token is written. No room is
-        waited for, and none is taken while others have waited for long. A refusal gives what it gives of a reserve.
+        The last, partial block of what is committed is copied; `wait_ms` is the time that this copy may take. Nothing
+        behind the last commit is copied, so commit first; with recurrent states, commit before the next token is
+        written. A fork does not wait for room, and takes none while others have waited for long. If it is refused, it
+        returns or raises what a refused reserve does.
         """
         source = lease.grant_of(self)
         flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
@@ -157,7 +159,7 @@ class AsyncWorker(WorkerView):
         num_blocks: int = 0,
         wait_ms: int = 0,
     ) -> Evicted:
-        """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
+        """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
             return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
@@ -167,9 +169,9 @@ class AsyncWorker(WorkerView):
     async def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool.
+        """Bring an evicted lease, or the blocks of `keys` in the host pool and disk store, back into the device pool.
 
-        A lease that was mapped before it was evicted must be mapped again.
+        A lease that was mapped before its eviction must be mapped again.
         """
         if lease is not None:
             check_alone(keys=keys)
@@ -179,7 +181,7 @@ class AsyncWorker(WorkerView):
         )
 
     async def map(self, lease: GrantView) -> int:
-        """Publish a lease's row of the block table, until it is evicted or ends; returns its kernel blocks."""
+        """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
         return await self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     async def release(self, lease: GrantView) -> bool:
@@ -189,14 +191,14 @@ class AsyncWorker(WorkerView):
     async def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.
 
-        With on_doubt="miss" a failure finds nothing and says why in `refusal`.
+        With on_doubt="miss", a failed lookup finds nothing, and says why in `refusal`.
         """
         return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
 
     async def pin(self, keys: bytes) -> Pinned:
         """Hold cached blocks so that they are not evicted.
 
-        With on_doubt="miss" a refusal or a failure gives a pin of no blocks that says why in `refusal`.
+        With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`.
         """
         return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
 
@@ -217,10 +219,10 @@ class AsyncWorker(WorkerView):
         keys: bytes = b"",
         reserves: Sequence[ReserveSpec] = (),
     ) -> tuple[StepColumns, list[AsyncLease]]:
-        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit.
+        """Carry out the columns of one scheduler step and then its reserves, in one call, and update the leases.
 
-        `verbs` has 1 for extend, 2 for commit, 3 for release; `codes` 0 for what was done, else the error's number in
-        `kvlease.errors.BY_NUMBER`.
+        In `verbs`, 1 is extend, 2 commit, 3 release. In the answer's `codes`, 0 means done; any other number is that of
+        the error in `kvlease.errors.BY_NUMBER`.
         """
         ask = _calls.step(
             verbs=verbs,
@@ -241,20 +243,20 @@ class AsyncWorker(WorkerView):
         return self._magazine
 
     async def heartbeat(self) -> None:
-        """Renew the leases now, and end those whose answers were lost; a task does so all the time."""
+        """Renew the leases now, and end those whose answers were lost; a task does so regularly."""
         await self._port.run(_late.disowning(self._session))
 
     async def detach(self) -> int:
-        """End the worker and all its leases, as `Worker.detach` does; returns how many the daemon ended."""
+        """End the worker and all its leases, as `Worker.detach` does; returns how many leases the daemon ended."""
         return await self._port.run(_flows.detach(self._session))
 
     async def close(self) -> None:
-        """Detach if that was not done, and close connections and memory, as `Worker.close` does.
+        """Detach if the worker is still attached, and close connections and memory, as `Worker.close` does.
 
-        One that was cancelled may be called again. Where the worker's event loop has ended, any other may close it.
+        After a close that was cancelled, call it again. Once the worker's event loop has ended, any other may close it.
 
         Raises:
-            InvalidError: it is called in another event loop than the worker's own, which goes on (rule other_loop).
+            InvalidError: it is called in another event loop while the worker's own still runs (rule other_loop).
         """
         if self._port.is_orphaned:
             # The heartbeats ended with their loop.
@@ -272,11 +274,11 @@ class AsyncWorker(WorkerView):
     async def _end_heartbeats(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            # Unlike the task itself, this raises only what is meant for the caller.
+            # Awaiting the task itself would raise its CancelledError; this raises only the caller's own.
             await asyncio.wait([self._task])
 
 
 def _end(task: asyncio.Task[None]) -> None:
-    """End the heartbeats of a worker that was dropped, from whatever thread that is noticed in."""
-    with suppress(RuntimeError):  # the loop was closed, and nothing beats
+    """End the heartbeats of a worker that was dropped; any thread may call this."""
+    with suppress(RuntimeError):  # the loop was closed, so no heartbeats are sent
         task.get_loop().call_soon_threadsafe(task.cancel)

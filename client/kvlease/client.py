@@ -1,4 +1,4 @@
-"""Own the blocking client: the verbs of an operator, and attaching; the verbs of a worker are in `worker`."""
+"""Own the blocking client: an operator's verbs, and attaching; a worker's verbs are in `worker`."""
 
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
@@ -37,20 +37,20 @@ from kvlease.worker import Port, Worker
 R = TypeVar("R")
 
 OnDoubt = Literal["miss", "raise"]
-"""What a worker does when a call was refused or failed: answer as if nothing was cached, or raise."""
+"""What a worker does when a call is refused or fails: answer as if nothing were cached, or raise."""
 
 Listed = Literal["workers", "leases", "pins", "waiting", "tenants", "magazines"]
-"""What of a cache can be listed."""
+"""The lists that `inspect` can show of a cache."""
 
 Resizable = Literal["device", "host"]
-"""The pools that can be made smaller and larger again."""
+"""The pools that `resize` can make smaller, and larger again."""
 
 DEADLINE_SECONDS: Final = 5.0
-"""Seconds after which a call ends, unless told otherwise; time that the daemon was asked to wait comes on top."""
+"""Seconds after which a call ends by default; the time that the daemon is asked to wait is added to them."""
 
 
 class Client(Bound):
-    """A connection to a daemon; a context manager. Operator verbs always raise what went wrong."""
+    """A connection to a daemon; a context manager. Its own verbs raise every error, whatever `on_doubt` says."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Client(Bound):
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
-        Over TCP it is shown `credentials`, else those that the environment names, else, on loopback, the token that a
-        daemon of this user left for it. With traces, each call says in which span of OpenTelemetry it is made; the
-        daemon's own hangs below that.
+        Over TCP the client shows the daemon `credentials`, or without them those that the environment names. If neither
+        has a token, it shows a daemon on loopback the token that this user's daemon has left there. With `with_traces`,
+        each call names the OpenTelemetry span that it is made in, and the daemon's span becomes a child of it.
 
         Raises:
-            InvalidError: the address is malformed, an option out of range, or the token's file cannot be read.
+            InvalidError: the address is malformed, an option is out of range, or the token's file cannot be read.
         """
         check_options(deadline_seconds, on_doubt)
         self._address = chosen_address(address, credentials)
@@ -81,11 +81,11 @@ class Client(Bound):
         self._port = Port(open_transport(self._address))
 
     def __repr__(self) -> str:
-        """Show where it connects to."""
+        """Show the address that it connects to."""
         return f"<Client {self._address}>"
 
     def __del__(self) -> None:
-        """Warn where it was not closed."""
+        """Warn if it was not closed."""
         port = getattr(self, "_port", None)
         if port is not None and port.transport.is_open and not self._link.is_forked:
             warn_unclosed(self)
@@ -107,7 +107,7 @@ class Client(Bound):
         return self._told(_calls.plan(inputs))
 
     def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
-        """Compute a plan with its equations, and what changes, such as tokens_per_block=8, would change."""
+        """Compute a plan with its equations, and with what each change, such as tokens_per_block=8, would alter."""
         return self._told(_calls.explain(inputs, changes))
 
     def register(
@@ -115,7 +115,7 @@ class Client(Bound):
     ) -> CacheInfo:
         """Create a cache, or find an equal one that exists.
 
-        A worker that attaches through this client then registers the cache again, should it have ended with the daemon.
+        A worker that later attaches through this client registers the cache again if the cache ended with its daemon.
         """
         ask = _calls.register(cache, inputs, options)
         info = self._told(ask)
@@ -133,8 +133,8 @@ class Client(Bound):
     def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
         """Free a cache that no worker is attached to; its pins end with it.
 
-        Its disk store stays for when it is registered again, unless it is purged; that may take up to
-        `mover_seconds_max` of the daemon, and is refused as WRONG_STATE where the store is off.
+        The cache's disk store is kept in case the cache is registered again, unless `purge` removes it. A purge may
+        take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
         self._link.registrations.pop(cache, None)
         return self._told(_operator_calls.delete_cache(cache, purge=purge))
@@ -144,7 +144,7 @@ class Client(Bound):
         return self._told(_calls.stats(cache))
 
     def inspect(self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0) -> Inspection:
-        """List who uses or waits for a cache, by id: up to 256 entries after the last id of the page before."""
+        """List who uses a cache or waits for it, by id: at most 256 entries, starting after the id `after_id`."""
         return self._told(_calls.inspect(cache, what, limit, after_id))
 
     def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
@@ -152,7 +152,10 @@ class Client(Bound):
         return self._told(_calls.explain_lease(lease_id, cache))
 
     def lookup(self, keys: bytes, *, cache: str = "") -> Found:
-        """Tell how long a prefix is cached. `cache` may be left out where there is only one; so below."""
+        """Tell how long a prefix is cached.
+
+        If there is only one cache, `cache` may be left out, here and in `evict`, `reload`, `pin` and `unpin`.
+        """
         return self._told(_calls.lookup(keys, cache))
 
     def evict(
@@ -176,38 +179,38 @@ class Client(Bound):
         return self._told(_calls.unpin(pin_id, cache))
 
     def drain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant no new lease; those that there are go on, and the answer counts them.
+        """Have a cache, or the daemon, grant no new lease; live leases go on, and the answer counts them.
 
-        What asks for one meanwhile is refused as DRAINING, and should ask another daemon. Whoever waits for the end
-        looks at `stats`: to drain again would undo what somebody else has undone meanwhile.
+        Meanwhile a call for a new lease is refused as DRAINING; its caller should ask another daemon. To wait for the
+        last lease to end, watch `stats`: a second drain would reverse an undrain that somebody made in between.
         """
         return self._told(_operator_calls.drain(cache))
 
     def undrain(self, *, cache: str = "") -> Drained:
-        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        """Have a cache, or the daemon, grant leases again; a cache drained by name must also be undrained by name."""
         return self._told(_operator_calls.undrain(cache))
 
     def clear(self, cache: str, *, tenant: str = "") -> Cleared:
-        """Drop the cached blocks of a tenant, or of all, that nobody holds; the answer names what holds the others."""
+        """Drop the cached blocks of one tenant, or of all, that nobody holds; the answer tells who holds the rest."""
         return self._told(_operator_calls.clear(cache, tenant))
 
     def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
-        """Have a pool grant so many blocks, at most those that it was registered with, and give back the memory."""
+        """Set how many blocks a pool grants, up to its registered number, and give the memory of the rest back."""
         return self._told(_operator_calls.resize(cache, tier, num_blocks))
 
     def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
-        """Give a tenant other limits at once, in place of all that it had; a late revision is refused."""
+        """Replace all limits of a tenant at once; an outdated revision is refused."""
         return self._told(_operator_calls.set_tenant(tenant, limits, revision))
 
     def get_tenant(self, tenant: str) -> TenantRule:
-        """Return the limits of a tenant that hold now, and their revision."""
+        """Return the limits that a tenant has now, and their revision."""
         return self._told(_operator_calls.get_tenant(tenant))
 
     def detach(self, worker_id: int, *, force: bool = False) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
 
-        It is the operator's word that the worker writes no more. One whose process is watched is refused without
-        `force`: while that process lives, it may write into blocks that are others' by then.
+        The operator thereby vouches that the worker writes no more. If the daemon watches the worker's process, the
+        call is refused without `force`: as long as that process lives, it may write into blocks that others then have.
         """
         return self._told(_calls.detach(worker_id, force=force))
 
@@ -219,17 +222,17 @@ class Client(Bound):
         with_snapshot: bool = False,
         idle_seconds: float | None = None,
     ) -> Iterator[Event]:
-        """Yield events, oldest first, until none came for `idle_seconds`; None waits for ever.
+        """Yield events, oldest first, until none has come for `idle_seconds`; None waits for ever.
 
-        With snapshots, one of each cache comes first, and again wherever events are missing: after a "gap", and after
-        a "resync", which says that `after_sequence` is of another life of the daemon.
+        With `with_snapshot`, a snapshot of each cache comes first, and again where events are missing: after a "gap",
+        and after a "resync", which says that `after_sequence` belongs to another life of the daemon.
         """
         yield from self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(self, cache: str, *, idle_seconds: float | None = None) -> Iterator[TracedRequest]:
-        """Yield the requests of a cache as their leases end, until none ended for `idle_seconds`; None waits for ever.
+        """Yield a cache's requests as their leases end, until none has ended for `idle_seconds`; None waits for ever.
 
-        The first one has no keys: it says that recording has begun. The keys mean nothing outside of this trace.
+        The first request has no keys: it only says that recording has begun. Keys mean nothing outside this trace.
         """
         yield from self._stream(_calls.trace(cache), idle_seconds)
 
@@ -246,13 +249,13 @@ class Client(Bound):
         key_counts: bool = False,
         deadline_seconds: float | None = None,
     ) -> Worker:
-        """Make this process a worker of a cache, over connections of its own that this client's end does not close.
+        """Make this process a worker of a cache, over connections of its own, which outlive this client.
 
-        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. Where each
+        Over the local socket the worker maps the cache's memory, and the daemon learns of its death at once. If each
         rank of an engine calls for itself, `engine` names the engine, and its ranks share the leases of its requests.
-        `magazine` names what all processes of an engine share that keeps its own block tables; see `Worker.magazine`.
-        With `key_counts`, `Worker.absent` tells without a call what is surely not cached.
-        The worker's calls end after `deadline_seconds`; left out, after the client's, as attaching itself always does.
+        If an engine keeps block tables of its own, `magazine` names the magazine that all its processes share; see
+        `Worker.magazine`. With `key_counts`, `Worker.absent` tells without a call which keys are surely not cached.
+        The worker's calls end after `deadline_seconds`, by default the client's; attaching always has the client's.
 
         Raises:
             InvalidError: an argument is malformed or out of range.
@@ -297,10 +300,10 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
     magazine: str,
     key_counts: bool = False,
 ) -> pb.AttachRequest:
-    """Build the request by which a worker attaches, the first time and after restarts.
+    """Build the request by which a worker attaches, at first and after each restart of the daemon.
 
     Raises:
-        InvalidError: an argument is not what its field carries; the message names it.
+        InvalidError: an argument is not of its field's type, or out of its range; the message names it.
     """
     return pb.AttachRequest(
         **given(
@@ -319,14 +322,14 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
 def attaching(
     request: pb.AttachRequest, link: Link, deadline_seconds: float | None, *, raises: bool
 ) -> Session:
-    """Return the session of a worker that is about to attach, which it does within the deadline of its client.
+    """Return the session of a worker that is about to attach; the attach has the deadline of the worker's client.
 
     Raises:
-        InvalidError: no call could honour the deadline of its later calls.
+        InvalidError: `deadline_seconds`, the deadline of the worker's later calls, is one that no call could honour.
     """
     if deadline_seconds is not None:
         check_deadline(deadline_seconds)
-    # A worker may start before its daemon, and waits for it.
+    # A worker may start before its daemon does; is_reached makes it wait.
     own = Link(
         deadline_seconds=link.deadline_seconds, is_reached=True, traceparent=link.traceparent
     )

@@ -1,4 +1,4 @@
-"""Own what a lease looks like to an engine: its blocks, its life and its verbs; their course is the flows' business."""
+"""Own what an engine sees of a lease: its blocks, its life and its verbs; how the verbs run is `_verbs`' business."""
 
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class GrantView(Bound):
-    """What a lease knows of itself; one thread at a time may use a lease's verbs."""
+    """The state of a lease; one thread at a time may use a lease's verbs."""
 
     def __init__(self, worker: "WorkerView", grant: Grant) -> None:
-        """Join a grant to the worker that keeps it up to date and sends for it."""
+        """Join a grant to the worker that keeps it up to date and sends its calls."""
         self.grant = grant
         self._holder = worker
 
     def __repr__(self) -> str:
-        """Show life: live with how many blocks, evicted, or why it is not."""
+        """Show life: how many blocks it has, that it is evicted, or why it ended."""
         grant = self.grant
         if not grant.is_live:
             state = f"ended: {grant.refusal.code}" if grant.refusal else "released"
@@ -35,7 +35,7 @@ class GrantView(Bound):
         return f"<{type(self).__name__} {grant.lease_id} of {grant.request_id!r}, {state}>"
 
     def grant_of(self, worker: "WorkerView") -> Grant:
-        """Return the grant, for a worker that is about to send for it.
+        """Return the grant to a worker that is about to send a call for it.
 
         Raises:
             InvalidError: another worker holds the lease; the grant stays as it is.
@@ -56,19 +56,19 @@ class GrantView(Bound):
 
     @property
     def lease_id(self) -> int:
-        """The lease; 0 where none was granted."""
+        """The lease's id; 0 if none was granted."""
         return self.grant.lease_id
 
     @property
     def block_ids(self) -> NDArray[np.int32]:
         """The blocks, in token order; empty while the lease is evicted and after it ended.
 
-        Of several groups, their tables one after another, with 0 where a place needs no block.
+        With several groups, their tables follow each other, with 0 at places that need no block.
         """
         return self.grant.block_ids
 
     def blocks(self, group: int = 0) -> NDArray[np.int32]:
-        """Return the table of a group: a block for each place, in token order; 0 where a place needs none.
+        """Return the table of a group: a block for each place, in token order; 0 at places that need none.
 
         Raises:
             InvalidError: the cache has no such group.
@@ -79,13 +79,13 @@ class GrantView(Bound):
     def covered_tokens(self) -> int:
         """Tokens that may be computed now: every group's places have room for them.
 
-        A window moves on with what is committed: a longer prompt is covered by extending after each commit.
+        A window moves on only with commits, so cover a longer prompt by extending after each commit.
         """
         return self.grant.covered_tokens
 
     @property
     def row(self) -> int:
-        """The row of the block table, from the reserve on; it can be read while the lease is mapped."""
+        """The lease's row of the block table, known from the reserve on; readable while the lease is mapped."""
         return self.grant.row
 
     @property
@@ -115,34 +115,34 @@ class GrantView(Bound):
 
     @property
     def misses(self) -> tuple[Miss, ...]:
-        """Why the rest of the prefix was not found; empty where the reserve did not ask."""
+        """Why the rest of the prefix was not found; empty unless the reserve asked for it."""
         return self.grant.misses
 
     @property
     def is_live(self) -> bool:
-        """Whether the blocks are ours; once False it stays so, and the request must be reserved and computed again."""
+        """Whether the blocks are still this lease's; once False, it stays so: reserve and compute the request anew."""
         return self.grant.is_live
 
     @property
     def is_evicted(self) -> bool:
-        """Whether the blocks left the device, so that a reload is due."""
+        """Whether the blocks have left the device, so that the lease needs a reload."""
         return self.grant.is_evicted
 
     @property
     def refusal(self) -> KVLeaseError | None:
-        """Why there is no lease, or why its last verb was refused; None after a verb that was done."""
+        """Why there is no lease, or why its last verb was refused; None after a verb that succeeded."""
         return self.grant.refusal
 
 
 class Lease(GrantView):
     """A right to blocks until it is released; a context manager that releases at its end.
 
-    With on_doubt="miss" the verbs of a lease that is not live do nothing, and a refused verb returns its idle value and
-    leaves the reason in `refusal`. The worker's heartbeats renew it.
+    With on_doubt="miss", the verbs of a lease that is not live do nothing. A refused verb returns the value for nothing
+    done, and leaves the reason in `refusal`. The worker's heartbeats renew the lease.
     """
 
     def __init__(self, worker: "Worker", grant: Grant) -> None:
-        """Join a grant to the worker that sends for it."""
+        """Join a grant to the worker that sends its calls."""
         self.grant = grant
         self._holder = self._worker = worker
 
@@ -155,13 +155,13 @@ class Lease(GrantView):
         self.release()
 
     def extend(self, num_tokens: int, *, wait_ms: int = 0) -> bool:
-        """Cover `num_tokens` in all; returns whether the lease does."""
+        """Make the lease cover `num_tokens` in all; returns whether it does."""
         return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
 
     def commit(self, num_tokens: int, keys: bytes, first_block: int = 0) -> Committed:
         """Make the full blocks among the first `num_tokens`, all of them computed, findable under `keys`.
 
-        What no later token needs leaves the lease, such as blocks before a window.
+        Blocks that no later token needs, such as those before a window, leave the lease.
         """
         return self._worker.commit(self, num_tokens, keys, first_block)
 
@@ -178,14 +178,14 @@ class Lease(GrantView):
         return self._worker.trim(self, num_tokens)
 
     def evict(self, *, wait_ms: int = 0) -> Evicted:
-        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload.
+        """Move the blocks to the host pool and unmap the lease.
 
-        The lease is not mapped any more.
+        If `is_evicted` is true afterwards, touch no block before a reload.
         """
         return self._worker.evict(self, wait_ms=wait_ms)
 
     def reload(self, *, wait_ms: int = 0) -> Reloaded:
-        """Bring the blocks back, to new places; to read its row, map the lease again."""
+        """Bring the blocks back, at new block ids; map the lease again before you read its row."""
         return self._worker.reload(self, wait_ms=wait_ms)
 
     def map(self) -> int:
@@ -201,7 +201,7 @@ class AsyncLease(GrantView):
     """The same as `Lease`, for an event loop."""
 
     def __init__(self, worker: "AsyncWorker", grant: Grant) -> None:
-        """Join a grant to the worker that sends for it."""
+        """Join a grant to the worker that sends its calls."""
         super().__init__(worker, grant)
         self._worker = worker
 
@@ -214,7 +214,7 @@ class AsyncLease(GrantView):
         await self.release()
 
     def extend(self, num_tokens: int, *, wait_ms: int = 0) -> Coroutine[Any, Any, bool]:
-        """Cover `num_tokens` in all; returns whether the lease does."""
+        """Make the lease cover `num_tokens` in all; returns whether it does."""
         return self._worker.extend(self, num_tokens, wait_ms=wait_ms)
 
     def commit(
@@ -222,7 +222,7 @@ class AsyncLease(GrantView):
     ) -> Coroutine[Any, Any, Committed]:
         """Make the full blocks among the first `num_tokens`, all of them computed, findable under `keys`.
 
-        What no later token needs leaves the lease, such as blocks before a window.
+        Blocks that no later token needs, such as those before a window, leave the lease.
         """
         return self._worker.commit(self, num_tokens, keys, first_block)
 
@@ -241,14 +241,14 @@ class AsyncLease(GrantView):
         return self._worker.trim(self, num_tokens)
 
     def evict(self, *, wait_ms: int = 0) -> Coroutine[Any, Any, Evicted]:
-        """Move the blocks to the host pool; `is_evicted` tells whether they must not be touched before a reload.
+        """Move the blocks to the host pool and unmap the lease.
 
-        The lease is not mapped any more.
+        If `is_evicted` is true afterwards, touch no block before a reload.
         """
         return self._worker.evict(self, wait_ms=wait_ms)
 
     def reload(self, *, wait_ms: int = 0) -> Coroutine[Any, Any, Reloaded]:
-        """Bring the blocks back, to new places; to read its row, map the lease again."""
+        """Bring the blocks back, at new block ids; map the lease again before you read its row."""
         return self._worker.reload(self, wait_ms=wait_ms)
 
     def map(self) -> Coroutine[Any, Any, int]:

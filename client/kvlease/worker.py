@@ -41,7 +41,7 @@ HEARTBEATS_SUCCEED: Final = "Heartbeats to the kvlease daemon succeed again."
 
 
 class Port:
-    """Carry out what flows ask for, over one blocking transport."""
+    """Carry out the actions that flows yield, over one blocking transport."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Port:
         session: Session | None = None,
         attaching: "threading.Lock | None" = None,
     ) -> None:
-        """Join a transport to the session whose calls go over it."""
+        """Join a transport to the session whose calls it carries."""
         self.transport = transport
         self._session = session
         self._attaching = attaching or threading.Lock()
@@ -99,11 +99,11 @@ class Port:
 class Worker(WorkerView):
     """One process attached to one cache; a context manager that detaches at its end.
 
-    Threads may share it. A forked child may not: it must attach for itself.
+    Threads may share it. A forked child may not use it, and must attach for itself.
     """
 
     def __init__(self, session: Session, port: Port, pulse: Transport) -> None:
-        """Join an attached session to its connection, and to another one for its heartbeats."""
+        """Join an attached session to its connection, and to a second one for its heartbeats."""
         super().__init__(session)
         attaching = threading.Lock()
         self._port = Port(port.transport, session, attaching)
@@ -116,12 +116,12 @@ class Worker(WorkerView):
             name=f"kvlease-worker-{session.worker_id}",
             daemon=True,
         )
-        # The thread does not hold the worker, so one that is dropped without close stops its heartbeats, too.
+        # The thread holds no reference to the worker, so a worker dropped without close stops its heartbeats, too.
         weakref.finalize(self, self._stop.set)
 
     @property
     def _is_written_to(self) -> bool:
-        # Counts come over the local socket alone.
+        # Only the local socket hands over key counts.
         transport = self._port.transport
         return isinstance(transport, LocalTransport) and transport.has_peer
 
@@ -131,7 +131,7 @@ class Worker(WorkerView):
         return self
 
     def __del__(self) -> None:
-        """Warn where it was not closed: its leases are held until this process ends, or they expire."""
+        """Warn if it was not closed: its leases are held until this process ends or they expire."""
         thread, link = getattr(self, "_thread", None), self._session.link
         if thread is not None and thread.ident and not link.is_detached and not link.is_forked:
             warn_unclosed(self)
@@ -159,14 +159,15 @@ class Worker(WorkerView):
     ) -> Lease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
-        `priority` says how soon it is served and how long its committed blocks stay cached after their last use: for
-        `retain_seconds`, or with 0 always; a `retain_priority` from 0 to 100 says the second in its place, 0 as low, 50
-        as normal, 100 as high. With `explain` the lease says in `misses` why the rest of the prefix was not found. With
-        on_doubt="miss" a refusal or a failure gives a lease that is not live and says why in `refusal`.
+        `priority` says how soon the request is served, and how long its committed blocks stay cached. A
+        `retain_priority` from 0 (low) to 50 (normal) to 100 (high) decides the latter in its place. Either holds for
+        `retain_seconds` after the blocks' last use, or with 0 for as long as they are cached. With `explain`, the lease
+        tells in `misses` why the rest of the prefix was not found. With on_doubt="miss", a refusal or a failure returns
+        a lease that is not live, with the reason in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
-            KVLeaseError: it was refused or failed, and on_doubt is "raise".
+            KVLeaseError: the call was refused or failed, and on_doubt is "raise".
         """
         ask = _calls.reserve(
             request_id=request_id,
@@ -192,8 +193,8 @@ class Worker(WorkerView):
     ) -> Committed:
         """Make the full blocks among a lease's first `num_tokens`, all of them computed, findable under `keys`.
 
-        There is one key for each `hash_block_tokens` of the plan; `first_block` is the index of the first one that is
-        given. What no later token needs leaves the lease.
+        There is one key for each `hash_block_tokens` of the plan, and `keys` begins at index `first_block` of the
+        request's chain. Blocks that no later token needs leave the lease.
         """
         return self._port.run(
             _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
@@ -202,11 +203,12 @@ class Worker(WorkerView):
     def fork(
         self, lease: GrantView, request_id: str, num_tokens: int, *, wait_ms: int = 0
     ) -> Lease:
-        """Lease blocks to a second request that goes on from a running one: shared as far as they are committed.
+        """Lease blocks to a second request that goes on from a running one; the two share the committed blocks.
 
-        The last, partial block of what is committed is copied, which is what `wait_ms` may be for; what was written
-        behind that is not, so commit first, and with recurrent states before the next token is written. No room is
-        waited for, and none is taken while others have waited for long. A refusal gives what it gives of a reserve.
+        The last, partial block of what is committed is copied; `wait_ms` is the time that this copy may take. Nothing
+        behind the last commit is copied, so commit first; with recurrent states, commit before the next token is
+        written. A fork does not wait for room, and takes none while others have waited for long. If it is refused, it
+        returns or raises what a refused reserve does.
         """
         source = lease.grant_of(self)
         flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
@@ -228,7 +230,7 @@ class Worker(WorkerView):
         num_blocks: int = 0,
         wait_ms: int = 0,
     ) -> Evicted:
-        """Move a lease, the blocks of `keys` or the `num_blocks` coldest out of the device pool."""
+        """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
             return self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
@@ -238,9 +240,9 @@ class Worker(WorkerView):
     def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
     ) -> Reloaded:
-        """Bring an evicted lease, or what host pool and disk store have of `keys`, back into the device pool.
+        """Bring an evicted lease, or the blocks of `keys` in the host pool and disk store, back into the device pool.
 
-        A lease that was mapped before it was evicted must be mapped again.
+        A lease that was mapped before its eviction must be mapped again.
         """
         if lease is not None:
             check_alone(keys=keys)
@@ -250,7 +252,7 @@ class Worker(WorkerView):
         )
 
     def map(self, lease: GrantView) -> int:
-        """Publish a lease's row of the block table, until it is evicted or ends; returns its kernel blocks."""
+        """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
         return self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
 
     def release(self, lease: GrantView) -> bool:
@@ -260,14 +262,14 @@ class Worker(WorkerView):
     def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.
 
-        With on_doubt="miss" a failure finds nothing and says why in `refusal`.
+        With on_doubt="miss", a failed lookup finds nothing, and says why in `refusal`.
         """
         return self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
 
     def pin(self, keys: bytes) -> Pinned:
         """Hold cached blocks so that they are not evicted.
 
-        With on_doubt="miss" a refusal or a failure gives a pin of no blocks that says why in `refusal`.
+        With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`.
         """
         return self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
 
@@ -286,10 +288,11 @@ class Worker(WorkerView):
         keys: bytes = b"",
         reserves: Sequence[ReserveSpec] = (),
     ) -> tuple[StepColumns, list[Lease]]:
-        """Carry out the columns of one scheduler step and then its reserves, in one call; leases follow suit.
+        """Carry out the columns of one scheduler step and then its reserves, in one call, and update the leases.
 
-        `verbs` has 1 for extend, 2 for commit, 3 for release; `codes` 0 for what was done, else the error's number in
-        `kvlease.errors.BY_NUMBER`. With on_doubt="miss" a step that fails as a whole has its number in every entry.
+        In `verbs`, 1 is extend, 2 commit, 3 release. In the answer's `codes`, 0 means done; any other number is that of
+        the error in `kvlease.errors.BY_NUMBER`. With on_doubt="miss", a step that fails as a whole has its error's
+        number in every entry.
         """
         ask = _calls.step(
             verbs=verbs,
@@ -307,31 +310,31 @@ class Worker(WorkerView):
         """Return the magazine that this worker shares with the other processes of its engine.
 
         Raises:
-            WrongStateError: it attached without one.
+            WrongStateError: the worker attached without a magazine.
         """
         if self._magazine is None:
             self._magazine = Magazine(self._session, self._port)
         return self._magazine
 
     def heartbeat(self) -> None:
-        """Renew the leases now, and end those whose answers were lost; a thread does so all the time."""
+        """Renew the leases now, and end those whose answers were lost; a thread does so regularly."""
         self._port.run(_late.disowning(self._session))
 
     def detach(self) -> int:
-        """End the worker and all its leases; returns how many the daemon ended.
+        """End the worker and all its leases; returns how many leases the daemon ended.
 
-        Where the daemon is away, this tries until the deadline. What then is left is for `close` to say.
+        While the daemon is away, this retries until the deadline. `close` describes what happens if that fails.
         """
         self._stop.set()
         return self._port.run(_flows.detach(self._session))
 
     def close(self) -> None:
-        """Detach if that was not done, and close connections and memory; views that callers keep stay valid.
+        """Detach if the worker is still attached, and close connections and memory; callers' views stay valid.
 
-        Where the daemon is away, as for a second while it restarts, detaching is tried until the deadline. After that
-        the log warns, and may name what an operator can do: the daemon quarantines the worker's leases, and has its
-        blocks back once this process is known to have ended, as it is over the local socket, or once an operator ends
-        the worker by `kvlease detach`. Closing again tries again.
+        While the daemon is away, such as for a second while it restarts, detaching is retried until the deadline. If
+        it fails, the log warns, and the daemon quarantines the worker's leases. It gets their blocks back once it knows
+        that this process has ended, which it learns over the local socket, or once an operator ends the worker by
+        `kvlease detach`. Closing again tries again.
         """
         if not self._session.link.has_ended and not self._session.link.is_forked:
             with suppress(KVLeaseError):
@@ -346,7 +349,7 @@ class Worker(WorkerView):
 
 
 def _beat(session: Session, pulse: Port, stop: threading.Event) -> None:
-    """Send heartbeats until told to stop; says once that they fail, and once that they succeed again."""
+    """Send heartbeats until told to stop; logs once that they fail, and once that they succeed again."""
     is_failing = False
     while not stop.wait(session.heartbeat_seconds):
         try:

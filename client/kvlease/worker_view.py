@@ -1,4 +1,4 @@
-"""Own what a worker knows of itself, blocking or not: who it is, what it mapped and what it holds."""
+"""Own what every worker, blocking or not, knows of itself: its identity, its mapped memory and its leases."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class WorkerView(Bound, ABC):
     """What a worker knows of itself."""
 
     def __init__(self, session: Session) -> None:
-        """Look at an attached session."""
+        """Show an attached session."""
         self._session = session
 
     def __repr__(self) -> str:
@@ -31,7 +31,7 @@ class WorkerView(Bound, ABC):
 
     @property
     def worker_id(self) -> int:
-        """The attachment; changes when the daemon could not resume it."""
+        """The id of the attachment; it changes if a restarted daemon could not resume the worker."""
         return self._session.worker_id
 
     @property
@@ -41,7 +41,7 @@ class WorkerView(Bound, ABC):
 
     @property
     def deadline_seconds(self) -> float:
-        """Seconds after which its calls end; setting it counts from the next call on."""
+        """Seconds after which its calls end; a new value applies from the next call on."""
         return self._session.link.deadline_seconds
 
     @deadline_seconds.setter
@@ -61,7 +61,7 @@ class WorkerView(Bound, ABC):
 
     @property
     def device(self) -> NDArray[np.uint8] | None:
-        """The device region, writable; None where it is on a GPU, or the transport hands over no memory."""
+        """The device region, writable; None if it is on a GPU, or if the transport hands over no memory."""
         memory = self._session.memory
         if memory is not None and memory.device is not None:
             self._session.looked_at = memory
@@ -69,7 +69,7 @@ class WorkerView(Bound, ABC):
 
     @property
     def gpu(self) -> DeviceMemory | None:
-        """The device region where it is memory of a GPU, which `kvlease.views` and torch take as it is."""
+        """The device region if it is memory of a GPU; `kvlease.views` and torch take it as it is."""
         memory = self._session.memory
         if memory is not None and memory.gpu is not None:
             self._session.looked_at = memory
@@ -94,39 +94,40 @@ class WorkerView(Bound, ABC):
 
     @property
     def memory_generation(self) -> int:
-        """Grows when `device`, `gpu` and `tables` became other memory: then views of the old must be made anew.
+        """Grows when `device`, `gpu` and `tables` have become other memory; then make all views anew.
 
-        Until `device` or `gpu` was read again, hits are refused and nothing is committed: rule other_memory.
+        A worker that had read `device` or `gpu` gets no hits and commits nothing until it reads one of them again (rule
+        other_memory).
         """
         return self._session.memory_generation
 
     @property
     def memory_identity(self) -> MemoryIdentity:
-        """Says which memory `device` and `tables` are: two workers with the same share it; () where there is none."""
+        """Identifies the memory of `device` and `tables`: two workers with equal values share it; () for no memory."""
         memory = self._session.memory
         return () if memory is None else memory.identity
 
     @property
     def death_proof(self) -> str:
-        """How the daemon will learn of this process's death: "pidfd" or "none"."""
+        """How the daemon will learn of this process's death: "pidfd", or "none" if it cannot."""
         return self._session.death_proof
 
     @property
     def num_leases(self) -> int:
-        """The leases that this worker holds."""
+        """How many leases this worker holds."""
         return len(self._session.grants)
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell without a call of each 32-byte key of this tenant whether surely no tier of the node has its block.
+        """Tell for each key of this tenant, without a call, whether surely no tier of the node has its block.
 
-        `keys` are single ones, not packed as other calls take them: there is an answer for each.
+        `keys` is a sequence of 32-byte keys, not packed as in other calls; there is one answer for each.
 
-        False says nothing: the block may be cached, the daemon may be away, or the worker attached without key counts,
-        over another transport than the local socket, or to a cache with a remote store. What anybody commits is absent
-        no more from then on. The daemon does not hear of the question, so no metric, ghost cache or trace knows of it.
+        False says nothing: the block may be cached, the daemon may be away, or the worker may have attached without key
+        counts, not over the local socket, or to a cache with a remote store. Once anybody commits a key, it is absent
+        no more. The daemon does not hear of the question, so no metric, ghost cache or trace counts it.
 
         Raises:
-            InvalidError: something else than a sequence of 32-byte keys, with and without key counts.
+            InvalidError: `keys` is not a sequence of 32-byte keys; this is checked without key counts, too.
         """
         check_keys(keys)
         session = self._session
@@ -134,10 +135,10 @@ class WorkerView(Bound, ABC):
         nothing = [False] * len(keys)
         if counts is None or session.link.is_forked or (found := counts.absent(keys)) == nothing:
             return nothing
-        # Only now, so that it was being written to when it was read.
+        # Asked after the reading, so that the writer surely lived while the counts were read.
         return found if self._is_written_to else nothing
 
     @property
     @abstractmethod
     def _is_written_to(self) -> bool:
-        """Whether the process that writes the key counts lives, as far as the connection to it knows."""
+        """Whether the process that writes the key counts lives, as far as the connection to that process shows."""
