@@ -1,6 +1,6 @@
-"""Own what stands for tokens beside their ids (images, audio, embeddings), and what of it goes into a block's key.
+"""Own items, the inputs that token ids do not tell (images, audio, embeddings), and their bytes in a block's key.
 
-A key's hashing is `keys`' business; this module only says, for each block, which bytes are to be hashed.
+Hashing is `keys`' business; this module only says which bytes are to be hashed for each block.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ _VECTORS_DIMENSIONS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextItem:
-    """Something that a stretch of placeholder tokens stands for: an image, an audio clip."""
+    """An image, an audio clip or the like, for which a stretch of placeholder tokens stands."""
 
     digest: bytes | str
-    """What names the content and how it was processed; text counts as its UTF-8 bytes."""
+    """A name of the content and of how it was processed; text counts as its UTF-8 bytes."""
     first_token: int
-    """Counted as the method that takes the item says."""
+    """The item's first token; the method that takes the item says from where it counts."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EmbeddedSpan:
-    """A stretch of tokens whose input are vectors instead of ids; whatever ids are given there count, too."""
+    """A stretch of tokens whose input is vectors instead of ids; the ids given for these tokens count, too."""
 
     vectors: NDArray[Any]
-    """[tokens, numbers]; what NumPy has no type for goes as integers of its width."""
+    """[tokens, numbers]; give numbers of a type that NumPy lacks as integers of the same width."""
     first_token: int
-    """Counted as the method that takes the span says."""
+    """The span's first token; the method that takes the span says from where it counts."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,10 +50,10 @@ Item = ContextItem | EmbeddedSpan
 def contexts_of(
     items: Sequence[Item], tokens_per_block: int, num_blocks: int, first_token: int = 0
 ) -> dict[int, bytes]:
-    """Return, of each of `num_blocks` that an item overlaps, the bytes that say which and where.
+    """Return the bytes that name the items in a block and their places, for each block that an item overlaps.
 
-    `first_token` is where block 0 starts in the count of the items. A block's bytes depend on nothing behind its end
-    but the number of tokens of a ContextItem.
+    Blocks are counted from 0 to `num_blocks`; block 0 starts at `first_token`, counted as the items' own. A block's
+    bytes depend on nothing behind the block's end but the number of tokens of a ContextItem.
 
     Raises:
         InvalidError: an item has no digest, no tokens, vectors of an unfit shape, or a place beyond all requests.
@@ -71,18 +71,18 @@ def contexts_of(
             else:
                 part = _span_bytes(item, offset, tokens_per_block)
             parts.setdefault(block, []).append((offset, part))
-    # The order in which items are given says nothing.
+    # Sorted, because the order in which items are given means nothing.
     return {block: b"".join(part for _, part in sorted(found)) for block, found in parts.items()}
 
 
 def _item_bytes(item: ContextItem, offset: int) -> bytes:
-    """Return an item that starts at `offset` of a block: a negative one where it began in an earlier block."""
+    """Return the bytes of an item at `offset` in a block; the offset is negative if it began in an earlier block."""
     digest = item.digest.encode() if isinstance(item.digest, str) else item.digest
     return b"I" + _packed(offset, item.num_tokens, len(digest)) + digest
 
 
 def _span_bytes(span: EmbeddedSpan, offset: int, tokens_per_block: int) -> bytes:
-    """Return the vectors of one block, of a span that starts at `offset` of it."""
+    """Return the bytes of a span's vectors in one block; the span starts at `offset` of the block."""
     vectors = np.asarray(span.vectors)
     rows = np.ascontiguousarray(vectors[max(0, -offset) : tokens_per_block - offset])
     dtype = f"{rows.dtype.str} {rows.dtype.name}".encode()
@@ -95,7 +95,7 @@ def _packed(*numbers: int) -> bytes:
 
 
 def _checked_place(item: Item) -> tuple[int, int]:
-    """Return where an item starts and how many tokens it is for, or refuse it."""
+    """Return where an item starts and how many tokens it covers, or refuse it."""
     start = checked_count("first_token", item.first_token, least=-TOKENS_MAX, most=TOKENS_MAX)
     if isinstance(item, ContextItem):
         if not isinstance(item.digest, bytes | str) or not item.digest:

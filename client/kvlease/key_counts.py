@@ -1,11 +1,11 @@
 """Own the key counts as a worker reads them: which keys of its tenant are surely not cached; the daemon writes them.
 
-A region of them is a head of HEAD_BYTES, little endian: magic, version, a word that is not 0 where nothing may be
-believed, the number of buckets, a power of two, and the epoch of the life that writes it; then a uint32 for each
-bucket, which counts the keys in it. A key's bucket is the low bits of its first 8 bytes.
+A region of key counts starts with a head of HEAD_BYTES, little endian: magic, version, a word that is 0 unless the
+counts must not be believed, the number of buckets (a power of two), and the epoch of the daemon that writes it. Then
+comes a uint32 for each bucket: the number of keys in it. A key's bucket is the low bits of its first 8 bytes.
 
-A reader that misses a change of this instant takes a block for absent that has just come, or for cached that has just
-left; neither lasts. A region whose writer has ended says nothing: the reader has to know that it lives.
+A reader that misses a change of this instant takes a block that has just come for absent, or one that has just left for
+cached; neither lasts. A region whose writer has ended says nothing, so the reader must know that the writer lives.
 """
 
 import mmap
@@ -20,7 +20,7 @@ HEAD: Final = struct.Struct("<8sIIQQ")
 HEAD_BYTES: Final = 64
 BYTES_PER_COUNT: Final = 4
 ASK_ALWAYS_AT: Final = 12
-"""Where the word is that says whether to believe nothing."""
+"""Offset in bytes of the word that is not 0 if the counts must not be believed."""
 
 _BYTES_PER_WORD: Final = 8
 _MADV_POPULATE_READ: Final = 22
@@ -30,7 +30,7 @@ _HEAD_WORDS: Final = HEAD_BYTES // BYTES_PER_COUNT
 
 
 def region_bytes(num_buckets: int) -> int:
-    """Return the bytes of a region with so many buckets."""
+    """Return the bytes of a region with `num_buckets` buckets."""
     return HEAD_BYTES + num_buckets * BYTES_PER_COUNT
 
 
@@ -38,7 +38,7 @@ class KeyCounts:
     """The counts of one tenant's cached keys, mapped for reading."""
 
     def __init__(self, mapped: mmap.mmap, num_buckets: int) -> None:
-        """Look at a region; `mapped` makes one."""
+        """Read from a mapped region; `mapped` calls this."""
         self._words = memoryview(mapped).cast("I")
         self._mask = num_buckets - 1
 
@@ -48,9 +48,10 @@ class KeyCounts:
 
     @classmethod
     def mapped(cls, fd: int, num_bytes: int, epoch: int) -> Self | None:
-        """Map a region that came with an attach to this life of the daemon; None where it says something else.
+        """Map a region that came with an attach to this life of the daemon; None if the region is of another format.
 
-        The descriptor stays the caller's to close; the mapping ends with the object.
+        It is also None if another life of the daemon wrote the region. The caller must still close the descriptor; the
+        mapping ends with the object.
         """
         mapping = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         _map_ahead(mapping)
@@ -61,26 +62,26 @@ class KeyCounts:
         return cls(mapping, num_buckets) if is_whole else None
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
-        """Tell of each of some keys whether it is surely not cached in any tier of the node."""
+        """Tell for each key whether it is surely not cached in any tier of the node."""
         words, mask, number = self._words, self._mask, int.from_bytes
         found = [
             not words[_HEAD_WORDS + (number(key[:_BYTES_PER_WORD], "little") & mask)]
             for key in keys
         ]
-        # Last, so that a writer who took leave meanwhile is not believed.
+        # Read last, so that the counts are not believed if their writer withdrew them meanwhile.
         return [False] * len(keys) if words[_ASK_ALWAYS_WORD] else found
 
 
 def _map_ahead(mapping: mmap.mmap) -> None:
-    """Enter all pages, as nearly every key is on another one, and a fault takes longer than to look; if it can be done.
+    """Map all pages now, if the kernel can: nearly every key is on another page, and a fault takes longer than a look.
 
-    In slices of a millisecond or two, in which no other thread runs.
+    This goes in slices of a millisecond or two, as no other thread runs during a slice.
     """
-    with suppress(OSError):  # by a kernel before 5.14
+    with suppress(OSError):  # a kernel before 5.14 refuses
         for first in range(0, len(mapping), _SLICE_BYTES):
             mapping.madvise(_MADV_POPULATE_READ, first, min(_SLICE_BYTES, len(mapping) - first))
 
 
 def num_buckets_for(num_blocks: int, buckets_per_block: int) -> int:
-    """Return the least power of two that gives so many blocks so many buckets each."""
+    """Return the least power of two that gives each of `num_blocks` at least `buckets_per_block` buckets."""
     return 1 << max(0, num_blocks * buckets_per_block - 1).bit_length()

@@ -1,12 +1,12 @@
-"""Own the names of blocks' contents: a keyed 256-bit hash chain per tenant; who finds what under them is the daemon's.
+"""Own block keys: a keyed 256-bit hash chain for each tenant; who finds what under a key is the daemon's business.
 
     root    = blake3(tenant key; label, layout fingerprint, model digest, adapter, salt), each field behind its length
     key[i]  = blake3(tenant key; key[i-1] ‖ tokens of block i as little-endian int32),   key[-1] = root
-    and where items overlap block i:
+    and if items overlap block i:
     key[i]  = blake3(tenant key; label of items ‖ the key[i] above ‖ the items, as `items` writes them)
 
-A key therefore names the block's own tokens and items, all before it and the context they were computed in, and means
-nothing to a tenant with another key.
+So a key names the block's own tokens and items, all those before them, and the context that they were computed in. It
+means nothing to a tenant with another tenant key.
 """
 
 import struct
@@ -26,7 +26,7 @@ from kvlease.items import Item, contexts_of
 from kvlease.units import TOKENS_MAX, checked_count
 
 BYTES_PER_TENANT_KEY: Final = 32
-"""Bytes of a tenant's key, as attach hands it over."""
+"""Bytes of the tenant key that an attach hands over."""
 
 _LABEL: Final = b"kvlease block key 1"
 _ITEMS_LABEL: Final = b"kvlease block items 1"
@@ -37,16 +37,16 @@ Tokens = Sequence[int] | NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class BlockKeys:
-    """Name the blocks of one tenant in one context; `dataclasses.replace` gives another adapter or salt."""
+    """The block keys of one tenant in one context; for another adapter or salt, use `dataclasses.replace`."""
 
     tenant_key: bytes = field(repr=False)
     layout_fingerprint: str
-    """Dtypes, tokens per block, places and ranks are in it."""
+    """The digest that covers dtypes, tokens per block, placements and ranks."""
     model_digest: str
     adapter: str = ""
-    """A digest or revision of its weights: a name that can be given to others does not do."""
+    """A digest or revision of the adapter's weights; a name will not do, as another adapter may get the same."""
     salt: str = ""
-    """Anything else that must not share, such as a user."""
+    """Anything else that separates requests that must not share blocks, such as a user."""
 
     @property
     def root(self) -> bytes:
@@ -66,14 +66,15 @@ class BlockKeys:
         *,
         items: Sequence[Item] = (),
     ) -> bytes:
-        """Return the packed 32-byte keys of the full blocks of `tokens`; what follows the last full block has none.
+        """Return the packed 32-byte keys of the full blocks of `tokens`; tokens behind the last full block have none.
 
-        With `parent`, the key of the block before them, the tokens go on from there, else they start a request.
-        The first tokens of `items` are counted from the first of `tokens`: they are negative where an item began
-        before, which must be said again, as it reaches into these blocks, too.
+        With `parent`, the key of the block before them, the tokens go on from that block; without it they start a
+        request. An item's `first_token` counts from the first of `tokens`. Give an item that began earlier but reaches
+        into these blocks again, with a negative `first_token`.
 
         Raises:
-            InvalidError: a token is no int32, the parent no key, an item none, or the tenant's key not 32 bytes.
+            InvalidError: a token is no int32, the parent is no key, an item is malformed, or the tenant key has not 32
+                bytes.
         """
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
         check_type("parent", parent, bytes)
@@ -88,10 +89,10 @@ class BlockKeys:
         return _chained(self._checked_key, parent or self.root, packed, bytes_per_block, contexts)
 
     def grow(self, tokens_per_block: int) -> "KeyChain":
-        """Return the chain of a new request, which takes tokens as they come.
+        """Return the key chain of a new request, which takes tokens as they come.
 
         Raises:
-            InvalidError: the tenant's key has not 32 bytes, or a block no tokens.
+            InvalidError: the tenant key has not 32 bytes, or a block has no tokens.
         """
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
         return KeyChain(self, tokens_per_block)
@@ -110,13 +111,13 @@ class BlockKeys:
 
 
 class KeyChain:
-    """The keys of one request that grows: each block is hashed once, when its last token comes.
+    """The keys of one growing request: each block is hashed once, when its last token comes.
 
-    Only tokens that stay are appended; those of a draft wait until they are accepted.
+    Append only tokens that stay; append draft tokens only once they are accepted.
     """
 
     def __init__(self, block_keys: BlockKeys, tokens_per_block: int) -> None:
-        """Start with no token; `BlockKeys.grow` makes one."""
+        """Start with no token; `BlockKeys.grow` calls this."""
         self._tokens_per_block = tokens_per_block
         self._tenant_key = block_keys.tenant_key
         self._parent = block_keys.root
@@ -135,29 +136,29 @@ class KeyChain:
 
     @property
     def num_blocks(self) -> int:
-        """Full blocks so far: those that have a key."""
+        """Full blocks so far; each has a key."""
         return floor_div(len(self._keys), BYTES_PER_KEY)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, those of the last, partial block included."""
+        """Tokens so far, including those of the last, partial block."""
         return self._num_keyed_tokens + floor_div(len(self._partial), _BYTES_PER_TOKEN)
 
     def append(self, tokens: Tokens, *, items: Sequence[Item] = ()) -> bytes:
         """Take the next tokens, and return the packed keys of the blocks that they fill.
 
-        The first tokens of `items` are counted from the start of the request. An item is said once, and no later than
-        with the tokens that fill the first block that it overlaps.
+        An item's `first_token` counts from the start of the request. Give each item once, at the latest with the tokens
+        that fill the first block that it overlaps.
 
         Raises:
-            InvalidError: a token is no int32, or an item none, or one that overlaps blocks that have keys already.
+            InvalidError: a token is no int32, or an item is malformed or starts in a block that has a key already.
         """
         first_token, tokens_per_block = self._num_keyed_tokens, self._tokens_per_block
         packed = self._partial + _packed_tokens(tokens)
         known = self._items
         if items:
             _check_order(items, first_token)
-            # So that a malformed one is refused now, not with the block that it is in.
+            # This refuses a malformed item now, not only when its block is full.
             contexts_of(items, tokens_per_block, 0, first_token)
             known = [*known, *items]
         bytes_per_block = tokens_per_block * _BYTES_PER_TOKEN
@@ -180,7 +181,7 @@ class KeyChain:
 
 
 class _Hashing:
-    """One keyed hasher for a whole chain: to make it is half of what hashing a block costs."""
+    """One keyed hasher for a whole chain: making a hasher costs half as much as hashing a block."""
 
     def __init__(self, tenant_key: bytes, parent: bytes) -> None:
         self._hasher = blake3(key=tenant_key)
@@ -188,10 +189,10 @@ class _Hashing:
         self.keys: list[bytes] = []
 
     def add_blocks(self, packed: memoryview, bytes_per_block: int) -> None:
-        """Name blocks that nothing but tokens is in."""
+        """Add the keys of blocks that hold nothing but tokens."""
         update, digest, reset = self._hasher.update, self._hasher.digest, self._hasher.reset
         append, key = self.keys.append, self.key
-        # Cutting all blocks at once takes half of what a slice each does.
+        # Cutting all blocks at once takes half the time of one slice per block.
         for tokens in np.frombuffer(packed, f"V{bytes_per_block}").tolist():
             update(key + tokens)
             key = digest()
@@ -200,7 +201,7 @@ class _Hashing:
         self.key = key
 
     def add_items(self, context: bytes) -> None:
-        """Rename the last block for the items in it."""
+        """Replace the last block's key by one that also covers the items in it."""
         self._hasher.update(b"".join((_ITEMS_LABEL, self.key, context)))
         self.key = self.keys[-1] = self._hasher.digest()
         self._hasher.reset()
@@ -213,7 +214,7 @@ def _chained(
     bytes_per_block: int,
     contexts: Mapping[int, bytes],
 ) -> bytes:
-    """Return the packed keys of the full blocks of packed tokens; `contexts` says what else is in some of them."""
+    """Return the packed keys of the full blocks of packed tokens; `contexts` has the items' bytes of some of them."""
     hashing = _Hashing(tenant_key, parent)
     view = memoryview(packed)[: full_blocks(len(packed), bytes_per_block) * bytes_per_block]
     start = 0
@@ -241,7 +242,7 @@ def _check_order(items: Sequence[Item], first_token: int) -> None:
 def _packed_tokens(tokens: Tokens) -> bytes:
     """Return the tokens as little-endian int32, or refuse them."""
     if isinstance(tokens, list | tuple) and not (tokens and isinstance(tokens[0], bool)):
-        # NumPy would take twice as long for a list.
+        # NumPy takes twice as long for a list.
         try:
             return struct.pack(f"<{len(tokens)}i", *tokens)
         except struct.error:
@@ -252,7 +253,7 @@ def _packed_tokens(tokens: Tokens) -> bytes:
         raise InvalidError(
             "tokens must be a flat sequence of integers", resource="tokens"
         ) from error
-    # Of no elements NumPy tells no type, but a batch of them is a batch all the same.
+    # NumPy gives empty input a float type, so only its dimensions are checked.
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         message = f"tokens must be a flat sequence of integers, not {given.ndim}-dimensional {given.dtype}"
         raise InvalidError(message, resource="tokens")

@@ -1,4 +1,4 @@
-"""Own a plan: all numbers and placements of a cache, as both ends use them; making one is the planner's."""
+"""Own a plan: all numbers and placements of a cache, as both ends use them; making a plan is the planner's business."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,9 +15,9 @@ class RankInputs:
     """What one rank of an engine brings: its memory and, where ranks differ, its layers."""
 
     device_bytes: int | None = None
-    """Bytes of the rank's device memory to fill; None takes the inputs' own."""
+    """Bytes of the rank's device memory to fill; None takes `PlanInputs.device_bytes`."""
     layers: tuple[LayerSpec, ...] = ()
-    """The layers that the rank keeps, in model order; empty: those of the inputs."""
+    """The layers that the rank keeps, in model order; empty takes `PlanInputs.layers`."""
     keeps_nothing: bool = False
     """Whether the rank keeps no layer at all, such as a pipeline stage without attention."""
 
@@ -39,25 +39,25 @@ class EngineInputs:
     """What the plan must know of how the engine runs."""
 
     tokens_per_step: int = 2048
-    """Tokens that one scheduler step computes at most."""
+    """The most tokens that one scheduler step computes."""
     steps_in_flight: int = 1
-    """Steps whose writes may be under way at once; windows keep their tokens, too."""
+    """Steps whose writes may be under way at once; windows also keep the tokens of these steps."""
     lookahead_tokens: int = 0
     """Tokens that speculative decoding prefills ahead."""
     encoder_tokens_max: int = 0
     """Tokens of the longest encoder input, for cross attention."""
     state_mode: str = "none"
-    """Which states of recurrent layers are kept: "none" but the current one, at "align"ed block ends, or "all"."""
+    """Which recurrent states are kept: only the current one ("none"), also those at block ends ("align"), or "all"."""
     prefix_caching: bool = True
     """Whether prefixes are shared between requests."""
     has_connector: bool = False
-    """Whether blocks are found by others, such as lower tiers, even without prefix caching."""
+    """Whether others, such as lower tiers, find blocks even without prefix caching."""
     match_tokens: int | None = None
-    """Tokens between the ends of prefixes that can be found; None: the finest that all groups allow."""
+    """A prefix can be found up to each multiple of so many tokens; None: the smallest number that all groups allow."""
     one_group: bool = False
     """Whether all layers must share one table; windows then keep every token."""
     drafts_with_last_layer: bool = False
-    """Whether the last layer is a draft model's, whose group is marked."""
+    """Whether the last layer belongs to a draft model; its group is then marked as drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class BackendInputs:
 
     name: str
     exact_tokens: tuple[int, ...] = ()
-    """Sizes that it reads."""
+    """Kernel block sizes that it reads."""
     multiples_tokens: tuple[int, ...] = ()
-    """Numbers of which it reads every multiple."""
+    """It also reads every multiple of these sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,17 @@ class PlanInputs:
     kv_dtype: str = ""
     """Element type of the cache; empty takes the model's own. Only with `model_config`."""
     tokens_per_block: int
-    """Tokens per block of the layers that do not say."""
+    """Tokens per block of the layers that do not say it themselves."""
     layout: str = ""
     """Order of the axes in memory, such as LBHNC; empty: blocks outermost."""
     device_bytes: int = 0
     """Bytes of device memory that each rank fills; 0 when `device_blocks` is given."""
     device_blocks: int = 0
-    """Blocks of the device pool, which then rule everything after; with `device_bytes`, those must suffice."""
+    """Blocks of the device pool, from which all later numbers follow; if `device_bytes` is given, it must suffice."""
     null_blocks: int = 0
-    """Blocks at the start of the pool that are never granted: 1 where tables are padded with block 0."""
+    """Blocks at the start of the pool that are never granted: 1 if tables are padded with block 0."""
     block_multiple_bytes: int = 64
-    """Blocks, where they are outermost, take a multiple of this: a cache line."""
+    """If blocks are outermost, each takes a multiple of this, by default a cache line."""
     host_bytes: int = 0
     """Bytes of host memory to fill, for all ranks together; 0 means no host tier."""
     disk_bytes: int = 0
@@ -130,7 +130,7 @@ class PlanInputs:
         """Return what the message says.
 
         Raises:
-            InvalidError: it names an unknown kind of layer, or a field that the kind does not have.
+            InvalidError: the message names an unknown kind of layer, or a field that the kind does not have.
         """
         return from_proto(message, cls)
 
@@ -156,7 +156,7 @@ class LayerPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
-    """A run of equal layers of one group at one distance, as an engine can view them in one tensor."""
+    """A run of equal layers of one group, equally far apart, so that an engine can view them as one tensor."""
 
     group: int
     layer_names: tuple[str, ...]
@@ -179,11 +179,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The device pool of one rank; all groups lie over each other from byte 0, as a block is of one group at a time."""
+    """The device pool of one rank; all groups share its bytes from byte 0 on, as a block serves one group at a time."""
 
     rank: int
     bytes_per_block: int
-    """Bytes that one block takes of the region, over all its pieces."""
+    """Bytes that one block takes in the region, in all its pieces together."""
     device_bytes: int
     """num_blocks * bytes_per_block."""
     bytes_per_longest_request: int
@@ -193,7 +193,7 @@ class RankPlan:
     extents: tuple[Extent, ...]
     """The pieces that make up a block, without gaps or overlaps in the slot."""
     slot_cell_offset_bytes: int
-    """Where the rank's cell starts in a slot of a lower tier; ranks that keep equal bytes share one."""
+    """Where the rank's cell starts in a slot of a lower tier; ranks that keep equal bytes share a cell."""
     slot_cell_bytes: int
     """Bytes of the cell: bytes_per_block * blocks_per_slot."""
     needs_scrub: bool
@@ -205,24 +205,24 @@ class GroupPlan:
     """Layers that share one table."""
 
     spec: LayerSpec
-    """What the layers keep; of the first one where they differ in page."""
+    """What the layers keep; if their pages differ, the spec of the first layer."""
     layer_names: tuple[str, ...]
     """All layers of the group over all ranks, in model order."""
     tokens_per_block: int
     """Tokens that one block covers on one rank."""
     bytes_per_page: int
-    """Bytes of one layer's page; of all layers' pages together where they differ."""
+    """Bytes of one layer's page; if the pages differ, of all layers' pages together."""
     has_equal_layers: bool
-    """Whether all layers have the same spec; otherwise each view needs its own layer's."""
+    """Whether all layers have the same spec; otherwise each layer's view needs the layer's own spec."""
     blocks_per_longest_request: int
     table_blocks: int
-    """Entries of a table row of the longest request."""
+    """Entries that the longest request has in the group's part of its table row."""
     kernel_tokens_per_block: int
-    """Tokens of a block as the group's kernels count them."""
+    """Tokens of one kernel block."""
     kernel_blocks_per_block: int
-    """How many of those one block is."""
+    """Kernel blocks that one block consists of."""
     kernel_block_stride: int
-    """Kernel blocks from one block to the next: kernel_blocks_per_block, and more where other pages lie between."""
+    """Kernel blocks from one block to the next: kernel_blocks_per_block, or more if other pages lie in between."""
     is_prefix_cacheable: bool
     is_context_sharded: bool
     is_drafted: bool
@@ -252,20 +252,20 @@ class CachePlan:
     layout: Layout
     model_digest: str
     num_blocks: int
-    """Blocks of every rank's pool: the least over ranks."""
+    """Blocks of every rank's pool: as many as the smallest rank has room for."""
     null_blocks: int
     """Blocks at the start that are never granted."""
     longest_request_tokens: int
     blocks_per_longest_request: int
     """The sum over groups."""
     capacity_tokens: int
-    """Tokens of longest requests that fit at once: floor(usable_blocks / blocks_per_longest_request * tokens)."""
+    """Tokens of the longest requests that fit at once: floor(usable_blocks / blocks_per_longest_request * tokens)."""
     tokens_per_block: int
-    """The least over groups that cache prefixes."""
+    """The smallest number among the groups that cache prefixes."""
     hash_block_tokens: int
     """Tokens that one key stands for."""
     scheduler_block_tokens: int
-    """Tokens at whose multiples every group ends a block."""
+    """At every multiple of so many tokens, a block ends in every group."""
     hit_alignment_tokens: int
     """A prefix that is found ends at a multiple of this."""
     groups: tuple[GroupPlan, ...]
@@ -314,11 +314,11 @@ class CachePlan:
         return self.ranks[0].layers
 
     def blocks_covering(self, num_tokens: int) -> int:
-        """Return the blocks of the finest group that hold `num_tokens`, the last one perhaps in part."""
+        """Return how many blocks of the finest group hold `num_tokens`; the last block may be partial."""
         return blocks_covering(num_tokens, self.tokens_per_block)
 
     def full_blocks(self, num_tokens: int) -> int:
-        """Return the blocks of the finest group that `num_tokens` fill to the end."""
+        """Return how many blocks of the finest group `num_tokens` fill to the end."""
         return full_blocks(num_tokens, self.tokens_per_block)
 
     def to_proto(self) -> pb.CachePlan:
@@ -330,6 +330,6 @@ class CachePlan:
         """Return what the message says.
 
         Raises:
-            InvalidError: it names an unknown kind of layer.
+            InvalidError: the message names an unknown kind of layer.
         """
         return from_proto(message, cls)

@@ -1,7 +1,7 @@
-"""Own what a plan's groups keep of a request, as both ends count it; the counting itself is `covering`'s.
+"""Own what a plan's groups keep of a request, as both ends count it; the counting itself is `groups`' business.
 
-What a group keeps follows from its spec alone, but for recurrent layers: which of their states are kept is seen in how
-many blocks a request holds, and in how many places its row has.
+What a group keeps follows from its spec alone, except for recurrent layers: which of their states are kept follows from
+how many blocks a request holds and how many places its row has.
 """
 
 from kvlease.geometry import exact_div
@@ -71,7 +71,7 @@ def _keeps(group: GroupPlan) -> Keeps:
 
 
 def _states_kept(group: GroupPlan, spec: StateSpace) -> Keeps:
-    """Tell which states are kept, by a request's blocks and the places of its row.
+    """Tell which states are kept, from a request's blocks and the places of its row.
 
     | states       | blocks                           | places                  |
     |--------------|----------------------------------|-------------------------|
@@ -79,8 +79,8 @@ def _states_kept(group: GroupPlan, spec: StateSpace) -> Keeps:
     | aligned      | 2 + speculative + checkpoints    | positions + speculative |
     | all          | positions + speculative          | positions + speculative |
 
-    Where requests are so short that the last two cannot be told apart, every place has its block from the start and
-    none is found by others, which is right for both.
+    If requests are so short that the last two cannot be told apart, every place has its block from the start and no
+    other request finds any, which is right for both.
     """
     num_blocks = group.blocks_per_longest_request
     if num_blocks != group.table_blocks:
@@ -107,10 +107,10 @@ def _extra_blocks(group: GroupPlan, keeps: Keeps) -> int:
 
 
 def _tokens_per_block(plan: CachePlan, group: GroupPlan) -> int:
-    """Return the tokens of a block on all ranks that share them."""
+    """Return the tokens that a block has on all the ranks that share them."""
     return group.tokens_per_block * (plan.context_ranks if group.is_context_sharded else 1)
 
 
 def _has_keys(plan: CachePlan, tokens_per_block: int) -> bool:
-    """Tell whether every block ends where a key does; it need not where nobody looks for prefixes."""
+    """Tell whether every block ends where a key ends; this need not be so if nobody looks for prefixes."""
     return tokens_per_block % plan.hash_block_tokens == 0

@@ -9,30 +9,30 @@ from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 
 WAY_OUT: Final = "; there is a plan with "
-"""What leads from a refusal's sentence to the settings that would work."""
+"""The words between a refusal's sentence and the settings that would work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equation:
-    """One number of a plan, where it comes from in words, and the same with the numbers in it."""
+    """One number of a plan, with the formula that it comes from, in names and in numbers."""
 
     name: str
-    """What the number is called in the plan."""
+    """The number's name in the plan."""
     groups: tuple[int, ...] = ()
-    """The groups that it is of, each by itself; empty: all of them together."""
+    """The groups that each have this number; empty: it is of all groups together."""
     ranks: tuple[int, ...] = ()
-    """The ranks that it is of, each by itself; empty: all of them alike."""
+    """The ranks that each have this number; empty: all of them have it."""
     layer: str = ""
-    """The first layer that it is of, where a group's layers differ."""
+    """The first layer that has this number, if a group's layers differ."""
     formula: str
-    """Where it comes from, such as floor(device_bytes / bytes_per_block)."""
+    """The formula in names, such as floor(device_bytes / bytes_per_block)."""
     arithmetic: str
-    """The same with numbers, such as floor(8589934592 / 2097152)."""
+    """The formula in numbers, such as floor(8589934592 / 2097152)."""
     value: int
     value_divisor: int = 1
-    """The number is value / value_divisor, exactly."""
+    """The number is exactly value / value_divisor."""
     unit: str
-    """What it counts: bytes, blocks, tokens, slots, requests, states, entries, ranks or 1."""
+    """What the number counts: bytes, blocks, tokens, slots, requests, states, entries, ranks or 1."""
 
     @property
     def exact(self) -> Fraction:
@@ -42,11 +42,11 @@ class Equation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """Every number of a plan as an equation, in an order in which each follows from earlier ones."""
+    """Every number of a plan as an equation, ordered so that each follows from earlier ones."""
 
     equations: tuple[Equation, ...]
     notes: tuple[str, ...] = ()
-    """What people may not expect of the plan, a sentence each."""
+    """What people may not expect of the plan: one sentence for each point."""
 
     def to_proto(self) -> pb.PlanReport:
         """Return the message that says the same."""
@@ -60,10 +60,10 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """The numbers by which people compare plans; all are 0 where there is a refusal."""
+    """The numbers by which people compare plans; all are 0 if there is a refusal."""
 
     bytes_per_block: int = 0
-    """Of the rank whose blocks are the largest."""
+    """Bytes of a block on the rank whose blocks are the largest."""
     num_blocks: int = 0
     usable_blocks: int = 0
     blocks_per_longest_request: int = 0
@@ -79,7 +79,7 @@ class PlanOutcome:
     num_disk_slots: int = 0
     num_remote_slots: int = 0
     refusal: str = ""
-    """Why there is no such plan; empty where there is one."""
+    """Why there is no such plan; empty if there is one."""
 
     @property
     def concurrency(self) -> float:
@@ -108,7 +108,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPlan:
-    """A plan, where its numbers come from, and what changes would change."""
+    """A plan, the report that explains its numbers, and what other settings would change."""
 
     plan: CachePlan
     report: PlanReport
