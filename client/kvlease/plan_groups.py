@@ -1,4 +1,4 @@
-"""Own what a plan's groups keep of a request, as both ends count it; the counting itself is `groups`' business.
+"""Own what a plan's groups keep of a request, as both ends count it; the counting itself is `covering`'s business.
 
 What a group keeps follows from its spec alone, except for recurrent layers: which of their states are kept follows from
 how many blocks a request holds and how many places its row has.

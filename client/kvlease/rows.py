@@ -13,9 +13,9 @@ Ids = NDArray[np.int32] | Sequence[int]
 
 
 class BlockRows:
-    """Rows of block ids of which each counts its own; changes are staged here and written elsewhere in one go.
+    """Rows of block ids, each with a count of its ids; changes are staged here and written elsewhere in one go.
 
-    What lies beyond a row's count is left over from before, and means nothing. A refused call changes nothing.
+    Ids beyond a row's count are left over from before, and mean nothing. A refused call changes nothing.
     """
 
     def __init__(self, num_rows: int, blocks_per_row: int) -> None:
@@ -38,7 +38,7 @@ class BlockRows:
         )
 
     def add(self, row: int, block_ids: Ids) -> None:
-        """Let a row be of these blocks and no others.
+        """Give a row these blocks in place of all that it has.
 
         Raises:
             InvalidError: rule block_table_row_overflow or row_outside_table.
@@ -46,7 +46,7 @@ class BlockRows:
         self._put(row, 0, block_ids)
 
     def append(self, row: int, block_ids: Ids) -> None:
-        """Put blocks behind those that a row has.
+        """Append blocks to those that a row has.
 
         Raises:
             InvalidError: rule block_table_row_overflow or row_outside_table.
@@ -55,7 +55,7 @@ class BlockRows:
         self._put(row, int(self.num_blocks[row]), block_ids)
 
     def move(self, source: int, target: int) -> None:
-        """Let the target row have the source's blocks, and the source none.
+        """Move the source row's blocks to the target row, and leave the source without blocks.
 
         Raises:
             InvalidError: rule row_outside_table.
@@ -81,7 +81,7 @@ class BlockRows:
         self._is_staged[[one, other]] = True
 
     def clear(self, row: int) -> None:
-        """Let a row have no blocks.
+        """Take all blocks from a row.
 
         Raises:
             InvalidError: rule row_outside_table.
@@ -92,7 +92,7 @@ class BlockRows:
         self._is_staged[row] = True
 
     def write(self, target: NDArray[np.int32]) -> int:
-        """Copy the rows that changed since the last write into another table of this shape; return how many.
+        """Copy the rows that have changed since the last write into a table of the same shape; return how many.
 
         Raises:
             InvalidError: rule table_shape_differs.
@@ -108,7 +108,7 @@ class BlockRows:
         return num_written
 
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the table of the requests of a step, in their order: their counted ids, then zeros; zeros for NO_ROW.
+        """Return the table for the requests of a step, in their order: counted ids, then zeros; only zeros for NO_ROW.
 
         Raises:
             InvalidError: rule row_outside_table.

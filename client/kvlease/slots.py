@@ -1,7 +1,7 @@
-"""Own where tokens of many requests are kept, for one step of an engine; how rows come to their block ids is `rows`'.
+"""Own where the tokens of one engine step are kept, for all its requests; which blocks a row has is `rows`' business.
 
-A slot is a token's place in its group's pool: block id * tokens_per_block + place in the block. It counts planned
-blocks, whatever blocks a kernel reads.
+Here a slot is a token's place in its group's pool: block id * tokens_per_block + place in the block. It counts the
+plan's blocks, whatever blocks a kernel reads.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from kvlease.tables import NO_ROW, whole_numbers
 from kvlease.units import TOKENS_MAX, checked_count
 
 NO_SLOT: Final = -1
-"""Stands for a token that is not kept, or not here, and for padding."""
+"""The slot of padding, and of a token that is not kept or not on this rank."""
 
 _RANKS_MAX: Final = 2**16
 
@@ -26,14 +26,14 @@ Counts = NDArray[np.int64] | Sequence[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShard:
-    """Which tokens one of several context parallel ranks keeps: in turn, `interleave_tokens` at a time."""
+    """Which tokens one of several context ranks keeps: the ranks take turns, `interleave_tokens` at a time."""
 
     num_ranks: int = 1
     rank: int = 0
     interleave_tokens: int = 1
 
     def check(self) -> None:
-        """Refuse a shard that is none.
+        """Refuse a shard that cannot be.
 
         Raises:
             InvalidError: a field is out of range.
@@ -51,7 +51,7 @@ class TokenRuns:
     """The tokens of one step: for each request a run of new positions, one request after another."""
 
     def __init__(self, *, rows: Counts, first_positions: Counts, num_tokens: Counts) -> None:
-        """Take, for each request, its row of the block table or NO_ROW, its first position and how many follow.
+        """Take for each request its row of the block table, or NO_ROW, its first position and its number of tokens.
 
         Raises:
             InvalidError: the three differ in length, a position or a number of tokens is negative, or one is
@@ -71,7 +71,7 @@ class TokenRuns:
             raise InvalidError(message, resource="num_tokens", rule="negative_run")
 
     def __repr__(self) -> str:
-        """Show life: how many tokens of how many requests."""
+        """Show life: how many tokens there are, of how many requests."""
         return f"<TokenRuns {len(self.positions)} tokens of {len(self.rows)} requests>"
 
     @cached_property
@@ -97,7 +97,7 @@ def run_slots(
     num_padded: int | None = None,
     shard: ContextShard = WHOLE,
 ) -> NDArray[np.int64]:
-    """Return the slot of every token on one rank, NO_SLOT for those of other ranks and for padding up to `num_padded`.
+    """Return the slot of every token on one rank; NO_SLOT for other ranks' tokens and for padding up to `num_padded`.
 
     For position p, with w ranks that take i tokens in turn and blocks of s tokens on each rank:
     place = p mod s*w, kept here if floor(place / i) mod w = rank,
@@ -141,7 +141,7 @@ def state_slots(
     states_per_block: int,
     shard: ContextShard = WHOLE,
 ) -> NDArray[np.int64]:
-    """Return where compressed states are kept: at the last token of each, NO_SLOT at all others.
+    """Return the slot of each compressed state, at the state's last token; NO_SLOT at all other tokens.
 
     A token at position p ends a state if p + 1 is a multiple of tokens_per_state and the token has a slot of its own.
     With p' = floor(p / (i*w)) * i + p mod i, its place among its rank's tokens, and q = floor(p' / tokens_per_state):
@@ -168,7 +168,7 @@ def state_slots(
 
 
 def _padded_slots(num_tokens: int, num_padded: int | None) -> NDArray[np.int64]:
-    """Return room for the slots of some tokens and of padding, all of it padding yet."""
+    """Return an array for the slots of tokens and padding, filled with NO_SLOT."""
     length = num_tokens if num_padded is None else num_padded
     if length < num_tokens:
         message = f"there are {num_tokens} tokens and only {length} slots for them; pad to at least as many"
@@ -185,7 +185,7 @@ def _padded_slots(num_tokens: int, num_padded: int | None) -> NDArray[np.int64]:
 def _looked_up(
     block_table: NDArray[np.int32], rows: NDArray[np.int64], block_index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the block id of each token; of a request that is none, any."""
+    """Return the block id of each token; for a token of a padding request, any id."""
     num_rows, width = block_table.shape
     is_real = rows != NO_ROW
     asked = np.where(is_real, rows, 0)

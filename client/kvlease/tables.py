@@ -1,10 +1,10 @@
 """Own how the block table lies in shared memory and how a worker reads its rows; the daemon writes them.
 
-The block table has one row per live lease: what a restart must know of the lease, its block ids, and, once the lease is
-mapped, its blocks as kernels count them.
+The block table has one row for each live lease. The row holds what a restarted daemon must know of the lease, the
+lease's block ids and, once the lease is mapped, its blocks as kernels count them.
 
-A row may be read while it is written. Its `sequence` is odd for as long as that takes and larger afterwards, so a copy
-is whole if the number was even before and is the same after copying; else the row is copied again.
+A row may be read while it is written. Its `sequence` is odd during the write and larger afterwards. So a copy is whole
+if the number was even before the copying and is the same after it; otherwise the row is copied again.
 """
 
 import time
@@ -24,7 +24,7 @@ from kvlease.geometry import exact_div, round_up
 from kvlease.units import BLOCKS_MAX, TOKENS_MAX, checked_count
 
 NO_ROW: Final = -1
-"""Stands for a request that is none, as engines have them to fill a step."""
+"""The row of a padding request, by which an engine fills up a step."""
 
 _INT64_MAX: Final = 2**63 - 1
 
@@ -43,20 +43,20 @@ ROW_COLUMNS: Final[tuple[Column, ...]] = (
     ("ranks", np.uint64, 1),
     ("ranks_ever", np.uint64, 1),
 )
-"""The first columns of the block table; the daemon's records have the same, which a test holds."""
+"""The first columns of the block table; a test makes sure that the daemon's records have the same."""
 
 _SPINS_MAX: Final = 100
 _PAUSES_MAX: Final = 500
 _PAUSE_SECONDS: Final = 0.001
-"""A row that is being written is copied again at once, a hundred times, then after pauses, for 0.5 s in all."""
+"""A row that is being written is copied again: a hundred times at once, then after pauses, for 0.5 s in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
-    """The part of every row that one group has."""
+    """One group's part of every row."""
 
     num_places: int
-    """Block ids: the group's table_blocks."""
+    """Block ids that the part has room for: the group's table_blocks."""
     kernel_blocks_per_block: int = 1
     kernel_block_stride: int = 1
 
@@ -67,13 +67,13 @@ class TablePart:
 
     @property
     def kernel_width(self) -> int:
-        """Kernel ids of the part: num_places * kernel_blocks_per_block."""
+        """Kernel block ids that the part has room for: num_places * kernel_blocks_per_block."""
         return self.num_places * self.kernel_blocks_per_block
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The block table of one cache: `num_rows` rows, in each of them a part for every group."""
+    """The block table of one cache: `num_rows` rows, each with one part for every group."""
 
     num_rows: int
     parts: tuple[TablePart, ...]
@@ -85,11 +85,11 @@ class TableLayout:
 
     @property
     def kernel_firsts(self) -> list[int]:
-        """Where each group's kernel ids start in a row."""
+        """The index at which each group's kernel block ids start in a row."""
         return list(accumulate((part.kernel_width for part in self.parts), initial=0))[:-1]
 
     def columns(self, buffer: Buffer) -> dict[str, NDArray[Any]]:
-        """Lay the table over `buffer`; those with an element a row are 1-D, the others 2-D, however many elements.
+        """Lay the table's columns over `buffer`: 1-D if they always have one element a row, else 2-D, even if just one.
 
         Raises:
             InvalidError: the buffer is too short.
@@ -119,9 +119,10 @@ class TableLayout:
 class RowTable:
     """Read the block table that the daemon publishes; every answer is checked to be whole and of the lease asked for.
 
-    All of its methods raise UnknownLeaseError where a row is not, or no longer, of its lease; WrongStateError, rule
-    row_not_mapped, where the lease was not mapped, or not again since it was evicted; and UnavailableError where the
-    daemon does not end what it is writing, as when it is killed; once it is back, the same call succeeds.
+    All its reading methods raise UnknownLeaseError if a row does not, or no longer, belong to its lease;
+    WrongStateError, rule row_not_mapped, if the lease was not mapped, or not again since its eviction; and
+    UnavailableError if the daemon does not finish writing a row, because it was killed. Once a daemon is back, the same
+    call succeeds.
     """
 
     def __init__(self, layout: TableLayout, region: Buffer) -> None:
@@ -139,13 +140,13 @@ class RowTable:
         self._kernel_ids: NDArray[np.int32] = columns["kernel_ids"]
 
     def __repr__(self) -> str:
-        """Show life: how many rows are of a lease."""
+        """Show life: how many rows belong to a lease."""
         return (
             f"<RowTable {np.count_nonzero(self._lease_ids)} of {self.layout.num_rows} rows in use>"
         )
 
     def kernel_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
-        """Return a copy of what a mapped lease has of a group, as kernels count it, in token order.
+        """Return a copy of a mapped lease's kernel block ids of one group, in token order.
 
         A place that needs no block, such as one before a window, reads as block 0.
 
@@ -156,7 +157,7 @@ class RowTable:
         return self.gather([row], [lease_id], group).ravel()
 
     def block_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
-        """Return the same in block ids, whatever blocks kernels count.
+        """Return a copy of a mapped lease's block ids of one group, in token order, whatever blocks kernels count.
 
         Raises:
             InvalidError: rule no_such_group.
@@ -167,14 +168,14 @@ class RowTable:
     def gather(
         self, rows: Ints, lease_ids: Ints, group: int = 0, *, width: int | None = None
     ) -> NDArray[np.int32]:
-        """Return the table of one group for the requests of a step: [requests, width] kernel ids, then zeros.
+        """Return the table of one group for the requests of a step: [requests, width] kernel block ids, then zeros.
 
-        A request that is none has the row NO_ROW, and reads as zeros. Without `width`, the table is as wide as the
-        longest of the rows. What lies behind a row's ids is padding: no token of the lease may be looked for there.
+        A padding request has the row NO_ROW, and reads as zeros. Without `width`, the table is as wide as the longest
+        of the rows. The zeros behind a row's ids are padding: never look there for a token of the lease.
 
         Raises:
-            InvalidError: rule no_such_group; block_table_row_overflow, where a row is longer than `width`; or
-                rows_without_leases, where there are not as many of them; or one of them is no whole number.
+            InvalidError: rule no_such_group; block_table_row_overflow if a row is longer than `width`;
+                rows_without_leases if there are not as many leases as rows; or a row or lease is no whole number.
         """
         part = self._part(group)
         if width is not None:
@@ -191,10 +192,10 @@ class RowTable:
     def gather_blocks(
         self, rows: Ints, lease_ids: Ints, group: int = 0, *, width: int | None = None
     ) -> NDArray[np.int32]:
-        """Return the same table in block ids, from which `kvlease.slots.run_slots` tells where tokens are kept.
+        """Return the table of `gather` in block ids, which `kvlease.slots.run_slots` takes; `width` counts blocks.
 
         Raises:
-            InvalidError: as for `gather`; `width` counts blocks.
+            InvalidError: as for `gather`.
         """
         part = self._part(group)
         num_parts = part.kernel_blocks_per_block
@@ -218,7 +219,7 @@ class RowTable:
         lease_ids: NDArray[np.int64],
         group: int,
     ) -> int:
-        """Copy rows to where they stand in `table`, each until its copy is whole; return the length of the longest."""
+        """Copy rows to their places in `table`, each until its copy is whole; return the length of the longest row."""
         places = np.flatnonzero(rows != NO_ROW)
         longest = 0
         for _ in _attempts():
@@ -232,7 +233,7 @@ class RowTable:
             is_of_row = np.arange(most) < counts[:, None]
             ids = np.where(is_of_row, self._kernel_ids[asked, first : first + most], np.int32(0))
             is_whole = (before & 1 == 0) & (self._sequence[asked] == before)
-            # The daemon clears a row's lease id before it hands the row on: an id still there vouches for the copy.
+            # The daemon clears a row's lease id before it reuses the row, so an id still there vouches for the copy.
             self._check(asked, owners)
             _check_mapped(published, is_whole, owners)
             end = int(counts[is_whole].max(initial=0))
@@ -247,7 +248,7 @@ class RowTable:
         raise UnavailableError(message, resource="tables", rule="row_being_written")
 
     def _check(self, rows: NDArray[np.int64], lease_ids: NDArray[np.int64]) -> None:
-        """Refuse rows that are not of their leases."""
+        """Refuse rows that do not belong to their leases."""
         is_inside = (rows >= 0) & (rows < self.layout.num_rows)
         is_owned = is_inside & (self._lease_ids[np.where(is_inside, rows, 0)] == lease_ids)
         if not is_owned.all():
@@ -260,9 +261,9 @@ class RowTable:
 
 
 def table_width(num_blocks: int, tokens_per_block: int, token_alignment: int | None) -> int:
-    """Return the entries of a row for so many blocks: of whole stretches of `token_alignment` tokens, or as they are.
+    """Return how many entries a row has for `num_blocks`, rounded up to whole stretches of `token_alignment` tokens.
 
-    width = round_up(num_blocks, token_alignment / gcd(token_alignment, tokens_per_block))
+    width = round_up(num_blocks, token_alignment / gcd(token_alignment, tokens_per_block)), or num_blocks without it
 
     Raises:
         InvalidError: rule bad_token_alignment.
@@ -283,9 +284,9 @@ def kernel_block_ids(
     kernel_blocks_per_block: int,
     kernel_block_stride: int | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids as a kernel counts them, in the last axis: block b is b*m … b*m + n-1.
+    """Return the ids as a kernel counts them, along the last axis: block b is b*m … b*m + n-1.
 
-    n = kernel_blocks_per_block, m = kernel_block_stride, which is n where no other pages lie between blocks.
+    n = kernel_blocks_per_block, m = kernel_block_stride; m is n if no other pages lie between blocks.
 
     Raises:
         InvalidError: rule kernel_block_id_too_large: an id would not fit in the table's int32; or an id is no whole
@@ -321,7 +322,7 @@ def token_slots(
     positions: NDArray[np.int64] | Sequence[int],
     tokens_per_block: int,
 ) -> NDArray[np.int64]:
-    """Return where each position is kept: block_ids[p // n] * n + p % n, with n = tokens_per_block.
+    """Return the slot of each position p: block_ids[p // n] * n + p % n, with n = tokens_per_block.
 
     Raises:
         InvalidError: rule position_outside_blocks, or ids or positions are no whole numbers.
@@ -348,7 +349,7 @@ def token_slots(
 
 
 def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
-    """Return an array of whole numbers; nothing is rounded, and an empty list is one of no numbers.
+    """Return an array of whole numbers; nothing is rounded, and an empty list is an array without numbers.
 
     Raises:
         InvalidError: rule not_whole_numbers.
@@ -369,7 +370,7 @@ def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
 def _check_mapped(
     published: NDArray[np.int32], is_whole: NDArray[np.bool_], lease_ids: NDArray[np.int64]
 ) -> None:
-    """Refuse leases of which nothing is published, [requests, groups]: padding would read as somebody's block 0."""
+    """Refuse leases that have nothing published in any group: their padding would read as somebody's block 0."""
     is_unmapped = is_whole & ~published.any(axis=1)
     if is_unmapped.any():
         message = (
@@ -391,7 +392,7 @@ def _overflow(longest: int, width: int) -> InvalidError:
 
 
 def _attempts() -> Iterator[None]:
-    """Let a row be copied again: at once some times, then after pauses, and not for ever."""
+    """Yield once for each attempt to copy rows: first without pauses, then after pauses, and not for ever."""
     for _ in range(_SPINS_MAX):
         yield
     for _ in range(_PAUSES_MAX):

@@ -1,4 +1,4 @@
-"""Own the limits of counts, the check that a number from outside is one, and bytes as people write them."""
+"""Own the limits of counts, the check that a number from outside is a count, and bytes as people write them."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from kvlease._checks import shown
 from kvlease.errors import InvalidError
 
 BYTES_MAX: Final = 2**53 - 1
-"""Bytes of the largest region: what a JSON number carries exactly."""
+"""Bytes of the largest region: the largest integer that a JSON number carries exactly."""
 BLOCKS_MAX: Final = 2**31 - 1
 """Blocks of the largest pool: block ids are int32."""
 TOKENS_MAX: Final = 2**31 - 1
@@ -15,9 +15,10 @@ TOKENS_MAX: Final = 2**31 - 1
 RANKS_MAX: Final = 128
 """Ranks of one cache: the descriptors of all their regions travel in one message."""
 BYTES_PER_SECTOR: Final = 4096
-"""What direct reads and writes of a disk are a multiple of, in the file and in memory."""
+"""Offsets and sizes of direct disk reads and writes are multiples of this, in the file and in memory."""
 BYTES_PER_DISK_HEADER: Final = 128
-"""What a disk store writes of each slot, and once of itself, before all slots; so many never lie in two sectors."""
+"""Bytes of a header in a disk store: one for the store and one for each slot, all before the slots. As the number
+divides a sector, no header lies in two sectors."""
 
 _BYTES_PER_UNIT: Final = {
     "": 1, "B": 1,
@@ -29,10 +30,10 @@ _SHOWN_UNITS: Final = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "
 
 
 def checked_count(name: str, value: int, *, least: int = 0, most: int, of: str = "") -> int:
-    """Return `value` if it is an integer from `least` to `most`; `of` says in the refusal whose it is.
+    """Return `value` if it is an integer from `least` to `most`; `of` says in the refusal whose value it is.
 
     Raises:
-        InvalidError: it is not; the message names it and both bounds.
+        InvalidError: it is not; the message names the value and both bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         message = f"{name}{of} must be an integer, not {type(value).__name__}"
@@ -47,7 +48,7 @@ def parse_bytes(written: str) -> int:
     """Read a number of bytes such as "8GiB", "1.5 GiB", "500MB" or "4096".
 
     Raises:
-        InvalidError: it is not written so, or is no whole number of bytes.
+        InvalidError: the text is not written so, or is no whole number of bytes.
     """
     match = _WRITTEN_BYTES.fullmatch(written.strip())
     if match is None or match[3].upper() not in _BYTES_PER_UNIT:
@@ -65,7 +66,7 @@ def parse_bytes(written: str) -> int:
 
 
 def show_bytes(num_bytes: int) -> str:
-    """Write bytes for people: exact below 1 KiB, else with two decimals, never rounded up."""
+    """Write a number of bytes for people: exact below 1 KiB, else with two decimals, rounded down."""
     for unit_bytes, unit in _SHOWN_UNITS:
         if num_bytes >= unit_bytes:
             whole, hundredths = divmod(num_bytes * 100 // unit_bytes, 100)
@@ -74,5 +75,5 @@ def show_bytes(num_bytes: int) -> str:
 
 
 def _on_the_wire(value: int) -> int | None:
-    """Return what an error may carry as int64."""
+    """Return the value if an error can carry it as int64, else None."""
     return value if -(2**63) <= value < 2**63 else None
