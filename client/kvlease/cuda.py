@@ -1,7 +1,7 @@
-"""Own a process's way to memory of a GPU behind a descriptor; who makes it, and who copies, is others' business.
+"""Own how a process maps memory of a GPU behind a descriptor; making that memory and copying it is others' business.
 
-Nothing imports this where all pools are CPU memory. It needs `kvlease[cuda]` and NVIDIA's driver, but no toolkit. Every
-call of the driver is made in the primary context of the device, which is torch's, too.
+Importing this needs nothing; the calls need `kvlease[cuda]` and NVIDIA's driver, but no toolkit. Every call that maps
+memory is made in the primary context of the device, which torch uses, too.
 """
 
 import uuid
@@ -15,10 +15,10 @@ from typing import Any, Final
 from kvlease.errors import InvalidError
 
 DRIVER_WHEEL: Final = "kvlease[cuda]"
-"""What a process lacks that cannot import the driver's bindings."""
+"""The package to install if the driver's bindings cannot be imported."""
 
 Driver = Any
-"""The module `cuda.bindings.driver`, which brings no types."""
+"""The module `cuda.bindings.driver`, which has no types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class Device:
     """One GPU that this process sees."""
 
     ordinal: int
-    """Its number among the visible ones: another process may count it otherwise."""
+    """Its number among the visible GPUs; another process may give it another number."""
     uuid: str
-    """What it is called by all processes; of a MIG slice its own."""
+    """Its name in all processes; a MIG slice has a UUID of its own."""
 
     def __str__(self) -> str:
-        """Name it as settings do, and as all processes do."""
+        """Name it by its number, as settings do, and by its UUID, as all processes do."""
         return f"cuda:{self.ordinal} ({self.uuid})"
 
 
 class DeviceMemory:
-    """Bytes of a GPU in this process's addresses, which end with the last reference to this, or to a view of it."""
+    """Bytes of a GPU mapped into this process; the mapping ends with the last reference to this or to a view of it."""
 
     def __init__(self, device: Device, address: int, num_bytes: int, mapped_bytes: int) -> None:
         """Take over a mapping."""
@@ -44,7 +44,7 @@ class DeviceMemory:
         self.address = address
         self.num_bytes = num_bytes
         self._end = weakref.finalize(self, _unmap, device, address, mapped_bytes)
-        # The driver ends with the process, and may have ended before this.
+        # At exit the driver may have ended before this runs.
         self._end.atexit = False
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class DeviceMemory:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """What torch and others make an array of without a copy."""
+        """The description from which torch and others make an array without a copy."""
         return {
             "shape": (self.num_bytes,),
             "typestr": "|u1",
@@ -67,7 +67,7 @@ class DeviceMemory:
         }
 
     def close(self) -> None:
-        """End the mapping now; nothing may look at it any more."""
+        """End the mapping now; nothing may use it any more."""
         self._end()
 
 
@@ -100,7 +100,7 @@ def load_driver() -> Driver:
 
 
 def checked(call: str, result: tuple[Any, ...]) -> Any:
-    """Return what a call of the driver gave, or a tuple where that is more than one thing.
+    """Return the value that a call of the driver gave, or a tuple if it gave more or fewer than one.
 
     Raises:
         InvalidError: rule driver_call_failed; the message names the call and the driver's error.
@@ -123,10 +123,10 @@ def visible_devices() -> list[Device]:
 
 
 def device_at(ordinal: int) -> Device:
-    """Return the GPU of a number.
+    """Return the GPU with a number.
 
     Raises:
-        InvalidError: this process sees none of that number; or as `visible_devices`.
+        InvalidError: this process sees no GPU with that number; or as `visible_devices`.
     """
     found = visible_devices()
     if ordinal >= len(found):
@@ -139,7 +139,7 @@ def device_at(ordinal: int) -> Device:
 
 
 def device_of(device_uuid: str) -> Device:
-    """Return the GPU of a UUID, whatever its number is here.
+    """Return the GPU with a UUID, whatever its number in this process.
 
     Raises:
         InvalidError: this process does not see it; or as `visible_devices`.
@@ -157,12 +157,12 @@ def device_of(device_uuid: str) -> Device:
 
 
 def import_memory(device: Device, fd: int, *, num_bytes: int, mapped_bytes: int) -> DeviceMemory:
-    """Map what a descriptor stands for; the descriptor stays the caller's.
+    """Map the GPU memory that a descriptor stands for; the caller must still close the descriptor.
 
-    `mapped_bytes` are all bytes of the allocation: a multiple of its granularity, as its maker said.
+    `mapped_bytes` are all bytes of the allocation, as its maker gave them: a multiple of the allocation's granularity.
 
     Raises:
-        InvalidError: it is no memory of this device, or not of so many bytes.
+        InvalidError: it is not memory of this device, or has not so many bytes.
     """
     driver = load_driver()
     handle_type = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -173,13 +173,13 @@ def import_memory(device: Device, fd: int, *, num_bytes: int, mapped_bytes: int)
         try:
             address = map_handle(device, handle, mapped_bytes)
         finally:
-            # The mapping keeps the memory.
+            # The mapping keeps the memory alive.
             driver.cuMemRelease(handle)
     return DeviceMemory(device, address, num_bytes, mapped_bytes)
 
 
 def map_handle(device: Device, handle: Driver, mapped_bytes: int) -> int:
-    """Return the address at which an allocation can be read and written from now on; nothing is left of a failure.
+    """Map an allocation for reading and writing, and return its address; a failure leaves nothing behind.
 
     Raises:
         InvalidError: the driver refuses.
@@ -206,7 +206,7 @@ def map_handle(device: Device, handle: Driver, mapped_bytes: int) -> int:
 
 @contextmanager
 def in_context(device: Device) -> Iterator[None]:
-    """Have this thread be in the primary context of a device, and then again where it was.
+    """Put this thread into the primary context of a device, and afterwards back into its own.
 
     Raises:
         InvalidError: the driver refuses.
@@ -221,7 +221,7 @@ def in_context(device: Device) -> Iterator[None]:
 
 @cache
 def _context(device: Device) -> Driver:
-    """Return the primary context of a device, which this process retains from then on."""
+    """Return the primary context of a device; this process retains the context from then on."""
     driver = load_driver()
     handle = checked("cuDeviceGet", driver.cuDeviceGet(device.ordinal))
     return checked("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(handle))
@@ -229,14 +229,14 @@ def _context(device: Device) -> Driver:
 
 def _uuid_of(driver: Driver, ordinal: int) -> str:
     handle = checked("cuDeviceGet", driver.cuDeviceGet(ordinal))
-    # What CUDA 12 calls its second version, which knows MIG slices, is the only one of CUDA 13.
+    # CUDA 12 names the function that knows MIG slices "_v2"; in CUDA 13 it is the only one, without the suffix.
     uuid_of = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
     found = checked("cuDeviceGetUuid", uuid_of(handle))
     return str(uuid.UUID(bytes=bytes(found.bytes)))
 
 
 def _unmap(device: Device, address: int, mapped_bytes: int) -> None:
-    """Give addresses back, after all work that this process has given the device; whatever fails, nothing follows."""
+    """Unmap addresses once the device has done all work of this process; errors of these driver calls are ignored."""
     driver = load_driver()
     with in_context(device):
         driver.cuCtxSynchronize()

@@ -1,4 +1,4 @@
-"""Own the shared memory that a worker has mapped: the device region and the block table; the daemon fills the table."""
+"""Own the shared memory that a worker has mapped: the device region and the block table, which the daemon fills."""
 
 import mmap
 import os
@@ -21,31 +21,31 @@ from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
 KEY_COUNTS: Final = "key_counts"
-"""The kind of a region that is no memory of the cache: every attachment may bring another."""
+"""The kind of the region of key counts; it is not memory of the cache, and every attach may bring another one."""
 
 PHASE_ACTIVE: Final = 2
-"""The phase of a row whose lease is on the device; the daemon's records have the same number, which a test holds."""
+"""The phase of a row whose lease is on the device; a test makes sure that the daemon's records have the same number."""
 
 Identity = tuple[tuple[str, int, int], ...]
-"""Kind, device and inode of every region: equal means the same memory.
+"""Kind, device and inode of every region: equal identities mean the same memory.
 
-All regions of a GPU have one inode; what tells them apart is the block table, which is made and dropped with them.
+All regions of a GPU have the same inode; the block table, which is made and dropped with them, tells them apart.
 """
 
 
 class Row(NamedTuple):
-    """One row of the block table, as it is, published or not."""
+    """One row of the block table as it stands, published or not."""
 
     is_active: bool
-    """Whether the lease is on the device; only then are its ids those of blocks."""
+    """Whether the lease is on the device; only then are the ids those of device blocks."""
     block_ids: NDArray[np.int32]
-    """Group by group, in token order; 0 at places that need no block."""
+    """The ids, group by group, in token order; 0 at places that need no block."""
     num_blocks: NDArray[np.int32]
-    """[groups]: how many of the ids are of each group."""
+    """[groups]: how many of the ids belong to each group."""
 
 
 class WorkerMemory:
-    """The regions of one attachment; views of them that callers keep stay valid after `close`."""
+    """The mapped regions of one attachment; the views that callers keep stay valid after `close`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class WorkerMemory:
         rank: int,
         gpu: DeviceMemory | None = None,
     ) -> None:
-        """Lay arrays over the mapped regions; the device region is that of `rank`, unless it is memory of a GPU."""
+        """Lay arrays over the mapped regions; the device region is that of `rank`, or `gpu` if it is on a GPU."""
         self.identity = identity
         self._regions = regions
         self.device: NDArray[np.uint8] | None = None
@@ -66,7 +66,7 @@ class WorkerMemory:
         if "device" in regions:
             self.device = np.frombuffer(regions["device"], np.uint8, count=device_bytes)
         elif gpu is None and any(kind == "device" for kind, _, _ in identity):
-            # A rank that keeps no layer has a region without a byte, which cannot be mapped.
+            # A rank that keeps no layer has an empty region, which cannot be mapped.
             self.device = np.zeros(0, np.uint8)
         if "tables" in regions:
             layout = table_layout(len(regions["tables"]), table_parts(plan.groups))
@@ -81,7 +81,7 @@ class WorkerMemory:
 
     @classmethod
     def mapped(cls, attached: Attached, plan: CachePlan, rank: int) -> Self:
-        """Map the regions that came with the attach of a rank; the descriptors stay the caller's to close.
+        """Map the regions that came with the attach of a rank; the caller must still close the descriptors.
 
         Raises:
             LayoutMismatchError: a region is smaller than the plan or the daemon says, or the plan lacks the rank.
@@ -110,7 +110,7 @@ class WorkerMemory:
             raise
 
     def row(self, row: int, lease_id: int) -> Row | None:
-        """Return a copy of a lease's row; None where the row is not of that lease, or there is no table."""
+        """Return a copy of a lease's row; None if the row is not that lease's, or if there is no table."""
         if (
             self.tables is None
             or row >= self.tables.layout.num_rows
@@ -130,17 +130,17 @@ class WorkerMemory:
         return Row(int(self._columns["phase"][row]) == PHASE_ACTIVE, block_ids, num_blocks)
 
     def close(self) -> None:
-        """Drop the arrays and unmap what no view of a caller keeps."""
+        """Drop the arrays, and unmap every region that no caller has a view of."""
         self.device, self.gpu, self.tables, self._columns = None, None, None, {}
         while self._regions:
             _, region = self._regions.popitem()
-            # A caller who still looks at the memory keeps it mapped until that view ends: better than a fault.
+            # A caller that still has a view keeps the region mapped until the view ends: better than a fault.
             with suppress(BufferError):
                 region.close()
 
 
 def identity_of(attached: Attached) -> Identity:
-    """Return which memory of the cache an attach handed over."""
+    """Return the identity of the cache's memory that an attach handed over."""
     stats = (os.fstat(fd) for fd in attached.fds)
     return tuple(
         (region.kind, stat.st_dev, stat.st_ino)
@@ -150,7 +150,7 @@ def identity_of(attached: Attached) -> Identity:
 
 
 def table_parts(groups: Iterable[GroupPlan]) -> tuple[TablePart, ...]:
-    """Return the parts of a row of the cache that has these groups."""
+    """Return the parts that a row has in a cache with these groups."""
     return tuple(
         TablePart(
             num_places=group.table_blocks,
@@ -162,13 +162,13 @@ def table_parts(groups: Iterable[GroupPlan]) -> tuple[TablePart, ...]:
 
 
 def table_layout(region_bytes: int, parts: tuple[TablePart, ...]) -> TableLayout:
-    """Return the layout of a table region from its bytes, which determine every column's place.
+    """Return the layout of a table region, whose size determines every column's place.
 
     Raises:
         LayoutMismatchError: no table has that many bytes.
     """
-    # Columns only grow with the rows, so where several numbers of rows take the same bytes, every column lies alike.
-    # A row takes more than one byte, so there are fewer rows than bytes.
+    # Columns only grow with the rows, so if several numbers of rows take the same bytes, every column lies at the same
+    # place. A row takes more than one byte, so there are fewer rows than bytes.
     num_fitting = bisect_right(
         range(region_bytes),
         region_bytes,
@@ -216,7 +216,7 @@ def _map_on_gpu(region: pb.Region, fd: int, need_bytes: int) -> DeviceMemory:
 
 
 def key_counts_of(attached: Attached) -> KeyCounts | None:
-    """Map the key counts that came with an attach, if any did and they can be mapped: who has none asks."""
+    """Map the key counts that came with an attach; None if there are none, or if they cannot be mapped."""
     for region, fd in zip(attached.response.regions, attached.fds, strict=True):
         if region.kind == KEY_COUNTS:
             with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """Own where every byte of a page lies, as extents and strides; tensors over them are made in `views`.
 
-Strides follow from the order of the axes: an axis's stride is what all axes inside of it take together. A view is
-proven to end inside its region, and its blocks to lie apart, before anyone can make a tensor of it.
+Strides follow from the order of the axes: the stride of an axis is what all axes inside it take together. Before anyone
+can make a tensor of a view, the view is proven to end inside its region, and its blocks not to overlap.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ AXES: Final = "LBHNC"
 
 _NOTHING_FIXED: Final[Mapping[str, int]] = MappingProxyType({})
 _BYTES_DTYPE: Final = "int8"
-"""Type of a view of bytes that mean different things."""
+"""Type of a view whose bytes belong to elements of different types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class PageStrides:
     """Extents and strides of a run of equal layers, both in the order of AXES."""
 
     extents: tuple[int, ...]
-    """Layers, kernel blocks, head slots, states of a kernel block, bytes of a state."""
+    """Numbers of layers, kernel blocks, head slots, states of a kernel block, and bytes of a state."""
     strides_bytes: tuple[int, ...]
-    """Bytes from one of each to the next."""
+    """Bytes from one entry to the next, for each axis."""
 
     @property
     def layer_stride_bytes(self) -> int:
@@ -64,11 +64,11 @@ class LayerView:
 
     dtype: str
     shape: tuple[int, ...]
-    """Kernel blocks, head slots, states, elements of a state; of a recurrent state's tensor: blocks, its own shape."""
+    """Kernel blocks, head slots, states, elements of a state; for a tensor of a recurrent state: blocks, its shape."""
     strides: tuple[int, ...]
-    """Elements from one of each to the next."""
+    """Elements from one entry to the next, for each axis."""
     storage_offset: int
-    """Elements before the first."""
+    """Elements of the region before the view's first element."""
 
     @property
     def bytes_per_element(self) -> int:
@@ -77,7 +77,7 @@ class LayerView:
 
     @property
     def end_bytes(self) -> int:
-        """(storage_offset + sum((extent - 1) * stride) + 1) * bytes_per_element: what the region must hold."""
+        """(storage_offset + sum((extent - 1) * stride) + 1) * bytes_per_element: bytes that the region must have."""
         steps = zip(self.shape, self.strides, strict=True)
         last = self.storage_offset + sum((extent - 1) * stride for extent, stride in steps)
         return (last + 1) * self.bytes_per_element
@@ -85,12 +85,12 @@ class LayerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedView:
-    """A view whose kernel blocks go on through the pages of other layers, which no block id leads to."""
+    """A view whose kernel blocks are counted on through other layers' pages, which no block id of the layer reaches."""
 
     view: LayerView
     kernel_blocks_per_block: int
     kernel_block_stride: int
-    """Kernel blocks from one block to the next: block b is b * kernel_block_stride and those after it."""
+    """Kernel blocks from one block to the next: block b starts at kernel block b * kernel_block_stride."""
 
 
 def page_strides(
@@ -104,8 +104,8 @@ def page_strides(
 ) -> PageStrides:
     """Return the strides of equal layers that lie in one run.
 
-    `fixed` gives the strides, in bytes, of axes that something else decides, by the axis's letter. A padded page stays
-    whole: it takes bytes_per_page at the inner one of the axes L and B.
+    `fixed` has the strides, in bytes, of the axes whose stride something else decides, by the axis's letter. A padded
+    page stays whole: the inner one of the axes L and B has a multiple of bytes_per_page as its stride.
 
     Raises:
         InvalidError: rule kernel_block_does_not_divide, padded_page_split, padded_page_non_compact_layout,
@@ -142,10 +142,10 @@ def view_of(
     region_bytes: int,
     kernel_tokens: int | None = None,
 ) -> LayerView:
-    """Return a layer's view [num_blocks * kernel blocks, head slots, states, elements], proven in bounds and apart.
+    """Return a layer's view [num_blocks * kernel blocks, head slots, states, elements], proven in bounds and disjoint.
 
-    A kernel block is a part of its block's page, bytes in a row: where heads lie outside of states, a token's place
-    differs from that in the view of whole blocks, so that all who read and write must take the same of the two.
+    A kernel block is a contiguous part of its block's page. If heads lie outside of states, a token has another place
+    in this view than in the view of whole blocks, so all readers and writers must use the same one of the two views.
 
     Raises:
         InvalidError: rule kernel_block_does_not_divide, padded_or_packed_block_not_splittable,
@@ -171,7 +171,7 @@ def view_of(
     check_disjoint(placement, num_blocks)
     head_stride_bytes = placement.head_stride_bytes
     if head_stride_bytes > placement.state_stride_bytes:
-        # Heads lie outside of states: in a kernel block, each has fewer of them.
+        # Heads lie outside of states, and each head has fewer states in a kernel block than in a block.
         head_stride_bytes = exact_div(head_stride_bytes, kernel_blocks)
     strides_bytes = (
         exact_div(placement.block_stride_bytes, kernel_blocks),
@@ -185,10 +185,10 @@ def view_of(
 def packed_view_of(
     placement: LayerPlacement, *, num_blocks: int, region_bytes: int, kernel_tokens: int
 ) -> PackedView:
-    """Return a layer's view in kernel blocks where other pages may lie between its blocks.
+    """Return a layer's view in kernel blocks if other pages may lie between its blocks.
 
-    All rows of a compressed layer of one head are equally far apart, so that kernel blocks can be counted on through
-    what is not the layer's: there are (num_blocks - 1) * kernel_block_stride + kernel_blocks_per_block.
+    All states of a compressed layer with one head are equally far apart, so kernel blocks can be counted on through
+    other layers' pages: there are (num_blocks - 1) * kernel_block_stride + kernel_blocks_per_block of them.
 
     Raises:
         InvalidError: rule packed_cache_not_splittable, and those of `view_of`.
@@ -215,7 +215,7 @@ def packed_view_of(
 def _check_packed(
     placement: LayerPlacement, spec: AttentionSpec, kernel_blocks: int, kernel_block_bytes: int
 ) -> None:
-    """Refuse a layer whose kernel blocks cannot be counted on through what is not its own."""
+    """Refuse a layer whose kernel blocks cannot be counted on through other layers' pages."""
     rule = "packed_cache_not_splittable"
     if spec.tokens_per_state == 1 or spec.head_slots > 1:
         msg = (
@@ -240,7 +240,7 @@ def _check_packed(
 def state_views(
     placement: LayerPlacement, *, num_blocks: int, region_bytes: int
 ) -> tuple[LayerView, ...]:
-    """Return a view [num_blocks, *shape] of each tensor of a recurrent layer's state; in a page, each follows the last.
+    """Return a view [num_blocks, *shape] of each tensor of a recurrent layer's state; a page holds them in turn.
 
     Raises:
         InvalidError: the rules of `view_of`.
@@ -266,10 +266,10 @@ def state_views(
 
 
 def check_disjoint(placement: LayerPlacement, num_blocks: int) -> None:
-    """Refuse a layer of which two states share a byte, be it in one block or in two.
+    """Refuse a layer in which two states share a byte, be they in one block or in two.
 
     Raises:
-        InvalidError: rule page_below_content or blocks_overlap; the message names what lies too close.
+        InvalidError: rule page_below_content or blocks_overlap; the message names what lies too close together.
     """
     spec = placement.spec
     if placement.bytes_per_page < spec.content_bytes_per_page:
@@ -309,10 +309,10 @@ def _proven(
     strides_bytes: tuple[int, int, int],
     region_bytes: int,
 ) -> LayerView:
-    """Return the view of so many blocks, heads and states once it is known to end inside the region."""
+    """Return the view with these extents (blocks, head slots, states), or refuse it if it does not fit the region."""
     spec = placement.spec
     dtype = spec.dtype if isinstance(spec, AttentionSpec) else _BYTES_DTYPE
-    # The stride of an axis with one entry leads nowhere, so that a rest does no harm.
+    # The stride of an axis with one entry is never used, so a remainder does no harm.
     strides = (
         _elements(spec.name, dtype, "stride", stride_bytes)
         if extent > 1
@@ -341,7 +341,7 @@ def _proven(
 
 
 def _elements(layer_name: str, dtype: str, what: str, num_bytes: int) -> int:
-    """Return so many bytes as elements of a type, of which none may be cut."""
+    """Return a number of bytes as a number of elements of a type; refuse it if it cuts an element."""
     per_element = BYTES_PER_ELEMENT[dtype]
     if num_bytes % per_element:
         message = (
@@ -364,7 +364,7 @@ def _is_padded(spec: LayerSpec) -> bool:
 
 
 def _page_axis(spec: LayerSpec, layout: Layout, extents: Mapping[str, int]) -> str:
-    """Return the axis that counts padded pages; only layouts that keep pages whole have one."""
+    """Return the axis whose entries are padded pages; only layouts that keep pages whole have one."""
     position = max(layout.index("L"), layout.index("B"))
     outside = prod(extents[axis] for axis in layout[: position + 1])
     if outside != extents["L"] * extents["B"]:
@@ -383,7 +383,7 @@ def _page_axis(spec: LayerSpec, layout: Layout, extents: Mapping[str, int]) -> s
 
 
 def _padded(spec: LayerSpec, inside_bytes: int) -> int:
-    """Return the bytes of a padded page whose content spans so many."""
+    """Return the bytes of a padded page whose content spans `inside_bytes`."""
     page_bytes = max(inside_bytes, spec.bytes_per_page)
     if page_bytes % spec.bytes_per_page:
         message = (

@@ -1,4 +1,4 @@
-"""Own the way from a region and a plan to tensors: strided views, no copy; the one module here that imports torch."""
+"""Own how a region and a plan become tensors: strided views, without a copy; no other module here imports torch."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -27,17 +27,17 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTensors:
-    """The pages of one layer, in all blocks of its pool; writing to a tensor writes to the region."""
+    """The pages of one layer in all blocks of its pool; writing to a tensor writes to the region."""
 
     name: str
     states: torch.Tensor
-    """[blocks, head slots, states, elements of a state]; the bytes of a recurrent layer's state are one state."""
+    """[blocks, head slots, states, elements of a state]; a recurrent layer's state is one state of bytes."""
     keys: torch.Tensor | None
-    """K, [blocks, heads, states, head_size], or all of a latent state; None where states are packed otherwise."""
+    """K, [blocks, heads, states, head_size], or a whole latent state; None if states are packed in another way."""
     values: torch.Tensor | None
-    """V, [blocks, heads, states, head_size_v]; None of latent layers, and where keys are."""
+    """V, [blocks, heads, states, head_size_v]; None if the layer has no V, as latent ones, or if `keys` is None."""
     tensors: tuple[torch.Tensor, ...]
-    """Each [blocks, *shape]: the tensors of a recurrent layer's state; of other layers none."""
+    """The tensors of a recurrent layer's state, each [blocks, *shape]; empty for other layers."""
 
 
 def layer_views(
@@ -49,13 +49,13 @@ def layer_views(
 ) -> list[LayerTensors]:
     """Return the pages of every layer that a rank keeps, in the plan's order, as views of its region.
 
-    Block b of a tensor is block b of the pool; with `kernel`, kernel block b as the ids of
-    `kvlease.tables.kernel_block_ids` count them. The views keep the region's buffer alive. A region on a GPU
-    gives tensors of that GPU.
+    Block b of a tensor is block b of the pool; with `kernel`, it is kernel block b, as counted by
+    `kvlease.tables.kernel_block_ids`. The views keep the region's buffer alive. A region on a GPU gives tensors on that
+    GPU.
 
     Raises:
-        InvalidError: there is no region, as in a worker that has no memory; it is read-only, ends before the plan does,
-            starts off an element's boundary or is on a GPU that torch cannot use; or the plan breaks a rule of
+        InvalidError: there is no region, as in a worker without memory; the region is read-only, is smaller than the
+            plan's, starts off an element's boundary or is on a GPU that torch cannot use; or the plan breaks a rule of
             `kvlease.strides.view_of`.
     """
     if not 0 <= rank < len(plan.ranks):
@@ -78,7 +78,7 @@ def layer_views(
         else ()
         for layer in ranked.layers
     ]
-    # Every view is proven by now; only then is the first tensor made.
+    # The first tensor is made only here, after every view has been checked.
     pool = _pool_of(region)[: ranked.device_bytes]
     return [
         _tensors(layer, _tensor(view, pool), tuple(_tensor(part, pool) for part in inner))
@@ -87,10 +87,10 @@ def layer_views(
 
 
 def _writable(device_region: memoryview | NDArray[np.uint8] | None) -> memoryview:
-    """Return the region as bytes that can be written.
+    """Return the region as writable bytes.
 
     Raises:
-        InvalidError: there is none, or it is read-only.
+        InvalidError: there is no region, or it is read-only.
     """
     if device_region is None:
         message = (
@@ -110,7 +110,7 @@ def _require_bytes(available: int, need_bytes: int) -> None:
     """Refuse a region that is too short.
 
     Raises:
-        InvalidError: it is.
+        InvalidError: the region is shorter than `need_bytes`.
     """
     if available < need_bytes:
         message = f"the region holds {available} bytes and the plan's device pool {need_bytes}"
@@ -124,17 +124,17 @@ def _require_bytes(available: int, need_bytes: int) -> None:
 
 
 def _pool_of(region: memoryview | DeviceMemory) -> torch.Tensor:
-    """Return the region as bytes of a tensor, which keeps it alive.
+    """Return the region as a tensor of bytes, which keeps the region alive.
 
     Raises:
-        InvalidError: it is on a GPU that this torch cannot use.
+        InvalidError: the region is on a GPU that this torch cannot use.
     """
     if not isinstance(region, DeviceMemory):
         return torch.frombuffer(region, dtype=torch.uint8)
     try:
         return torch.as_tensor(region, device=f"cuda:{region.device.ordinal}")
     except (AssertionError, RuntimeError) as error:
-        # A torch without CUDA says so by an assertion.
+        # A torch that was built without CUDA raises an AssertionError.
         message = (
             f"torch cannot use {region.device}: {error}; install a torch that was built with CUDA"
         )
@@ -190,6 +190,6 @@ def _tensors(
 
 
 def _is_plain(spec: AttentionSpec) -> bool:
-    """Tell whether a state is the elements of K and then those of V, with nothing else in it."""
+    """Tell whether a state holds the elements of K and then those of V, and nothing else."""
     plain_bytes = (spec.head_size + spec.value_head_size) * spec.bytes_per_element
     return spec.bytes_per_state == plain_bytes and spec.head_slots == spec.num_kv_heads
