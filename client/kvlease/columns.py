@@ -1,6 +1,6 @@
-"""Own how columns lie in shared memory; what they hold is others' business.
+"""Own how columns lie in shared memory; what the columns hold is others' business.
 
-Columns of one region follow each other, each aligned to a cache line.
+The columns of a region follow each other, each aligned to a cache line.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Column = tuple[str, type[np.generic], int]
 """Name, element type and elements per entry of a column."""
 
 Buffer = memoryview | bytearray | bytes | NDArray[np.uint8]
-"""Bytes that columns can be laid over."""
+"""A buffer that columns can be laid over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ColumnLayout:
         )
 
     def columns(self, buffer: Buffer, start_bytes: int = 0) -> dict[str, NDArray[Any]]:
-        """Lay the columns over `buffer`, from `start_bytes` on; those with more than one element per entry are 2-D.
+        """Lay the columns over `buffer`, from `start_bytes` on; columns with several elements per entry are 2-D.
 
         Raises:
             InvalidError: the buffer is too short.

@@ -1,6 +1,6 @@
-"""Own what a client shows a daemon over TCP, and wants to see of it: tokens and certificates, and where they are.
+"""Own the credentials of a connection over TCP: the tokens and certificates that each side shows, and their files.
 
-Over Unix sockets nothing is needed: the daemon sees which user asks.
+Over Unix sockets none are needed: the daemon sees which user calls.
 """
 
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import ssl
 
 TOKEN_FILE_VARIABLE: Final = "KVLEASE_TOKEN_FILE"  # noqa: S105 -- a name
-"""The environment variables that name files where a caller gives no credentials."""
+"""These environment variables name the files to use if a caller gives no credentials."""
 CA_FILE_VARIABLE: Final = "KVLEASE_CA_FILE"
 CERT_FILE_VARIABLE: Final = "KVLEASE_CERT_FILE"
 KEY_FILE_VARIABLE: Final = "KVLEASE_KEY_FILE"
@@ -23,16 +23,16 @@ WANTS_CERTIFICATE: Final = (
     f"; one that wants clients' certificates hangs up on who shows none: name yours by {CERT_FILE_VARIABLE} and "
     f"{KEY_FILE_VARIABLE}"
 )
-"""What a client is told whose connection ended just after TLS's handshake, without a reason."""
+"""The advice to a client whose connection ended without a reason just after the TLS handshake."""
 PLAIN_PEER: Final = "WRONG_VERSION_NUMBER"
-"""What OpenSSL and BoringSSL say of who answers a handshake of TLS without TLS."""
+"""The error of OpenSSL and BoringSSL if the peer answers a TLS handshake without TLS."""
 
 _OUT_OF_DATE: Final = ("expired", "not yet valid")
 _OF_ANOTHER_HOST: Final = ("mismatch", "Hostname")
-"""What the reasons are known by for which a certificate is not taken, whichever library tells of it."""
+"""Words in the reasons for which TLS libraries refuse a certificate: out of date, or of another host."""
 _OPERATORS: Final = "operator.token"
 _READERS: Final = "reader.token"
-"""Files that a daemon of this user makes in its runtime directory."""
+"""Token files that a daemon of this user writes to its runtime directory."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _LISTENS: Final = "0A"
 """The state of a listening socket in the kernel's tables."""
@@ -40,23 +40,23 @@ _LISTENS: Final = "0A"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a daemon is shown over TCP: a token, a certificate, both or neither; and who signed its own."""
+    """What a client shows a daemon over TCP (a token, a certificate, both or neither), and which daemons it trusts."""
 
     token: str = field(default="", repr=False)
-    """The bearer token of a role; a worker's own takes its place once it is attached."""
+    """The bearer token of a role; once a worker is attached, it uses its own token instead."""
     ca_file: str = ""
-    """PEM file of who signs daemons' certificates; empty trusts whom the system trusts."""
+    """PEM file of the authority that signs daemons' certificates; empty: the authorities that the system trusts."""
     cert_file: str = ""
     key_file: str = ""
-    """PEM files of the client's own certificate, where the daemon asks for one."""
+    """PEM files of the client's own certificate and its key, if the daemon asks for one."""
 
     def tls(self) -> "ssl.SSLContext":
-        """Return how HTTPS is spoken.
+        """Return the TLS context for HTTPS.
 
         Raises:
             InvalidError: a file cannot be read.
         """
-        import ssl  # noqa: PLC0415 - only who speaks TLS pays for it
+        import ssl  # noqa: PLC0415 - loaded only where TLS is used
 
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
@@ -69,7 +69,7 @@ class Credentials:
     def _show_certificate(self, context: "ssl.SSLContext") -> None:
         files = [path for path in (self.cert_file, self.key_file) if path]
         for path in files:
-            # OpenSSL does not say which of them it misses.
+            # Read here first, because OpenSSL does not say which file is missing.
             _content(path)
         try:
             context.load_cert_chain(self.cert_file, self.key_file or None)
@@ -81,7 +81,7 @@ class Credentials:
             raise InvalidError(message, resource="credentials") from error
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return the contents of the files of authority, key and certificate, as gRPC wants them.
+        """Return the contents of the files of authority, key and certificate, in the order that gRPC takes them.
 
         Raises:
             InvalidError: a file cannot be read.
@@ -101,7 +101,7 @@ def from_environment() -> Credentials:
     """Return the credentials in the files that the environment names.
 
     Raises:
-        InvalidError: the token's cannot be read.
+        InvalidError: the token's file cannot be read.
     """
     path = os.environ.get(TOKEN_FILE_VARIABLE, "")
     return Credentials(
@@ -113,14 +113,14 @@ def from_environment() -> Credentials:
 
 
 def readers_file(named: str, host: str, port: int, directory: Path) -> str:
-    """Return the file of a reader's token: as named, else by the environment, else what a daemon of this user left.
+    """Return the file of a reader's token: `named`, else the environment's, else the one that this user's daemon left.
 
     Raises:
-        InvalidError: none is named, and it is not this user's daemon that listens there.
+        InvalidError: no file is named, and the daemon that listens there is not this user's.
     """
     if found := named or os.environ.get(TOKEN_FILE_VARIABLE, ""):
         return found
-    # As for an operator's token: what listens there might be anybody's.
+    # As for an operator's token: anybody's program might listen there.
     if host not in _LOOPBACK or not _is_own(port):
         message = (
             f"no daemon of this user listens at {host}:{port}; start it, without --no-listen-tcp, name its port by "
@@ -141,29 +141,29 @@ def readers_token(file: str) -> str:
 
 
 class Bearer:
-    """The token of calls that bring none of their own; found when it is first needed, as the daemon may start later."""
+    """The token of calls that have none of their own; looked for on first use, as the daemon may start later."""
 
     def __init__(self, credentials: Credentials, host: str, port: int, directory: Path) -> None:
-        """Take what was given, and where a daemon of this user would leave its token."""
+        """Take the credentials given, and the directory where a daemon of this user leaves its token."""
         self._given = credentials.token
         self._host = host
         self._port = port
         self._file = directory / _OPERATORS
 
     def __repr__(self) -> str:
-        """Show whether there is one."""
+        """Show whether a token was given."""
         return f"<Bearer {'given' if self._given else 'to be found'}>"
 
     @property
     def token(self) -> str:
-        """The token; empty where there is none."""
+        """The token; empty if there is none."""
         if self._given or self._host not in _LOOPBACK:
             return self._given
         return self._found
 
     @cached_property
     def _found(self) -> str:
-        # Any user may listen on loopback: nobody but this one and root is shown the token.
+        # Any user may listen on loopback, so the token is shown only to programs of this user and of root.
         if not _is_own(self._port):
             return ""
         try:
@@ -173,7 +173,7 @@ class Bearer:
 
 
 def not_taken(address: object, reason: str) -> str:
-    """Say that a daemon's certificate is not taken, for the reason of a library of TLS, and what to change."""
+    """Say that a daemon's certificate was refused, with the TLS library's reason, and what to change."""
     if any(sign in reason for sign in _OUT_OF_DATE):
         advice = "have the daemon's certificate renewed, or this machine's clock set"
     elif any(sign in reason for sign in _OF_ANOTHER_HOST):
@@ -184,7 +184,7 @@ def not_taken(address: object, reason: str) -> str:
 
 
 def _is_own(port: int) -> bool:
-    """Tell whether somebody listens on a port, and nobody does but this user and root."""
+    """Tell whether anybody listens on a port, and only this user or root does."""
     users = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -1,6 +1,6 @@
-"""Own how many bytes the file of a disk store has, for those who plan it and those who write it.
+"""Own the size of a disk store's file, both for its planner and for its writer.
 
-headers = round_up((1 + num_slots) * 128, 4096): one of the store, and one of each slot
+headers = round_up((1 + num_slots) * 128, 4096): one for the store, and one for each slot
 file    = headers + num_slots * round_up(bytes_per_slot, 4096)
 """
 
@@ -24,5 +24,5 @@ def file_bytes(num_slots: int, bytes_per_slot: int) -> int:
 
 
 def bytes_per_charged_slot(bytes_per_slot: int) -> int:
-    """Return what each slot takes of the file, with its header; the store's own, rounded up, takes a sector more."""
+    """Return the bytes of the file that each slot takes, with its header; the store's own takes up to a sector more."""
     return stride_bytes(bytes_per_slot) + BYTES_PER_DISK_HEADER

@@ -1,6 +1,6 @@
-"""Own the one table from errors to the Error of the protocol and back; statuses are the adapters' business.
+"""Own the way from errors to the protocol's Error and back; statuses are the adapters' business.
 
-Where only text travels, holdings are one sentence, such as "you leased 12, others cached 3".
+A transport that carries only text has holdings as one sentence, such as "you leased 12, others cached 3".
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ def error_to_proto(error: KVLeaseError) -> pb.Error:
 
 
 def fitting(number: int | None) -> int | None:
-    """Return a number if an Error can carry it: a caller's own, which a refusal repeats, may be any."""
+    """Return a number if an Error can carry it, else None: a refusal may repeat any number that a caller gave."""
     return number if number is not None and -_INT64_MAX <= number <= _INT64_MAX else None
 
 
@@ -61,7 +61,7 @@ def holdings_to_text(holdings: Iterable[Holding]) -> str:
 
 
 def holdings_from_text(text: str) -> list[pb.Holding]:
-    """Return the holdings that a sentence tells, as messages; what is not written so is passed over."""
+    """Return the holdings in a sentence as messages; parts that are not written as holdings are skipped."""
     parts = [part.split() for part in text.split(",")]
     return [
         pb.Holding(owner=part[0], state=part[1], num_blocks=int(part[2]))

@@ -1,6 +1,6 @@
 """Own the frames of the local socket as bytes: a Call or Reply written by hand around a message that is packed already.
 
-To have protobuf build the outer message would copy the inner one and pack it twice; reading is left to protobuf.
+If protobuf built the outer message, it would copy the inner one and pack it twice. Reading is left to protobuf.
 """
 
 import struct
@@ -10,12 +10,12 @@ from typing import Final
 from kvlease.v1 import kvlease_pb2 as pb
 
 LENGTH: Final = struct.Struct("<I")
-"""What stands before the message of a frame; it is read in a third of the time that `int.from_bytes` takes."""
+"""The length before the message of a frame; reading it takes a third of the time of `int.from_bytes`."""
 BYTES_OF_LENGTH: Final = LENGTH.size
 GRPC_SLACK_BYTES: Final = 7 << 20
-"""Bytes above the limit up to which a daemon reads a message of gRPC, so that its refusal can say what the limit is.
+"""Bytes above the limit that a daemon still reads of a gRPC message, so that its own refusal can name the limit.
 
-A client takes them off what gRPC itself says of a message that is larger still.
+If a message is even larger, gRPC refuses it and names its own limit; a client subtracts these bytes from that.
 """
 
 _WIRE_VARINT: Final = 0
@@ -23,7 +23,7 @@ _WIRE_BYTES: Final = 2
 
 
 def varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits a byte, the lowest first, all but the last byte marked."""
+    """Return a number as protobuf writes it: seven bits a byte, lowest bits first, every byte but the last marked."""
     if number < 1 << 7:
         return _LAST[number]
     if number < 1 << 14:
@@ -47,7 +47,7 @@ def caller_fields(token: str, epoch: int, cache: str) -> bytes:
 
 
 def traceparent_field(traceparent: str) -> bytes:
-    """Return the field of a Call that says which span it is made in."""
+    """Return the field of a Call that names the span in which the call is made."""
     return pb.Call(traceparent=traceparent).SerializeToString()
 
 
@@ -60,7 +60,7 @@ def reply_frame(verb: str, packed: bytes, call_number: int, epoch: int) -> bytes
 
 @lru_cache(maxsize=256)
 def _key_head(num_bytes: int) -> bytes:
-    """Return what stands before an idempotency key; nothing where there is none."""
+    """Return the tag and length before an idempotency key; nothing if there is no key."""
     return _KEY + varint(num_bytes) if num_bytes else b""
 
 

@@ -1,4 +1,4 @@
-"""Own every division of the project, by name, and the shape of one block; what fits a budget is the planner's."""
+"""Own every division of the project, by name, and the sizes of one block; what fits a budget is the planner's job."""
 
 from typing import Final
 
@@ -9,10 +9,10 @@ ALIGNMENT_BYTES: Final = 64
 
 
 def exact_div(dividend: int, divisor: int, *, what: str = "the division") -> int:
-    """Return dividend / divisor where nothing may be left over.
+    """Return dividend / divisor, which must leave no remainder.
 
     Raises:
-        InvalidError: something is; the message names both numbers.
+        InvalidError: there is a remainder; the message names both numbers.
     """
     quotient, rest = divmod(dividend, _positive(divisor))
     if rest:
@@ -32,24 +32,24 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is not below `number`."""
+    """Return the least multiple of `multiple` that is at least `number`."""
     return ceil_div(number, multiple) * multiple
 
 
 def blocks_covering(num_tokens: int, tokens_per_block: int) -> int:
-    """Return the blocks that hold `num_tokens`, the last one perhaps in part."""
+    """Return how many blocks hold `num_tokens`; the last block may be partial."""
     return ceil_div(num_tokens, tokens_per_block)
 
 
 def full_blocks(num_tokens: int, tokens_per_block: int) -> int:
-    """Return the blocks that `num_tokens` fill to the end."""
+    """Return how many blocks `num_tokens` fill to the end."""
     return floor_div(num_tokens, tokens_per_block)
 
 
 def page_end_bytes(
     *, num_blocks: int, bytes_per_block: int, offset_bytes: int, page_bytes: int
 ) -> int:
-    """Return the bytes that a region needs so that a layer's page of its last block ends inside."""
+    """Return the bytes that a region needs so that a layer's page of the last block ends inside the region."""
     return (num_blocks - 1) * bytes_per_block + offset_bytes + page_bytes if num_blocks else 0
 
 

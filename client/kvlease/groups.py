@@ -1,13 +1,13 @@
-"""Own what each group of layers keeps of a request: which blocks of its table it needs, and what a prefix must have.
+"""Own what each group of layers keeps of a request: which blocks of its table it needs.
 
 The cases:
 - EVERYTHING (full and latent attention, sinks): every block from the first token on;
 - WINDOW (sliding windows): the blocks of the newest `kept_tokens` tokens; older ones are given back;
 - CHUNK (chunked local attention): the blocks of the chunk that the next token is in, `kept_tokens` long;
-- STATE (recurrent layers whose states are kept at block ends): the block with the newest state, and the one that the
-  next state is written to; the places between them in the table stay empty, and a state whose place is empty stands
-  in the first block behind it. Behind the newest stand those of speculative tokens; those that growth passes over move
-  on to the first places that it adds;
+- STATE (recurrent layers whose states are kept at block ends): the block with the newest state, and the block that the
+  next state is written to. The places between them in the table stay empty; a state whose place is empty is in the
+  first block behind that place. Behind the block of the newest state come blocks for the states of speculative tokens.
+  When the request grows past some of these blocks, they move to the first places that the growth adds;
 - FIXED (cross attention, rings, recurrent layers that keep the current state only): the same blocks for as long as the
   request lives, never shared.
 """
@@ -35,19 +35,19 @@ class GroupShape:
 
     keeps: Keeps
     tokens_per_block: int
-    """On all ranks that share the tokens of a block."""
+    """Tokens of a block on all the ranks that share them."""
     keys_per_block: int
-    """Keys from one block's to the next one's: tokens_per_block / hash_tokens; 0 where blocks are never shared."""
+    """Block keys for each block: tokens_per_block / hash_block_tokens; 0 if blocks are never shared."""
     table_blocks: int
     """Entries of the group's part of a row."""
     max_blocks: int
-    """Blocks that a lease holds at once at most."""
+    """The most blocks that a lease holds at once."""
     kept_tokens: int = 0
-    """WINDOW: tokens before the next one that must stay; CHUNK: tokens of a chunk."""
+    """WINDOW: tokens before the next token that must stay; CHUNK: tokens of a chunk."""
     extra_blocks: int = 0
-    """STATE: blocks behind the newest state's, for speculative tokens."""
+    """STATE: blocks behind that of the newest state, for speculative tokens."""
     is_drafted: bool = False
-    """Whether a draft model reads the group: a prefix must then have one block more than is used."""
+    """Whether a draft model reads the group; then a prefix must have one block more than is used."""
     kernel_blocks_per_block: int = 1
     kernel_block_stride: int = 1
     """Kernel blocks from one block to the next."""
@@ -73,7 +73,7 @@ Counts = NDArray[np.int64]
 
 
 def first_needed(group: GroupShape, num_computed: Counts) -> Counts:
-    """Return the first place of the table that a request needs which has computed so many tokens."""
+    """Return the first place of the table that a request needs after it has computed `num_computed` tokens."""
     if group.keeps is Keeps.WINDOW:
         first: Counts = np.maximum(num_computed - group.kept_tokens, 0) // group.tokens_per_block
     elif group.keeps is Keeps.CHUNK:
@@ -86,7 +86,7 @@ def first_needed(group: GroupShape, num_computed: Counts) -> Counts:
 
 
 def last_covered(group: GroupShape, num_computed: Counts, num_tokens: Counts) -> Counts:
-    """Return the end of the places that a request has, which is to cover `num_tokens` and has computed so many.
+    """Return the end of the places of a request that is to cover `num_tokens` and has computed `num_computed`.
 
     A window or a chunk moves on with what is computed, and never has more than `max_blocks` places.
     """
@@ -99,7 +99,7 @@ def last_covered(group: GroupShape, num_computed: Counts, num_tokens: Counts) ->
 
 
 def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
-    """Return the first place that must have a block, among those that a request of so many tokens adds."""
+    """Return the first place that must have a block, among those that a request of `num_tokens` adds."""
     if group.keeps is Keeps.STATE:
         filled: Counts = (num_tokens - 1) // group.tokens_per_block
         return filled
@@ -107,25 +107,25 @@ def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
 
 
 def first_guessed(group: GroupShape, num_tokens: Counts) -> Counts:
-    """Return the first place behind the state of so many tokens: from there on stand those of speculative tokens."""
+    """Return the first place for states of speculative tokens: the one behind the state of `num_tokens`."""
     return (num_tokens - 1) // group.tokens_per_block + 1
 
 
 def num_passed(group: GroupShape, num_tokens: Counts, ends: Counts, afters: Counts) -> Counts:
-    """Return how many places of speculative tokens' states a request of `num_tokens` passes over as its places grow.
+    """Return how many places for speculative tokens' states a request of `num_tokens` passes as its places grow.
 
-    Nothing is written there any more once it asks for tokens whose states stand behind them, so their blocks move on to
-    the first of the places that are added.
+    Once the request asks for tokens whose states come behind these places, nothing is written there any more, so their
+    blocks move to the first of the added places.
     """
     before = np.minimum(ends, afters - 1 - group.extra_blocks)
     return np.maximum(before - first_guessed(group, num_tokens), 0)
 
 
 def most_blocks(group: GroupShape, num_tokens: int) -> int:
-    """Return the blocks that a request of so many tokens ever holds at once.
+    """Return the most blocks that a request of `num_tokens` holds at once.
 
-    STATE: as long as it has committed what it computed before it asks for the block after the next; until then both
-    the state that is committed and the one behind it may be its newest.
+    For STATE this holds only if the request commits what it has computed before it asks for the block after the next;
+    until then, its newest state may be the committed one or the one behind it.
     """
     if group.keeps is Keeps.FIXED:
         return group.max_blocks

@@ -1,8 +1,8 @@
-"""Own the identifiers that both ends use; arithmetic on them is nobody's business.
+"""Own the identifiers that both ends use; nobody does arithmetic on them.
 
-Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, and count on over all of
-its caches, so no id is ever issued twice for one kind of thing, not even over restarts or in another cache, and all
-stay below 2**53, which JSON carries exactly.
+Ids of leases, workers, pins and copies start above `epoch << 20` in every life of the daemon, and are counted across
+all its caches. So no id is ever issued twice for one kind of thing, not even after a restart or in another cache. All
+ids stay below 2**53, so JSON carries them exactly.
 """
 
 from typing import Final, NewType
@@ -38,10 +38,10 @@ BYTES_PER_KEY: Final = 32
 """Bytes of one block key."""
 
 ID_MAX: Final = 2**63 - 1
-"""The largest number that the protocol carries as an id; none that is issued comes near it."""
+"""The largest number that the protocol carries as an id; no issued id comes near it."""
 
 SEQUENCE_MAX: Final = 2**53 - 1
 """The largest number that an event may have; JSON carries it exactly."""
 
 EPOCH_SHIFT: Final = 20
-"""Bits that an epoch leaves for the ids of its life."""
+"""Bits below the epoch in an id, for the ids of one life of the daemon."""

@@ -1,4 +1,4 @@
-"""Own how a block is split into kernel blocks: by stored states, never by tokens; the planner chooses the size."""
+"""Own how a block is split into kernel blocks: by stored states, never by tokens; the planner chooses their size."""
 
 from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div, floor_div
@@ -6,7 +6,7 @@ from kvlease.spec import AttentionSpec, LayerSpec, StateSpace
 
 
 def kernel_blocks_per_block(spec: LayerSpec, kernel_tokens: int | None) -> int:
-    """Return how many kernel blocks of so many tokens one block is; None: one.
+    """Return how many kernel blocks of `kernel_tokens` tokens one block consists of; with None, one.
 
     Raises:
         InvalidError: rule kernel_block_does_not_divide or state_not_splittable.

@@ -1,4 +1,4 @@
-"""Own the orders in which pages can lie in memory; which one a cache has is the planner's choice.
+"""Own the orders in which pages can lie in memory; the planner chooses the one that a cache has.
 
 The axes are L (layer), B (block), H (head), N (state) and C (the bytes of one state), outermost first.
 """
@@ -31,22 +31,22 @@ class Layout(StrEnum):
 
     @property
     def is_block_compact(self) -> bool:
-        """Whether layer and block are the two outermost axes, so that every page lies together."""
+        """Whether layer and block are the two outermost axes, so that every page is contiguous."""
         return set(self.value[:2]) == {"L", "B"}
 
 
 ALIASES: Final = {"NHD": Layout.LBNHC, "HND": Layout.LBHNC}
-"""What engines call two of the orders."""
+"""The names that engines use for two of the orders."""
 
 LAYOUT_DEFAULT: Final = Layout.BLHNC
-"""Blocks outermost: one block is one piece, so that it moves in one copy."""
+"""Blocks outermost: a block is one piece, so it moves in one copy."""
 
 
 def parse_layout(name: str) -> Layout:
-    """Return the layout of a name, or of an alias of it; empty is the default.
+    """Return the layout with a name or alias; the empty name gives the default.
 
     Raises:
-        InvalidError: there is none.
+        InvalidError: there is no such layout.
     """
     if not name:
         return LAYOUT_DEFAULT

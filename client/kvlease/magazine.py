@@ -1,7 +1,7 @@
 """Own the magazine of an engine that keeps its own block tables: the blocks that it holds by id, outside any lease.
 
-An exchange whose answer is lost may have been carried out. So it is sent again only under the sequence that it had, and
-after a call that ended without an answer the inventory comes first.
+An exchange whose answer is lost may have been carried out. So a retry is sent only under the same sequence, and after a
+call that ended without an answer, the caller must ask for the inventory before the next exchange.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ class MagazineView(Bound):
     """What a process knows of its magazine: how far its exchanges have come."""
 
     def __init__(self, session: "Session") -> None:
-        """Look at the magazine of an attached session.
+        """Show the magazine of an attached session.
 
         Raises:
-            WrongStateError: it attached without one.
+            WrongStateError: the session attached without a magazine.
         """
         if not session.request.magazine:
             message = "the worker attached without a magazine; attach with magazine=..."
@@ -60,7 +60,7 @@ class MagazineView(Bound):
         sequence = self._sequence + 1
         try:
             ask = _exchanges.exchange(order, sequence)
-            # Whatever ends the call from here on, but for an answer or a refusal, leaves it in doubt.
+            # From here on, any end of the call other than an answer or a refusal leaves the exchange in doubt.
             self._is_in_doubt = True
             exchanged = yield from _flows.told(self._session.link, ask)
         except (InvalidError, RefusedError):
@@ -76,7 +76,7 @@ class MagazineView(Bound):
 
 
 class Magazine(MagazineView):
-    """The blocks that an engine holds by id; threads may share it, one exchange goes after the other."""
+    """The blocks that an engine holds by id; threads may share it, and exchanges go one after another."""
 
     def __init__(self, session: "Session", port: "Port") -> None:
         """Join the magazine of an attached session to its connection."""
@@ -103,7 +103,7 @@ class Magazine(MagazineView):
 
 
 class AsyncMagazine(MagazineView):
-    """The same for an event loop."""
+    """The same as `Magazine`, for an event loop."""
 
     def __init__(self, session: "Session", port: "AsyncPort") -> None:
         """Join the magazine of an attached session to its connection."""

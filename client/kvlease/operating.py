@@ -1,4 +1,4 @@
-"""Own what an operator tells a running daemon, and is told: drains, what was cleared or deleted, sizes, and limits."""
+"""Own what an operator tells a running daemon and is told by it: drains, clears, deletions, pool sizes and limits."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -7,7 +7,7 @@ from kvlease._records import check_record, to_proto
 from kvlease.v1 import kvlease_pb2 as pb
 
 _FRACTIONS: Final = ("min_percent", "max_percent", "weight", "pinned_percent_max")
-"""Limits of a tenant that need not be whole numbers."""
+"""A tenant's limits that need not be whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +39,22 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """What was dropped of a cache, and what holds the rest."""
+    """What a clear dropped from a cache, and what holds the rest."""
 
     num_device: int
     num_host: int
     num_disk: int
     num_held: int
-    """Cached blocks and slots that stay, because they are held."""
+    """Cached blocks and slots that stay because something holds them."""
     lease_ids: tuple[int, ...]
-    """Leases that hold some of them."""
+    """Leases that hold some of these blocks."""
     pin_ids: tuple[int, ...]
-    """Pins that do."""
+    """Pins that hold some of these blocks."""
     num_copying: int
-    """Those of them that a copy reads, which may end soon."""
+    """Held blocks that a copy is reading; such a hold may end soon."""
     num_in_magazines: int
     keeps_remote: bool
-    """Whether there is a remote store, of which nothing is dropped."""
+    """Whether there is a remote store; a clear drops nothing from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,44 +62,44 @@ class Deleted:
     """What ended with a cache, and what is left of it."""
 
     num_pins: int
-    """Pins that ended with it."""
+    """Pins that ended with the cache."""
     keeps_disk: bool
-    """Whether its disk store stays, for when it is registered again."""
+    """Whether its disk store stays in case the cache is registered again."""
     keeps_remote: bool
-    """Whether there is a remote store, of which nothing is removed."""
+    """Whether there is a remote store; nothing is removed from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized:
-    """What came of a resize."""
+    """The result of a resize."""
 
     num_blocks: int
     """Blocks that can be granted now."""
     num_parked: int
     """Blocks that are out of use."""
     num_evicted: int
-    """Cached blocks that were dropped for it."""
+    """Cached blocks that the resize dropped."""
     bytes_given_back: int
-    """Bytes of the pool's memory that the system has back."""
+    """Bytes of the pool's memory that were given back to the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What one tenant may have: of the device pool of each cache, where nothing else is said."""
+    """What one tenant may have; percentages and bytes are of each cache's device pool."""
 
     min_percent: float = 0.0
-    """What it can always come to have; the larger of this and `min_bytes` holds."""
+    """The part of the pool that it can always get; the larger of this and `min_bytes` holds."""
     min_bytes: int = 0
     max_percent: float = 100.0
-    """What it has at most, cached blocks among it; the smaller of this and `max_bytes` holds."""
+    """The most that it has, cached blocks included; the smaller of this and `max_bytes` holds."""
     max_bytes: int = 0
-    """0 is no such limit."""
+    """The same in bytes; 0 means no such limit."""
     weight: float = 1.0
-    """Its share against the others' weights."""
+    """Its share, in proportion to the other tenants' weights."""
     pinned_percent_max: float = 25.0
-    """What its pins hold at most."""
+    """The most that its pins hold."""
     leases_max: int = 0
-    """Leases of one cache that it has at once; 0 is no such limit."""
+    """The most leases of one cache that it has at once; 0 means no such limit."""
 
     def to_proto(self) -> pb.TenantLimits:
         """Return the message that says the same.
@@ -107,7 +107,7 @@ class TenantLimits:
         Raises:
             InvalidError: a field is of another type than declared.
         """
-        # People write 40 where 40.0 is meant.
+        # People write 40 when they mean 40.0.
         whole: dict[str, Any] = {
             name: float(value) for name in _FRACTIONS if type(value := getattr(self, name)) is int
         }
@@ -118,9 +118,9 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRule:
-    """The limits of one tenant that hold now."""
+    """The limits that one tenant has now."""
 
     tenant: str
     limits: TenantLimits
     revision: int
-    """0 where they come from the settings; limits that are set must have a higher one."""
+    """The revision of these limits, 0 if they come from the settings; new limits must have a higher one."""

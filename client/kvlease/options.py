@@ -1,4 +1,4 @@
-"""Own how a cache is kept, which decides nothing of where a byte lies: checksums, write and eviction policy, ghosts."""
+"""Own how a cache is kept: checksums, write and eviction policy, ghosts; none of it decides where a byte lies."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -7,7 +7,7 @@ from kvlease._records import check_record, from_proto, to_proto
 from kvlease.v1 import kvlease_pb2 as pb
 
 WRITE_AFTER_HITS_MAX: Final = 1 << 16
-"""More hits than a block is worth counting for."""
+"""The largest `write_after_hits`; it is not worth counting a block's hits any further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class CacheOptions:
     write_policy: str = ""
     """When blocks are copied to lower tiers: "on-evict" (the default), "write-through" or "after-n-hits"."""
     write_after_hits: int | None = None
-    """For "after-n-hits": hits after which a block is copied; None means 1."""
+    """For "after-n-hits": how many hits a block must have before it is copied; None means 1."""
     eviction_policy: str = ""
-    """What leaves the device pool first: "leaf-lru" (the default), "arc", "s3-fifo", "lfu" or "adaptive"."""
+    """Which policy chooses the blocks to evict: "leaf-lru" (the default), "arc", "s3-fifo", "lfu" or "adaptive"."""
     ghosts: tuple[str, ...] = ()
     """Up to three policies or sizes to try on live keys, each POLICY or POLICY@BLOCKS."""
 

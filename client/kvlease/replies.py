@@ -1,4 +1,4 @@
-"""Own what the daemon's answers look like to a caller; the fields are those of the protocol's messages."""
+"""Own the records in which a caller gets the daemon's answers; their fields are those of the protocol's messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ class TierInfo:
     tier: str
     """"host", "disk" or "remote"."""
     status: str
-    """"ready", "scanning" (what an earlier life left is being looked through), "degraded" (it works, but all its slots
-    are retired) or "off" (all in it is a miss)."""
+    """"ready", "scanning" (it is reading what an earlier life left), "degraded" (it works, but all its slots are
+    retired) or "off" (every lookup in it is a miss)."""
     reason: str
     """Why it is off or degraded; empty otherwise."""
     num_slots: int
-    """Slots of the tier; 0 where it does not count them."""
+    """Slots of the tier; 0 if it does not count them."""
     num_found: int
-    """Slots that an earlier life left and that are found again."""
+    """Slots that an earlier life left and that were found again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class CacheInfo:
     num_workers: int
     plan: CachePlan
     options: CacheOptions = DEFAULTS
-    """How it is kept, with nothing left to a default."""
+    """How the cache is kept, with every default filled in."""
     tiers: tuple[TierInfo, ...] = ()
-    """Its lower tiers, those that it has."""
+    """The lower tiers that it has."""
     is_draining: bool = False
     """Whether it grants no new lease, because it or the daemon is being drained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """The blocks of one tier by state; the states but `ready_held` add up to `num_blocks`."""
+    """The blocks of one tier by state; all counts except `ready_held` add up to `num_blocks`."""
 
     tier: str
     num_blocks: int
@@ -61,12 +61,12 @@ class PoolStats:
     filling: int
     ready: int
     ready_held: int
-    """Of the ready ones, those that something holds."""
+    """Ready blocks that something holds."""
     quarantined: int
     scrubbing: int
     bad: int
     parked: int = 0
-    """Taken out of use by a resize."""
+    """Blocks that a resize has taken out of use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class GhostStats:
     num_keys: int
     """Keys that were asked for."""
     num_hits: int
-    """Those of them that it would have found."""
+    """Keys that it would have found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class CacheStats:
     num_waiting: int
     num_workers: int
     counters: Mapping[str, int]
-    """Since the daemon's start, by name."""
+    """Counts since the daemon's start, by name."""
     ghosts: tuple[GhostStats, ...] = ()
 
 
@@ -102,9 +102,9 @@ class Stats:
     epoch: int
     caches: tuple[CacheStats, ...]
     is_draining: bool = False
-    """Whether the daemon as a whole grants nothing new: it is drained, or stops."""
+    """Whether the daemon as a whole grants nothing new, because it is being drained or is stopping."""
     is_stopping: bool = False
-    """Whether the daemon was told to stop: it grants nothing new, and ends with its leases, or after drain_seconds."""
+    """Whether the daemon is stopping: it grants nothing new, and ends with its last lease or after drain_seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +116,12 @@ class WorkerInfo:
     tenant: str
     rank: int
     death_proof: str
-    """How the daemon will learn of its death: "pidfd", or "none" where it cannot."""
+    """How the daemon will learn of the worker's death: "pidfd", or "none" if it cannot."""
     num_leases: int
     age_ms: int
-    """Since it attached."""
+    """Milliseconds since it attached."""
     process_id: int = 0
-    """Its process, as the daemon's PID namespace numbers it; 0 where the daemon cannot tell."""
+    """Its process id in the daemon's PID namespace; 0 if the daemon cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +134,12 @@ class LeaseInfo:
     """The xxh3 of the engine's request id, in hex."""
     phase: str
     num_blocks: int
-    """Blocks, or slots while it is in the host pool."""
+    """Blocks that it has, or slots while it is in the host pool."""
     num_tokens: int
     age_ms: int | None
-    """Since it was granted; None where that was in an earlier life of the daemon."""
+    """Milliseconds since it was granted; None if that was in an earlier life of the daemon."""
     left_ms: int
-    """Until it expires unless it is renewed."""
+    """Milliseconds until it expires unless it is renewed."""
     tenant: str = ""
 
 
@@ -150,9 +150,9 @@ class PinInfo:
     pin_id: int
     num_blocks: int
     tenant: str = ""
-    """Whose blocks they are; empty where an operator pinned those of several."""
+    """The tenant whose blocks they are; empty if an operator pinned blocks of several tenants."""
     age_ms: int = 0
-    """Since it was made."""
+    """Milliseconds since it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,23 +160,23 @@ class WaitingInfo:
     """One call that waits for blocks."""
 
     call_id: int
-    """Grows with every call."""
+    """The call's number; it grows with every call."""
     worker_id: int
     verb: str
     """"reserve", "extend" or "reload"."""
     position: int
     """Calls that will be served before it."""
     priority: str
-    """"low", "normal" or "high", as it is by now: who waits long rises."""
+    """"low", "normal" or "high" as of now: the priority of a call rises as it waits."""
     num_blocks: int
     """Blocks that it needs."""
     available_blocks: int
-    """Blocks that it could have now if nobody were before it."""
+    """Blocks that it could have now if no other call were before it."""
     reason: str
-    """Why it waits, by the rule of a refusal: "position", "blocks", "copies", "limits", or one of leases."""
+    """Why it waits: "position", "blocks", "copies", "limits", or the rule of a refusal about leases."""
     age_ms: int
     left_ms: int
-    """Until it is refused."""
+    """Milliseconds until it is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,20 +189,20 @@ class TenantInfo:
     used_blocks: int
     """Blocks that hold its bytes."""
     held_blocks: int
-    """Of these, blocks that leases, copies or pins hold."""
+    """Used blocks that leases, copies or pins hold."""
     pinned_blocks: int
     min_blocks: int
     """Blocks that nobody else can take from it."""
     max_blocks: int
-    """Blocks that it can have at most."""
+    """The most blocks that it can have."""
     pinned_blocks_max: int
     weight: float
-    """Its share of what is fought over, against the others'."""
+    """Its weight, against the other tenants', when tenants compete for blocks."""
     num_leases: int = 0
     leases_max: int = 0
-    """Leases that it can have at once."""
+    """The most leases that it can have at once."""
     revision: int = 0
-    """Of its limits; 0 where they come from the settings."""
+    """The revision of its limits; 0 if they come from the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,27 +210,27 @@ class MagazineInfo:
     """What one engine holds by block id, outside any lease."""
 
     magazine_id: int
-    """Its place and one; the next magazine there has the same."""
+    """One more than the magazine's place; a later magazine in that place has the same id."""
     magazine_digest: str
-    """What stands for its name in the daemon."""
+    """The digest by which the daemon knows its name."""
     tenant: str
     worker_ids: tuple[int, ...]
     """The processes that share it."""
     private_blocks: int
     """Blocks that it may write."""
     held_blocks: int
-    """Findable blocks that it holds, perhaps as others do."""
+    """Findable blocks that it holds; others may hold them, too."""
     num_exchanges: int
     age_ms: int | None
-    """Since the last of them; None where there was none in this life of the daemon."""
+    """Milliseconds since its last exchange; None if it made none in this life of the daemon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """One page of one of a cache's lists, by id; the other lists are empty."""
+    """One page of one of a cache's lists, ordered by id; the other lists are empty."""
 
     num_total: int
-    """Entries of the whole list."""
+    """Entries in the whole list."""
     workers: tuple[WorkerInfo, ...] = ()
     leases: tuple[LeaseInfo, ...] = ()
     pins: tuple[PinInfo, ...] = ()
@@ -244,7 +244,7 @@ class Event:
     """Something that happened in the daemon."""
 
     sequence: int
-    """Grows with every event; a watch can go on after it."""
+    """The event's number, which grows with every event; a later watch can go on after it."""
     kind: str
     cache: str
     worker_id: int
@@ -252,9 +252,9 @@ class Event:
     num_blocks: int
     unix_nanoseconds: int
     snapshot: CacheStats | None = None
-    """Of a "snapshot": what the cache was just after the event of this sequence number."""
+    """For a "snapshot": the state of the cache just after the event with this sequence number."""
     tenant: str = ""
-    """Whose limits were set, or whose blocks were dropped, where that was one tenant."""
+    """The tenant whose limits were set or whose blocks were dropped, if that was one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,11 +265,11 @@ class Found:
     num_host_blocks: int = 0
     """Further blocks of the prefix that can be reloaded."""
     num_disk_blocks: int = 0
-    """Further ones that can be loaded from the disk store; what the remote store has, only a reserve asks it."""
+    """Further blocks that can be loaded from the disk store; only a reserve asks the remote store."""
     hit_tokens: int = 0
     """Tokens of the prefix that all groups can serve."""
     refusal: KVLeaseError | None = None
-    """Why nobody knows, with on_doubt="miss"; then all numbers are 0."""
+    """With on_doubt="miss", why the lookup failed; then all numbers are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,19 +277,19 @@ class Miss:
     """A run of blocks of a request's prefix that were not found, and why."""
 
     first_block: int
-    """Index of the first of them in the request's chain of keys."""
+    """Index of the first of these blocks in the request's chain of keys."""
     num_blocks: int
     reason: str
     """"never_committed", "evicted", "dropped", "checksum", "tier_off", "other_tenant", "behind_a_miss" or
     "shorter_than_a_block"."""
     tier: str
-    """The tier that they left last; empty where there is none."""
+    """The tier that they left last; empty if they left none."""
     policy: str
-    """The policy that chose them; empty where none did."""
+    """The policy that chose them for eviction; empty if none did."""
     tenant: str
-    """The tenant whose request made room; empty where none did."""
+    """The tenant for whose request they made room; empty if they made room for none."""
     age_ms: int | None
-    """Since the last of them left; None where that is not known."""
+    """Milliseconds since the last of them left; None if that is not known."""
     why: str
     """One sentence with the numbers in it."""
 
@@ -313,7 +313,7 @@ class Pinned:
     pin_id: int = 0
     num_blocks: int = 0
     refusal: KVLeaseError | None = None
-    """Why nothing is held, with on_doubt="miss"; None also where nothing was cached."""
+    """With on_doubt="miss", why nothing is held; None if nothing was cached, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +324,7 @@ class Committed:
     num_duplicates: int = 0
     """Blocks whose key another block already serves; they stay private to the lease."""
     num_given_back: int = 0
-    """Blocks that left the lease because no token to come needs them."""
+    """Blocks that left the lease because no later token needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,9 +333,9 @@ class Evicted:
 
     num_evicted: int = 0
     num_offloaded: int = 0
-    """Blocks whose bytes were copied to the host pool; some of them may still be on the device for others."""
+    """Blocks whose bytes were copied to the host pool; some of them may stay on the device for others."""
     refusal: KVLeaseError | None = None
-    """Why it was not done, with on_doubt="miss"; of a lease the same as its own `refusal`."""
+    """With on_doubt="miss", why it was not done; if it was done for a lease, the same as the lease's `refusal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,9 +344,9 @@ class Reloaded:
 
     num_reloaded: int = 0
     num_tokens: int = 0
-    """Tokens from the start whose bytes are there; the rest must be computed again."""
+    """Tokens from the start whose bytes are on the device; the rest must be computed again."""
     refusal: KVLeaseError | None = None
-    """Why it was not done, with on_doubt="miss"; of a lease the same as its own `refusal`."""
+    """With on_doubt="miss", why it was not done; if it was done for a lease, the same as the lease's `refusal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,13 +365,13 @@ class ReserveSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """The answers to the columns of a step, one entry an operation."""
+    """The answers to the columns of a step: one entry for each operation."""
 
     codes: NDArray[np.int32]
-    """Numbers of errors (`kvlease.errors.BY_NUMBER`), 0 where the operation was done."""
+    """0 if the operation was done, else its error's number (`kvlease.errors.BY_NUMBER`)."""
     num_blocks: NDArray[np.int32]
-    """Blocks that each operation added; [operations, groups] where there are several groups."""
+    """Blocks that each operation added; [operations, groups] if there are several groups."""
     block_ids: NDArray[np.int32]
-    """The added blocks, one operation after the other."""
+    """The added blocks, one operation after another."""
     errors: Mapping[int, KVLeaseError] = field(default_factory=dict)
-    """Why operations were refused, by index: of the first 64 that were; of the others `codes` alone tells."""
+    """Why the first 64 refused operations were refused, by index; later ones have only their number in `codes`."""

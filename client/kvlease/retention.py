@@ -1,8 +1,8 @@
-"""Own how long, and how firmly, blocks may be asked to stay cached: the bounds that callers and daemon share."""
+"""Own the bounds of how long, and how firmly, a caller may ask blocks to stay cached; callers and daemon share them."""
 
 from typing import Final
 
 RETAIN_PRIORITY_MAX: Final = 100
-"""The largest number that says how long blocks stay cached; 0 is what low is, 50 normal, 100 high."""
+"""The largest retain priority; 0 is the same as low, 50 as normal, 100 as high."""
 SECONDS_RETAINED_MAX: Final = 7 * 86_400
-"""Seven days: no block is worth more patience."""
+"""The most `retain_seconds`: seven days; no block is worth keeping longer."""
