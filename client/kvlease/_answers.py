@@ -1,4 +1,4 @@
-"""Own how the messages of answers become records; which answer belongs to which call is `_calls`' business."""
+"""Own how messages of answers become records; which answer belongs to which call is `_calls`' business."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
@@ -32,12 +32,12 @@ from kvlease.v1 import kvlease_pb2 as pb
 R = TypeVar("R")
 
 _OUR_OWN: Final = frozenset({"refusal"})
-"""Fields that no message has: the client itself fills them where there is no answer."""
+"""Fields that no message has; the client itself fills them if there is no answer."""
 
 
 @once
 def reader(record: Callable[..., R]) -> Callable[[Any], R]:
-    """Return a function that makes `record` of a message with fields of the same names."""
+    """Return a function that makes a `record` from a message whose fields have the same names."""
     every = fields(record)  # type: ignore[arg-type]  # every record is a dataclass
     names = tuple(field.name for field in every if field.name not in _OUR_OWN)
     return lambda message: record(**{name: getattr(message, name) for name in names})
@@ -118,7 +118,7 @@ def explanation(reply: pb.ExplainResponse) -> Explanation:
 
 
 def misses(found: Iterable[pb.Miss]) -> tuple[Miss, ...]:
-    """Return what of a prefix was not found, and why."""
+    """Return which parts of a prefix were not found, and why."""
     return tuple(_miss(one) for one in found)
 
 

@@ -1,4 +1,4 @@
-"""Own the doing of what flows ask for on an event loop; what they ask for is `_flows`' business."""
+"""Own how the actions of flows are carried out on an event loop; which actions those are is `_flows`' business."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _ENDED_LOOP: Final = (
 
 
 class AsyncPort:
-    """Carry out what flows ask for, over one asynchronous transport."""
+    """Carry out the actions that flows yield, over one asynchronous transport."""
 
     def __init__(
         self,
@@ -32,29 +32,29 @@ class AsyncPort:
         session: Session | None = None,
         open_again: Callable[[], AsyncTransport] | None = None,
     ) -> None:
-        """Join a transport to the session whose calls go over it.
+        """Join a transport to the session whose calls it carries.
 
-        With `open_again` another loop may take the port over once its own has ended, over the transport that it makes.
+        With `open_again`, which makes a new transport, another loop may take the port over once its own has ended.
         """
         self.transport = transport
         self._session = session
         self._open_again = open_again
         self._attaching = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop whose connection it is, from the first call until a close."""
+        """The loop that the connection belongs to, from the first call until a close."""
         self._given_up: GivenUp | None = None
         if session is not None and not transport.undoes:
             self._given_up = GivenUp(transport, session, self.run)
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the loop that it belongs to has ended, and nobody can close it there any more."""
+        """Whether the loop that the port belongs to has ended, so that nobody can close the port there any more."""
         return self._loop is not None and self._loop.is_closed()
 
     async def close(self) -> None:
-        """Close the connection, once what was given up is undone, or after a moment.
+        """Close the connection once calls that were given up are undone, or after a moment.
 
-        The next call may be of another event loop; the close itself, too, where its own has ended.
+        The next call may come from another event loop. So may the close itself, if the port's own loop has ended.
 
         Raises:
             InvalidError: rule other_loop.
@@ -72,7 +72,7 @@ class AsyncPort:
         """Have the connection belong to the running event loop, if it belongs to none yet.
 
         Raises:
-            InvalidError: rule other_loop; it is another event loop's, which would never wake this one.
+            InvalidError: rule other_loop; the connection belongs to another event loop, and would never wake this one.
         """
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -89,19 +89,19 @@ class AsyncPort:
             self.bind()
 
     async def take_over(self) -> None:
-        """Have what an ended loop left belong to the running one, and close the connection that it left."""
+        """Have the port of an ended loop belong to the running loop, and close the connection of the ended loop."""
         self._loop = asyncio.get_running_loop()
         self._attaching = asyncio.Lock()
         if self._given_up is not None:
             self._given_up.forget()
         left = self.transport
         if self._open_again is not None:
-            # Another transport, as locks of the old one may be the ended loop's.
+            # A new transport, as locks of the old one may belong to the ended loop.
             self.transport = self._open_again()
         await left.close()
 
     async def run(self, flow: _flows.Flow[R]) -> R:
-        """Carry out a flow and return its result; raises InvalidError in another event loop than it belongs to."""
+        """Carry out a flow and return its result; raises InvalidError in another event loop than the port's own."""
         try:
             if self._loop is not asyncio.get_running_loop():
                 await self.join()
@@ -148,7 +148,7 @@ class AsyncPort:
 
 
 async def beat(session: Session, port: AsyncPort) -> None:
-    """Send heartbeats until cancelled; says once that they fail, and once that they succeed again."""
+    """Send heartbeats until cancelled; logs once that they fail, and once that they succeed again."""
     is_failing = False
     while True:
         await asyncio.sleep(session.heartbeat_seconds)

@@ -4,13 +4,13 @@ from typing import NoReturn
 
 
 class Bound:
-    """What cannot go to another process, nor be there twice: two would take the same leases for theirs."""
+    """An object that cannot be moved to another process or copied: two copies would both take the leases for theirs."""
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be pickled or copied.
 
         Raises:
-            TypeError: always; it says what to do in its place.
+            TypeError: always; the message says what to do instead.
         """
         message = (
             f"a kvlease {type(self).__name__} can neither be pickled nor copied; open a client in each process, and "

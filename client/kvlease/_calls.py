@@ -1,6 +1,6 @@
 """Own how each verb becomes a request and what its answer means; sending is the clients' business.
 
-An `Ask` is one call, complete but for what its caller adds: token, epoch, idempotency key and deadline.
+An `Ask` is one call without what its sender adds: token, epoch, idempotency key and deadline.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,19 +43,19 @@ KEYED: Final = frozenset(
         "pin", "unpin", "step", "exchange",
     }
 )  # fmt: skip
-"""Verbs that carry an idempotency key, so that a retry is answered as the first try was."""
+"""Verbs that carry an idempotency key, so that a retry gets the answer of the first try."""
 
 
 class Ask(NamedTuple, Generic[R]):
-    """One call and how to read its answer; a tuple, because one is made per call of the hot path."""
+    """One call and how to read its answer; a tuple, because one is made for each call of the hot path."""
 
     verb: str
     request: Message
     read: Callable[[Any], R]
     wait_ms: int = 0
-    """Milliseconds that the daemon may wait, which come on top of the caller's deadline."""
+    """Milliseconds that the daemon may wait; they are added to the caller's deadline."""
     cache: str = ""
-    """The cache that an operator means."""
+    """The cache that an operator names."""
 
 
 def plan(inputs: PlanInputs) -> Ask[CachePlan]:
@@ -69,7 +69,7 @@ def plan(inputs: PlanInputs) -> Ask[CachePlan]:
 
 
 def explain(inputs: PlanInputs, changes: Sequence[str]) -> Ask[ExplainedPlan]:
-    """Ask for a plan with its equations, and for what changes would change."""
+    """Ask for a plan with its equations, and for what each of `changes` would alter."""
     check_type("inputs", inputs, PlanInputs)
     check_type("changes", changes, tuple[str, ...])
     return ask(
@@ -147,7 +147,7 @@ def watch(cache: str, after_sequence: int, with_snapshot: bool = False) -> Ask[E
 
 
 def trace(cache: str) -> Ask[TracedRequest]:
-    """Ask for requests as their leases end."""
+    """Ask for a cache's requests as their leases end."""
     return ask("trace", lambda: pb.TraceRequest(**given(cache=cache)), TracedRequest.from_proto)
 
 
@@ -222,10 +222,10 @@ def reserve(  # noqa: PLR0913 - one parameter a field
 ) -> Ask[pb.ReserveResponse]:
     """Ask for blocks for one request."""
     try:
-        # Whether a plain number is too large protobuf sees by itself.
+        # protobuf itself notices a plain number that is too large.
         if type(request_id) is not str or type(num_tokens) is not int or num_tokens <= 0:
             given(request_id=request_id, num_tokens=num_tokens)
-        # Fields that are set one by one take two thirds of the time that naming them to the class does.
+        # Setting the fields one by one takes two thirds of the time that passing them to the class takes.
         request = pb.ReserveRequest()
         request.request_id, request.num_tokens = request_id, num_tokens
         if keys:
@@ -285,7 +285,7 @@ def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[p
 
 
 def trim(lease_id: int, num_tokens: int) -> Ask[int]:
-    """Ask for blocks behind so many tokens to leave a lease."""
+    """Ask for the blocks behind the first `num_tokens` tokens to leave a lease."""
     return ask(
         "trim",
         lambda: pb.TrimRequest(**given(lease_id=lease_id), num_tokens=from_zero(num_tokens)),
@@ -328,7 +328,7 @@ def release(lease_id: int) -> Ask[bool]:
 
 
 def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
-    """Renew an inventory; the answer is the ids that the daemon does not know."""
+    """Renew the leases of an inventory; the answer has the ids that the daemon does not know."""
     return ask(
         "heartbeat",
         lambda: pb.HeartbeatRequest(lease_ids=lease_ids, newest_lease_id=newest_lease_id),
@@ -337,7 +337,7 @@ def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
 
 
 def detach(worker_id: int = 0, *, force: bool = False) -> Ask[int]:
-    """End the calling worker, or as an operator another one; the answer is the number of leases that ended."""
+    """End the calling worker or, for an operator, another worker; the answer is the number of leases that ended."""
     return ask(
         "detach",
         lambda: pb.DetachRequest(**given(worker_id=worker_id), force=force),
@@ -383,7 +383,7 @@ def ask(
     wait_ms: int = 0,
     cache: str = "",
 ) -> Ask[R]:
-    """Build the request; what protobuf does not take is the caller's mistake, not the wire's."""
+    """Build the request; a value that protobuf does not take is the caller's mistake, so it raises InvalidError."""
     try:
         return Ask(verb, build(), read, wait_ms, cache)
     except _WRONG as error:

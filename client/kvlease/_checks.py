@@ -1,6 +1,6 @@
-"""Own the check that a value from outside is of the type and in the range that its field declares.
+"""Own the check that a value from outside has the type and the range that its field declares.
 
-What values mean to each other, and what they are called, is the business of the record that has the field.
+How values relate to each other, and what they are called, is the business of the record that has the fields.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from kvlease.ids import BYTES_PER_KEY
 _TEXT_CHARACTERS_MAX: Final = 256
 """Characters of a name, as every wire carries it."""
 _SECONDS_MAX: Final = 1_000_000
-"""Seconds of the longest wait, 11 days: not all timers below take more than 24."""
+"""Seconds of the longest wait, about 11 days; some of the timers below take no more than 24 days."""
 _SHOWN_BITS_MAX: Final = 128
 """Bits of the largest integer that a refusal spells out."""
 _SHOWN_CHARACTERS_MAX: Final = 40
@@ -24,7 +24,7 @@ _BYTES_PER_TOKEN_ID: Final = 4
 _TOKEN_ID_MAX: Final = 2**31 - 1
 _SIGN: Final = 0x80
 _CARRIED_MOST: Final = frozenset({2**32 - 1, 2**53 - 1, 2**63 - 1, 2**64 - 1})
-"""The largest integers that fields carry, in any of their forms."""
+"""The largest integers that fields of the protocol carry, for each of their types."""
 _LISTS: Final = (list, tuple)
 _TYPES_OF_KEYS: Final = frozenset({bytes})
 _LENGTHS_OF_KEYS: Final = frozenset({BYTES_PER_KEY})
@@ -38,9 +38,9 @@ def check_type(
     of: str = "",
     sequences: tuple[type, ...] = (tuple,),
 ) -> None:
-    """Refuse a value that is not of the type `hint`: a class, one or None, or a tuple of such.
+    """Refuse a value that is not of the type `hint`: a class, a class or None, or a tuple of either.
 
-    `of` says in the refusal whose field it is; `sequences` are the types that stand for a tuple.
+    `of` says in the refusal whose field it is; `sequences` are the types that are taken for a tuple.
 
     Raises:
         InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
@@ -62,7 +62,7 @@ def checked_items(
     of: str = "",
     sequences: tuple[type, ...] = (tuple,),
 ) -> Iterable[object]:
-    """Return what a field lists, if it is of one of the `sequences`; what it lists should be of the type `inner`.
+    """Return the items of a field if its value is one of the `sequences`; a refusal says that they must be `inner`.
 
     Raises:
         InvalidError: rule wrong_type; the message names the field, the value and what is wanted.
@@ -87,10 +87,10 @@ def check_range(field: str, value: int, least: int, most: int, *, of: str = "") 
 
 
 def range_words(value: float, least: int, most: int) -> tuple[str, int | None]:
-    """Return how to say what an integer must be that is not, and the largest one to name.
+    """Return words for the range that an integer is outside of, and the largest integer to name.
 
-    What a field of the protocol carries is no rule: who gives too little is not told of it, for the daemon's own limit
-    is lower.
+    If the integer is too small and `most` is only what the protocol's field can carry, `most` is not named: the
+    daemon's own limit is lower.
     """
     if value < least and most in _CARRIED_MOST:
         return f"{least} or more", None
@@ -117,12 +117,12 @@ def _check_seconds(field: str, seconds: float, instead: str) -> None:
 
 
 def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
-    """Refuse token ids, packed as int32, that are negative, or more than the lease shall cover tokens.
+    """Refuse token ids, packed as int32, if one is negative or if there are more than the lease shall cover.
 
     Raises:
         InvalidError: rule negative_token or too_many_tokens; the message names the id, or both numbers.
     """
-    # The sign is the highest bit of the last byte, which ASCII has not.
+    # An id's sign is the highest bit of its last byte, and a byte with that bit is not ASCII.
     last_bytes = token_ids[_BYTES_PER_TOKEN_ID - 1 :: _BYTES_PER_TOKEN_ID]
     if not last_bytes.isascii():
         at = next(at for at, byte in enumerate(last_bytes) if byte >= _SIGN)
@@ -146,7 +146,7 @@ def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
 
 
 def check_text(field: str, value: str, *, least: int = 0, of: str = "") -> None:
-    """Refuse a text that no wire carries or no terminal shows.
+    """Refuse a text that a transport cannot carry or a terminal cannot show.
 
     Raises:
         InvalidError: rule bad_text; the message names the field, the value and what is allowed.
@@ -169,10 +169,10 @@ def wrong_type(field: str, of: str, wanted: str, value: object) -> InvalidError:
 
 
 def check_keys(keys: object) -> None:
-    """Refuse what is no sequence of whole keys; packed ones, as other calls take them, are none.
+    """Refuse anything but a sequence of whole keys, such as packed keys, which other calls take.
 
     Raises:
-        InvalidError: rule wrong_type, or wrong_key; the message names the first that is none, and what is wanted.
+        InvalidError: rule wrong_type or wrong_key; the message names the first item that is no key, and what is wanted.
     """
     if not isinstance(keys, _LISTS):
         is_packed = isinstance(keys, bytes | bytearray | memoryview)
@@ -180,7 +180,7 @@ def check_keys(keys: object) -> None:
             advice = f"; cut packed keys every {BYTES_PER_KEY} bytes" if is_packed else ""
             message = f"keys must be a list of {BYTES_PER_KEY}-byte keys, not {shown(keys)}{advice}"
             raise InvalidError(message, resource="keys", rule="wrong_type")
-    # All at once, as nearly all are right: an engine asks this of every request.
+    # All keys at once, as nearly all are right and an engine makes this call for every request.
     if set(map(type, keys)) <= _TYPES_OF_KEYS and set(map(len, keys)) <= _LENGTHS_OF_KEYS:
         return
     for index, key in enumerate(keys):
@@ -193,10 +193,10 @@ def check_keys(keys: object) -> None:
 
 
 def check_encodable(field: str, value: str) -> None:
-    """Refuse a text that has no bytes on a wire, however long it may be.
+    """Refuse a text that UTF-8 cannot encode; its length does not matter.
 
     Raises:
-        InvalidError: rule bad_text; the message names the field and the first character that has none.
+        InvalidError: rule bad_text; the message names the field and the first character that cannot be encoded.
     """
     try:
         value.encode()
@@ -209,7 +209,7 @@ def check_encodable(field: str, value: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as a refusal shows it: as Python writes it, shortened."""
+    """Return a value as a refusal shows it: its repr, shortened."""
     said: str = _SHORTENED.repr(value)
     return said
 
@@ -224,7 +224,7 @@ field_types: Final[Callable[[Any], dict[str, Any]]] = cache(_read_types)
 
 
 class _Shortened(Repr):
-    """Write values shortly, whatever they are; an integer too long to be written is counted in bits."""
+    """Write any value in a short form; of an integer that is too long, give only the number of bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ _SEVERAL: Final = {int: "integers", str: "strings"}
 
 @cache
 def item_type(hint: Any) -> Any:
-    """Return the type of a tuple's items; None where the hint is no tuple."""
+    """Return the type of a tuple's items; None if the hint is not a tuple."""
     return get_args(hint)[0] if get_origin(hint) is tuple else None
 
 
@@ -254,7 +254,7 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 
 
 def _is_of(value: object, hint: Any) -> bool:
-    """Tell whether a value is of a type or one of several; true and false are no integers."""
+    """Tell whether a value is of a type or of one of several; True and False do not count as integers."""
     kinds = _kinds(hint)
     return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
 
@@ -275,10 +275,10 @@ def _several(hint: Any) -> str:
 
 
 def check_alone(**others: object) -> None:
-    """Refuse what is given beside a lease, which says already what is meant.
+    """Refuse other arguments beside a lease, as the lease already says which blocks are meant.
 
     Raises:
-        InvalidError: one of them is; the message names it.
+        InvalidError: another argument is given; the message names it.
     """
     for name, value in others.items():
         if value:

@@ -1,4 +1,4 @@
-"""Own how an exchange becomes a request and what its answer means; when one may be sent is `magazine`'s business."""
+"""Own how an exchange becomes a request and what its answer means; when to send one is `magazine`'s business."""
 
 from typing import Final
 

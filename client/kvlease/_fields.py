@@ -1,4 +1,4 @@
-"""Own the check that what a caller gives fits the fields of a request; what it means is the daemon's business."""
+"""Own the check that a caller's arguments fit the fields of a request; what they mean is the daemon's business."""
 
 import operator
 from collections.abc import Mapping
@@ -24,10 +24,11 @@ _BOUNDS: Final[Mapping[int, tuple[int, int]]] = {
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call, none of which is None: protobuf would take that for nothing said.
+    """Return the arguments of a call, and refuse None, which protobuf would take for a field left out.
 
     Raises:
-        InvalidError: one is None, or no number, text or bytes that a field of its name carries; the message names it.
+        InvalidError: an argument is None, or is no number, text or bytes that the field of its name carries; the
+            message names it.
     """
     for name, value in arguments.items():
         if value is None:
@@ -42,10 +43,10 @@ def given(**arguments: Any) -> dict[str, Any]:
 
 
 def from_zero(num_tokens: Any) -> Any:
-    """Return a number of tokens that may be 0, as a commit's or a trim's may.
+    """Return a number of tokens that may be 0, such as that of a commit or a trim.
 
     Raises:
-        InvalidError: it is no number, or out of range.
+        InvalidError: it is not a number, or out of range.
     """
     if isinstance(num_tokens, int) and num_tokens < 0:
         check_range("num_tokens", num_tokens, 0, TOKENS_MAX)
@@ -74,7 +75,7 @@ def _check_text(name: str, value: Any) -> None:
 
 
 def _fields(*types: int) -> dict[str, int]:
-    """Return the names that fields of such a type have in some request, and the type; columns are checked as such."""
+    """Return the names of all fields of these types in any request, with their types; columns are checked elsewhere."""
     requests = (
         message
         for name, message in pb.DESCRIPTOR.message_types_by_name.items()
@@ -92,7 +93,10 @@ _INTEGERS: Final = {name: _BOUNDS[kind] for name, kind in _fields(*_BOUNDS).item
     "after_id": (0, ID_MAX),
     "retain_seconds": (0, SECONDS_RETAINED_MAX),
 }
-"""By name; where the daemon takes less than the wire carries, what it takes; of tokens, where it wants some."""
+"""The least and the most of each integer field: what the field can carry, or less if the daemon takes less.
+
+`num_tokens` must be at least 1 here; `from_zero` lets it be 0.
+"""
 _TEXTS: Final = frozenset(_fields(FieldDescriptor.TYPE_STRING))
 _BYTES: Final = frozenset(_fields(FieldDescriptor.TYPE_BYTES))
 
@@ -100,7 +104,7 @@ _BYTES: Final = frozenset(_fields(FieldDescriptor.TYPE_BYTES))
 def packed(column: ArrayLike, dtype: "np.dtype[Any]") -> bytes:
     """Pack a column; numbers that its type cannot carry are refused, not wrapped."""
     if isinstance(column, tuple) and not column:
-        return b""  # most columns of an exchange, which an array takes longer to make than all the rest
+        return b""  # as for most columns of an exchange: making an array would take longer than all the rest
     told = np.asarray(column)
     if told.dtype == dtype:
         return told.tobytes()

@@ -1,8 +1,8 @@
 """Own the course of every call: retries and attaching again; what a failure means for a lease is `_verbs`' business.
 
-A flow is a generator: it yields what must be done, is sent the answer or thrown the error, and returns the result.
-It neither waits nor touches a connection, so the blocking and the asynchronous client share all of it and differ only
-in the doing.
+A flow is a generator: it yields an action, is sent the answer or thrown the error, and returns the result. It neither
+waits nor touches a connection, so the blocking and the asynchronous client share all flows, and differ only in how they
+carry out the actions.
 """
 
 import logging
@@ -35,7 +35,7 @@ R_co = TypeVar("R_co", covariant=True)
 _logger: Final = logging.getLogger("kvlease")
 
 ATTACHES_MAX: Final = 3
-"""Times that one call attaches again, or reserves again because the daemon restarted meanwhile."""
+"""How often one call attaches again, or reserves again because the daemon restarted meanwhile."""
 FIRST_PAUSE_SECONDS: Final = 0.005
 LONGEST_PAUSE_SECONDS: Final = 0.2
 
@@ -47,20 +47,20 @@ class Pause(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """Send an attach over a fresh connection and answer with what it brought."""
+    """Send an attach over a fresh connection; the answer is an `Attached`."""
 
     call: Outgoing
 
 
 class Reattach(NamedTuple):
-    """Run `reattach`, unless another call has done so since `stale_epoch`."""
+    """Run `reattach`, unless another call has already done so since `stale_epoch`."""
 
     stale_epoch: int
     deadline_at: float
 
 
 Action = Outgoing | Pause | Attach | Reattach
-"""What a flow can ask its client to do; an Outgoing is sent and answered with its response."""
+"""The actions that a flow can ask of its client; an Outgoing is sent, and answered with its response."""
 
 Flow = Generator[Action, Any, R]
 
@@ -75,7 +75,7 @@ def streamed(link: Link, ask: Ask[Any], idle_seconds: float | None) -> Outgoing:
     """Return the call of a stream, whose first answer must come before the deadline.
 
     Raises:
-        InvalidError: a stream cannot end after so many seconds without an answer, or this is a forked child.
+        InvalidError: `idle_seconds` is out of range, or this process is a forked child.
     """
     check_idle(idle_seconds)
     link.check_process()
@@ -85,8 +85,8 @@ def streamed(link: Link, ask: Ask[Any], idle_seconds: float | None) -> Outgoing:
 def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
     """Send a call until it is answered or its deadline is near; returns the response and the epoch that gave it.
 
-    The cases: the connection failed or the cache's memory is not ready: again after a pause, with the same
-    idempotency key; the daemon restarted: attach again, then send again; everything else is the answer.
+    The cases: if the connection failed or the cache's memory is not ready, send again after a pause, with the same
+    idempotency key; if the daemon restarted, attach again, then send again; any other error is raised.
     """
     call = first_try(link, ask)
     try:
@@ -113,7 +113,7 @@ def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
 
 
 def retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, int]]:
-    """Go on after a try that failed with `error`."""
+    """Go on with a call whose first try failed with `error`."""
     num_failures = num_attaches = 0
     while True:
         if isinstance(error, StaleEpochError | UnknownWorkerError):
@@ -137,18 +137,19 @@ def retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, 
 
 
 def _pause(link: Link, error: KVLeaseError, num_failures: int, deadline_at: float) -> Flow[None]:
-    """Wait before the next try, longer each time; raises `error` where there is no time or no point."""
+    """Wait before the next try, longer each time; raises `error` if there is no time left, or no point in waiting."""
     seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**num_failures) * link.jitter()
     is_absent = isinstance(error, UnavailableError)
     if is_absent and not link.is_worth_waiting():
         raise error
-    # Who answers is given the time to: a try that is cut off would end in doubt, where this answer leaves none.
+    # A daemon that answers gets time to answer the next try, too: if that were cut off, it would end in doubt, while
+    # the present answer leaves none.
     seconds_needed = seconds if is_absent else 2 * seconds
     if link.clock() + seconds_needed >= deadline_at:
         if is_absent:
             link.give_up()
         raise error
-    # A kept-alive connection may just have been closed: the first retry need not wait.
+    # Perhaps only a kept-alive connection was closed, so the first retry need not wait.
     if num_failures or not is_absent:
         yield Pause(seconds)
 
@@ -163,10 +164,10 @@ def attach(session: Session) -> Flow[None]:
 def reattach(session: Session, deadline_at: float) -> Flow[None]:
     """Make the session a worker of the restarted daemon, with the leases that survived.
 
-    The cases: the daemon knows the worker; the cache alone; or, where its memory ended too, neither, and the cache is
-    registered again by a worker that knows how.
+    The cases: the daemon knows the worker; it knows only the cache; or it knows neither, as its memory ended, too. Then
+    the worker registers the cache again, if it has the request for that.
     """
-    # What is cached now, nobody counts in them any more.
+    # Nobody writes to the old key counts any more.
     session.key_counts = None
     try:
         attached = yield from _attached(session.link, session.resume_request(), deadline_at)
@@ -179,19 +180,19 @@ def reattach(session: Session, deadline_at: float) -> Flow[None]:
     yield from _adopted(session, attached, deadline_at, resumed=resumed)
     link = session.link
     if link.is_detached:
-        # The worker was closed meanwhile, and its detach may have gone out under the old token: nobody else will.
+        # The worker was closed meanwhile, and its detach may have been sent with the old token: only this can end it.
         yield from _detached(link.token, deadline_at)
         raise UnknownWorkerError("the worker has detached")
 
 
 def _registered(session: Session, error: UnknownCacheError, deadline_at: float) -> Flow[None]:
-    """Register the cache of a worker again; raises `error` where it cannot, or where somebody has deleted the cache."""
+    """Register a worker's cache again; raises `error` if that is impossible, or if somebody has deleted the cache."""
     if session.registration is None:
         raise error
     try:
         stats: pb.StatsResponse = yield Outgoing("stats", pb.StatsRequest(), deadline_at)
     except (NotYoursError, UnknownWorkerError):
-        # Who may not look cannot tell a deleted cache from one that ended with its daemon.
+        # A caller that may not ask for stats cannot tell a deleted cache from one that ended with its daemon.
         raise error from None
     if stats.epoch == session.link.epoch:
         raise error
@@ -201,7 +202,7 @@ def _registered(session: Session, error: UnknownCacheError, deadline_at: float) 
 def _adopted(
     session: Session, attached: Attached, deadline_at: float, *, resumed: bool
 ) -> Flow[None]:
-    """Take over what an attach brought; where that fails, end the worker that it made: nobody else would."""
+    """Take over what an attach brought; if that fails, end the worker that it made, as nobody else would."""
     try:
         session.adopt(attached, resumed=resumed)
     except BaseException:
@@ -238,9 +239,9 @@ def heartbeat(session: Session) -> Flow[None]:
 
 
 def detach(session: Session) -> Flow[int]:
-    """End the worker; where the daemon is away, until it is back or the deadline is near.
+    """End the worker; while the daemon is away, retry until it is back or the deadline is near.
 
-    A worker that cannot be ended stays, with its leases, until this process has ended: the log says so.
+    If the worker cannot be ended, the daemon keeps it and its leases until this process has ended; the log says so.
     """
     link = session.link
     link.check_process()
@@ -248,10 +249,11 @@ def detach(session: Session) -> Flow[int]:
         if session.raises:
             link.check_attached()
         return 0
-    # Before the token is read: who attaches again right now gives us the new one, or sees that it must detach.
+    # Set before the token is read: a thread that is attaching again either gives us the new token, or sees this and
+    # detaches itself.
     link.is_detached = True
     ask = _calls.detach()
-    # No epoch: a worker that wants to end does so in whatever life of the daemon.
+    # Without an epoch, because the worker is to end in any life of the daemon.
     call = Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds, link.token)
     try:
         response = yield from _insisted(link, call)
@@ -272,13 +274,13 @@ def detach(session: Session) -> Flow[int]:
 
 
 def _insisted(link: Link, call: Outgoing) -> Flow[pb.DetachResponse]:
-    """Send a detach until it is answered or its deadline is near; one that an earlier try carried out is done."""
+    """Send a detach until it is answered or its deadline is near; an unknown worker was ended by an earlier try."""
     num_failures = 0
     while True:
         try:
             response: pb.DetachResponse = yield call
         except (UnavailableError, StartingError) as error:
-            # The first time it is perhaps but a connection that the daemon's restart broke.
+            # After the first failure, retry at once: perhaps only a connection broke when the daemon restarted.
             if num_failures:
                 yield from _pause(link, error, num_failures, call.deadline_at)
             num_failures += 1
@@ -293,7 +295,7 @@ def _insisted(link: Link, call: Outgoing) -> Flow[pb.DetachResponse]:
 
 def _warn_of_leftover(session: Session, error: KVLeaseError) -> None:
     force = " --force" if session.death_proof == "pidfd" else ""
-    # Who does not answer has perhaps ended, and its memory with it: then nobody is kept from anything.
+    # A daemon that does not answer may have ended, together with its memory; then it keeps blocks from nobody.
     if_there = "if it is there yet, " if isinstance(error, UnavailableError) else ""
     _logger.warning(
         "worker %d of cache %r could not be detached: %sthe daemon keeps its blocks from others until it knows that "
@@ -310,20 +312,20 @@ def _warn_of_leftover(session: Session, error: KVLeaseError) -> None:
 
 
 class Idle(Protocol[R_co]):
-    """What makes the answer that stands for a refusal, such as a reply's class."""
+    """A function that makes the answer that stands for a refusal, such as a reply's class."""
 
     def __call__(self, *, refusal: KVLeaseError) -> R_co:
-        """Return an answer that says that nothing was done, and why where it has room for that."""
+        """Return an answer that says that nothing was done and, if it has a field for that, why."""
 
 
 def not_there(*, refusal: KVLeaseError) -> bool:
-    """Return what stands for a refusal where the answer is whether there was something to end."""
+    """Return False: the answer that stands for a refusal of a verb that tells whether there was something to end."""
     del refusal
     return False
 
 
 def missed(session: Session, ask: Ask[R], idle: Idle[R]) -> Flow[R]:
-    """Send a call that concerns no lease; any failure is a miss that knows why, unless the worker wants it raised."""
+    """Send a call that concerns no lease; a failure becomes a miss with its reason, unless errors are to be raised."""
     try:
         response, _ = yield from attempts(session.link, ask)
         return ask.read(response)

@@ -1,8 +1,9 @@
-"""Own what becomes of mapped regions in a forked child: it has none of them, whoever in it still holds an address.
+"""Own what becomes of mapped regions in a forked child: it can use none of them, even if it still has an address.
 
-A child outlives its parent's proof of death: what it wrote afterwards would be in blocks that others have by then.
-Taking the mappings from it with MADV_DONTFORK would leave holes, in which something else would come to lie that the
-child's copy of the map would then unmap; so they are covered with pages that can be neither read nor written.
+A child may live on after its parent's death is proven; what it wrote then would be in blocks that others have by then.
+MADV_DONTFORK would take the mappings from the child but leave holes. Something else would come to lie in these, and the
+child's copy of the mmap object would unmap that. So the mappings are covered with pages that can be neither read nor
+written.
 """
 
 import ctypes
@@ -21,16 +22,16 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 _addresses: Final[WeakKeyDictionary[mmap.mmap, int]] = WeakKeyDictionary()
-"""Where each region that this process has mapped begins."""
+"""The address at which each region mapped by this process begins."""
 
 
 def keep_from_children(region: mmap.mmap) -> None:
-    """Have children that are forked from now on end with SIGSEGV where they touch a region."""
+    """Have children that are forked from now on die of SIGSEGV if they touch a region."""
     _addresses[region] = np.frombuffer(region, np.uint8).ctypes.data
 
 
 def _cover() -> None:
-    """Cover the regions of the parent, in a child that was just forked."""
+    """Cover the parent's regions, in a child that was just forked."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
     for region, address in _addresses.items():
         if region.closed:

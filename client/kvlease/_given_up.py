@@ -1,6 +1,6 @@
-"""Own the calls over REST and gRPC whose callers were cancelled: what they were granted, or may have been, is undone.
+"""Own the calls over REST and gRPC whose callers were cancelled: what the calls granted, or may have, is undone.
 
-Over the local socket the transport does so itself: there an answer tells of its call whoever waits for it.
+Over the local socket the transport does this itself: each answer there names its call, even if nobody waits for it.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from kvlease.v1 import kvlease_pb2 as pb
 A = TypeVar("A", Message, Attached)
 
 GIVEN_UP_MAX: Final = 64
-"""Calls of one worker that are being undone at once; what more leave is ended by its heartbeats."""
+"""Calls of one worker that are undone at once; what further calls leave behind is ended by its heartbeats."""
 CLOSE_SECONDS_MAX: Final = 1.0
-"""Seconds that a worker waits at its end for what is being undone."""
+"""Seconds that a closing worker waits for calls that are being undone."""
 _UNDO_SECONDS: Final = 5.0
 """Seconds that the undoing of one call may take."""
 _PAUSE_SECONDS: Final = 0.05
-"""Seconds after which a daemon has nearly always seen that a connection was closed, and grants nothing over it."""
+"""Seconds after which a daemon has nearly always noticed that a connection was closed, and grants nothing over it."""
 _GRANTING: Final = frozenset({"attach", "fork", "pin", "reserve", "step"})
 """The verbs whose answers may grant something."""
 
 
 class GivenUp:
-    """The calls of one worker that go on, or are undone, though nobody waits for them any more."""
+    """The calls of one worker that go on or are undone although nobody waits for them any more."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GivenUp:
         session: Session,
         run: Callable[[Flow[None]], Awaitable[None]],
     ) -> None:
-        """Remember over what the calls go, whose they are, and how a flow of several is carried out."""
+        """Remember the calls' transport and session, and the function that carries out a flow of several calls."""
         self._transport = transport
         self._session = session
         self._run = run
@@ -53,7 +53,7 @@ class GivenUp:
         return f"<GivenUp {len(self._tasks)} calls>"
 
     async def exchange(self, call: Outgoing, exchange: Coroutine[Any, Any, A]) -> A:
-        """Return what a call is answered with; where its caller is cancelled meanwhile, undo what it grants."""
+        """Return the answer to a call; if its caller is cancelled meanwhile, undo what the call grants."""
         if call.verb not in _GRANTING:
             return await exchange
         task: asyncio.Task[A] = asyncio.ensure_future(exchange)
@@ -64,7 +64,7 @@ class GivenUp:
             raise
 
     async def close(self) -> None:
-        """Wait a moment for what is being undone, and leave the rest."""
+        """Wait a moment for the calls that are being undone, and abandon the rest."""
         if not self._tasks:
             return
         await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS_MAX)
@@ -73,11 +73,11 @@ class GivenUp:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def forget(self) -> None:
-        """Leave to the heartbeats, or to the detach, what an event loop that has ended was undoing."""
+        """Leave what an ended event loop was undoing to the heartbeats or the detach."""
         self._tasks.clear()
 
     def _give_up(self, call: Outgoing, task: "asyncio.Task[A]") -> None:
-        # One that waits in the daemon ends there: others would be granted the less.
+        # A call that waits in the daemon is cancelled there, too: otherwise others would get less.
         if getattr(call.request, "wait_ms", 0) or len(self._tasks) >= GIVEN_UP_MAX:
             task.cancel()
         if len(self._tasks) < GIVEN_UP_MAX:
@@ -86,7 +86,7 @@ class GivenUp:
             undoing.add_done_callback(self._tasks.discard)
 
     async def _undo(self, call: Outgoing, task: "asyncio.Task[A]") -> None:
-        """Wait for a call's end, and give back what it was granted, or may have been."""
+        """Wait for a call's end, and give back what it granted, or may have granted."""
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -100,7 +100,7 @@ class GivenUp:
                 await self._take_back(call, task.result())
 
     async def _take_back(self, call: Outgoing, answer: Message | Attached) -> None:
-        """Undo what an answer grants; an attach that only went on as it was is left alone."""
+        """Undo what an answer grants; an attach that only resumed a worker is left alone."""
         if isinstance(answer, Attached):
             assert isinstance(call.request, pb.AttachRequest), "what is attached was asked for"
             if (token := answer.response.token) and not call.request.resume_token:
@@ -115,8 +115,8 @@ class GivenUp:
     async def _disown(self, call: Outgoing) -> None:
         """Find and undo what an answer that never came granted; a worker without leases ends by itself.
 
-        Asked again without waiting, the daemon answers with the lease that the request has: a heartbeat could not speak
-        of that while other reserves are on their way.
+        A reserve or fork is sent again without a wait, so that the daemon answers with the lease that the request has;
+        a heartbeat could not cover that lease while other reserves are on their way.
         """
         await asyncio.sleep(_PAUSE_SECONDS)
         if isinstance(call.request, pb.ReserveRequest | pb.ForkRequest):

@@ -1,4 +1,4 @@
-"""Own what is done about answers whose callers have gone: what they granted is given back."""
+"""Own what is done about answers whose callers have gone: whatever the answers granted is given back."""
 
 from collections.abc import Iterator
 
@@ -9,9 +9,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 
 def undoing(session: Session, reply: pb.Reply) -> Iterator[Outgoing]:
-    """Yield the calls that give back what a worker's reply grants, whose caller was cancelled or too late.
+    """Yield the calls that give back what a reply grants to a worker, if its caller was cancelled or too late.
 
-    A call that is lost does no harm: heartbeats end leases that the worker does not know.
+    If such a call is lost, it does no harm: heartbeats end leases that the worker does not know.
     """
     link = session.link
     if reply.epoch != link.epoch:
@@ -25,13 +25,13 @@ def undoing(session: Session, reply: pb.Reply) -> Iterator[Outgoing]:
 
 
 def disowning(session: Session) -> _flows.Flow[None]:
-    """Have the daemon end what was granted by answers that never came.
+    """Have the daemon end the leases that were granted by answers that never came.
 
-    Not whatever is granted while reserves of others are on their way: heartbeats to come end that.
+    Leases granted while other reserves are on their way are left to later heartbeats.
     """
     newest = session.inventory()[1]
     yield from _flows.heartbeat(session)
-    # The first tells how far ids were issued meanwhile; only the next one can speak of those.
+    # The first heartbeat tells how far the daemon has issued ids; only the next one can cover these ids.
     if session.inventory()[1] > newest:
         yield from _flows.heartbeat(session)
 

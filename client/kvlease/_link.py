@@ -1,4 +1,4 @@
-"""Own how the calls of one caller go out, and whether the last ones arrived; what is leased is the session's."""
+"""Own how one caller's calls are sent, and whether the last ones arrived; leases are the session's business."""
 
 import itertools
 import os
@@ -15,31 +15,31 @@ from kvlease.errors import InvalidError, UnknownWorkerError
 from kvlease.tracing import Traceparent
 
 RESTART_SECONDS: Final = 2.0
-"""Seconds that a first call waits for a daemon whose socket is there; a control process starts in one."""
+"""Seconds that a first call waits for a daemon whose socket exists; a control process starts within one second."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Link:
-    """How the calls of one caller go out, and whether the last ones arrived."""
+    """How one caller's calls are sent, and whether the last ones arrived."""
 
     deadline_seconds: float
     clock: Callable[[], float] = time.monotonic
     token: str = ""
     epoch: int = 0
     socket_path: str = ""
-    """The daemon's Unix socket, where the calls go there."""
+    """The daemon's Unix socket, if the calls go there."""
     is_reached: bool = False
-    """Whether the daemon was there lately; where it was not, a call tries once and does not wait for it."""
+    """Whether the daemon was reached lately; if not, a call tries once and does not wait for the daemon."""
     patience_ends_at: float | None = None
     """Monotonic seconds until which calls wait for a daemon that was never reached; None before the first failure."""
     is_detached: bool = False
-    """Whether the caller has said that it is done; then nothing attaches again, and no call goes out."""
+    """Whether the caller has begun to detach; then nothing attaches again, and no other call is sent."""
     has_ended: bool = False
-    """Whether the daemon, too, knows that it is done."""
+    """Whether the daemon, too, knows that the caller is done."""
     registrations: dict[str, Message] = field(default_factory=dict)
-    """What caches were registered by, by name: workers that attach next can do it again."""
+    """The requests that registered caches, by name: workers that attach later can send them again."""
     traceparent: Traceparent | None = None
-    """What tells the span that calls are made in; None where nothing is traced."""
+    """A function that returns the span of the calls; None if nothing is traced."""
     process_id: int = field(default_factory=os.getpid)
     _key_prefix: str = field(default_factory=lambda: os.urandom(8).hex())
     _key_numbers: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -57,17 +57,17 @@ class Link:
         """Refuse to go on in a forked child, whose death would not end the parent's leases.
 
         Raises:
-            InvalidError: this is such a child.
+            InvalidError: this process is a forked child.
         """
         if os.getpid() != self.process_id:
             message = f"this session belongs to process {self.process_id}; a forked child must open and attach its own"
             raise InvalidError(message, resource="process")
 
     def check_attached(self) -> None:
-        """Refuse to call for a worker that was closed.
+        """Refuse calls of a worker that was closed.
 
         Raises:
-            UnknownWorkerError: it was.
+            UnknownWorkerError: the worker was closed.
         """
         if self.is_detached:
             raise UnknownWorkerError("this worker was closed; attach another")
@@ -75,8 +75,8 @@ class Link:
     def is_worth_waiting(self) -> bool:
         """Tell whether a daemon that cannot be reached may be back soon.
 
-        One that was there lately may; so may one that was never reached but has left its socket, for a moment: its
-        control process may just be starting again.
+        A daemon that was reached lately may be. So may one that was never reached, if its socket exists, but only for a
+        moment: its control process may just be restarting.
         """
         if self.is_reached:
             return True
@@ -87,9 +87,9 @@ class Link:
         return self.clock() < self.patience_ends_at
 
     def give_up(self) -> None:
-        """Note that the daemon was waited for in vain, so that the next calls do not wait."""
+        """Note that waiting for the daemon was in vain, so that the next calls do not wait."""
         self.is_reached, self.patience_ends_at = False, self.clock()
 
     def jitter(self) -> float:
-        """Return a factor that keeps callers who failed together from coming back together."""
+        """Return a random factor for pauses, so that callers that failed together do not come back together."""
         return random.uniform(0.5, 1)  # noqa: S311 - no secret

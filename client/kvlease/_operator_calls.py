@@ -1,4 +1,4 @@
-"""Own how the verbs of an operator become requests and what their answers mean, as `_calls` does for the others."""
+"""Own how an operator's verbs become requests and what their answers mean, as `_calls` does for the other verbs."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def clear(cache: str, tenant: str) -> Ask[Cleared]:
 
 
 def delete_cache(cache: str, *, purge: bool) -> Ask[Deleted]:
-    """Ask for a cache to be freed, and for its disk store to be removed with it."""
+    """Ask for a cache to be freed and, with `purge`, for its disk store to be removed."""
     return ask(
         "delete_cache",
         lambda: pb.DeleteCacheRequest(**given(cache=cache), purge=purge),
@@ -46,7 +46,7 @@ def delete_cache(cache: str, *, purge: bool) -> Ask[Deleted]:
 
 
 def resize(cache: str, tier: str, num_blocks: int) -> Ask[Resized]:
-    """Ask for a pool to grant so many blocks."""
+    """Ask for a pool to grant `num_blocks` blocks."""
     return ask(
         "resize",
         lambda: pb.ResizeRequest(**given(cache=cache, tier=tier, num_blocks=num_blocks)),
@@ -55,7 +55,7 @@ def resize(cache: str, tier: str, num_blocks: int) -> Ask[Resized]:
 
 
 def set_tenant(tenant: str, limits: TenantLimits, revision: int) -> Ask[TenantRule]:
-    """Ask for a tenant to have other limits."""
+    """Ask for a tenant's limits to be replaced."""
     check_type("limits", limits, TenantLimits)
     return ask(
         "set_tenant",

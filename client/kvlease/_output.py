@@ -1,4 +1,4 @@
-"""Own what becomes of output that cannot be written: characters are escaped, all else is one line and a status."""
+"""Own what happens if output cannot be written: characters are escaped, anything else ends with a line and a status."""
 
 import contextlib
 import errno
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Final
 
 _OF_OUTPUT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""What a write to a full or broken device fails with."""
+"""Error numbers of a write to a full or broken device."""
 
 
 @contextlib.contextmanager
 def written_or_refused(program: str) -> Iterator[None]:
-    """End the program with status 1 where what it prints cannot be written; other errors go on.
+    """End the program with status 1 if its output cannot be written; other errors are raised on.
 
-    A character that the terminal's encoding lacks, as a tenant's name may have one, is printed as its escape.
+    A character that the terminal's encoding lacks, such as one in a tenant's name, is printed as its escape.
 
     Raises:
         SystemExit: standard output cannot be written; standard error says why.
@@ -31,7 +31,7 @@ def written_or_refused(program: str) -> Iterator[None]:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        # An error of a file that was opened by its name is not one of the output.
+        # An error with a file name comes from a file that was opened, not from the output.
         if error.errno not in _OF_OUTPUT or error.filename is not None:
             raise
         _drop_output()
@@ -41,7 +41,7 @@ def written_or_refused(program: str) -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Have what is still buffered go nowhere: it would fail again as Python ends."""
+    """Discard what is still buffered: writing it would fail again when Python ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Own the way between frozen records and messages of the protocol whose fields have the same names."""
+"""Own the conversion between frozen records and messages of the protocol whose fields have the same names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ RecordT = TypeVar("RecordT")
 
 
 def check_record(record: object, declared: Any, path: str = "") -> None:
-    """Refuse a record whose fields are not of the types that it declares, or out of their message's range.
+    """Refuse a record with a field that is not of its declared type, or out of the message's range.
 
-    Layers in it are checked field by field, too. Where a tuple is declared, a list will do. `declared` is the
-    message's descriptor, and `path` says where the record stands, such as ranks[0].
+    Layers in the record are checked field by field, too. A list may stand for a declared tuple. `declared` is the
+    message's descriptor, and `path` is the record's place in its parent, such as ranks[0].
 
     Raises:
-        InvalidError: the message names the field, behind its path, the value and what is wanted.
+        InvalidError: the message names the field with its path, the value and what is wanted.
     """
     prefix = f"{path}." if path else ""
     for name, hint in field_types(type(record)).items():
@@ -45,10 +45,10 @@ def to_proto(record: object, message_type: type[MessageT]) -> MessageT:
 
 
 def from_proto(message: Message, record_type: type[RecordT]) -> RecordT:
-    """Return the record whose fields are those of a message; a nested message that is not there is the default.
+    """Return the record whose fields are those of a message; a nested message that is absent becomes the default.
 
     Raises:
-        InvalidError: a layer in it cannot be described so.
+        InvalidError: the fields of a layer in it do not describe a layer.
     """
     values: dict[str, Any] = {}
     for name, hint in field_types(record_type).items():
@@ -79,7 +79,7 @@ _MOST: Final = {
     FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1,
     FieldDescriptor.CPPTYPE_UINT64: BYTES_MAX,
 }
-"""The largest count that a field takes; in JSON, one of 64 bits has no more than 53."""
+"""The largest count that a field takes; a 64-bit count may have no more than the 53 bits that JSON carries."""
 
 
 def _put(message: Message, name: str, value: Any) -> None:
@@ -123,7 +123,7 @@ def _put_spec(message: Any, spec: LayerSpec) -> None:
 
 
 def _take(value: Any, hint: Any) -> Any:
-    """Return what a field of a message says, as the record's type hint wants it."""
+    """Return the value of a message's field, converted to the record's type hint."""
     inner = item_type(hint)
     if inner is not None:
         return tuple(_take(item, inner) for item in value)
@@ -135,7 +135,7 @@ def _take(value: Any, hint: Any) -> Any:
 
 
 def _fields_of(message: Any) -> Mapping[str, Any]:
-    """Return the fields that are given in a layer's message."""
+    """Return the fields that are set in a layer's message."""
     given = {field.name: value for field, value in message.ListFields()}
     if "shapes" in given:
         given["shapes"] = tuple(tuple(shape.extents) for shape in given["shapes"])
@@ -145,6 +145,6 @@ def _fields_of(message: Any) -> Mapping[str, Any]:
 
 
 def _is_absent(message: Message, name: str, hint: Any) -> bool:
-    """Tell whether an optional field or a nested record is left to its default."""
+    """Tell whether an optional field or a nested record is absent, so that it has its default."""
     field = message.DESCRIPTOR.fields_by_name[name]
     return field.has_presence and not message.HasField(name) and hint is not LayerSpec

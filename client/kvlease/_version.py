@@ -1,4 +1,4 @@
-"""Own which version of kvlease this is; the number itself is the installed package's."""
+"""Own the question of which version of kvlease this is; the number itself comes from the installed package."""
 
 from importlib.metadata import PackageNotFoundError, version
 

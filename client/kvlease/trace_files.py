@@ -1,9 +1,9 @@
-"""Own how a trace is written in a file: one JSON object a line, as Mooncake's published traces are.
+"""Own how a file holds a trace: one JSON object a line, as in Mooncake's published traces.
 
-Each has `timestamp` (milliseconds), `input_length` and `output_length` (tokens) and `hash_ids` (one number for each key
-of the prompt, the first first). Where a key stands for another number of tokens than theirs, a first line says so:
-{"kvlease_trace": 1, "tokens_per_key": 16}. `hit_length` (tokens that were found) may be there; what else is there is
-passed over. A file that gzip compressed is read as what is in it.
+Each object has `timestamp` (milliseconds), `input_length` and `output_length` (tokens) and `hash_ids` (one number for
+each key of the prompt, in order). If a key stands for another number of tokens than in Mooncake's traces, a first line
+says so: {"kvlease_trace": 1, "tokens_per_key": 16}. `hit_length` (tokens that were found) is optional; other fields are
+ignored. A file that is compressed by gzip is read, too.
 """
 
 import gzip
@@ -28,7 +28,7 @@ _VERSION: Final = 1
 _NUMBER_MAX: Final = 2**63 - 1
 _SHOWN_CHARACTERS: Final = 40
 _GZIP: Final = b"\x1f\x8b"
-"""What a file begins with that gzip compressed."""
+"""The first bytes of a file that is compressed by gzip."""
 
 
 def read_trace(
@@ -38,10 +38,10 @@ def read_trace(
 ) -> Trace:
     """Read a trace, or its first requests.
 
-    `tell_cut` is told of a last line that ends amid a request, as whoever wrote it was killed: it is passed over then.
+    If the last line ends within a request, because its writer was killed, `tell_cut` is told and the line is skipped.
 
     Raises:
-        InvalidError: the file cannot be read, or a line of it is none of a trace; the message names line and field.
+        InvalidError: the file cannot be read, or a line is not a trace's; the message names the line and the field.
     """
     columns = _Columns()
     try:
@@ -104,7 +104,7 @@ def _written(trace: Trace) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Columns:
-    """The requests that were read so far."""
+    """The requests read so far."""
 
     tokens_per_key: int = TOKENS_PER_KEY
     times_ms: list[int] = field(default_factory=list)
@@ -148,7 +148,7 @@ class _Columns:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a trace, also one that gzip compressed, whatever it is called."""
+    """Open a trace, even one that is compressed by gzip, whatever its name."""
     with path.open("rb") as file:
         if not file.peek(len(_GZIP)).startswith(_GZIP):
             yield file
@@ -158,7 +158,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not empty, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 1):
         number += 1
@@ -188,7 +188,7 @@ def _why_not(error: ValueError | RecursionError) -> str:
         return f"is no JSON: byte {error.start + 1} is not UTF-8"
     if isinstance(error, RecursionError):
         return "has brackets within brackets too deep for a request"
-    # Nothing else is refused by the reader of numbers.
+    # The only ValueError left is that of an integer with too many digits.
     return f"has an integer above {_NUMBER_MAX}"
 
 
@@ -231,6 +231,6 @@ def _whole(number: int, fields: dict[str, Any], name: str, most: int) -> int:
 
 def _shown(value: object) -> str:
     if isinstance(value, list | dict):
-        # It may be of any depth.
+        # Not written out, as it may be nested to any depth.
         return "a list" if isinstance(value, list) else "an object"
     return "missing" if value is None else json.dumps(value)[:_SHOWN_CHARACTERS]

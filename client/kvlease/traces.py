@@ -1,6 +1,6 @@
-"""Own what a trace is: the requests that a cache was asked for, in columns, and what a policy would have found of them.
+"""Own what a trace is: the requests that a cache got, in columns, and how much of them a policy would have found.
 
-How a trace is written in a file is `trace_files`' business.
+How a file holds a trace is `trace_files`' business.
 """
 
 from dataclasses import dataclass, replace
@@ -12,30 +12,30 @@ from numpy.typing import NDArray
 from kvlease.v1 import kvlease_pb2 as pb
 
 TOKENS_PER_KEY: Final = 512
-"""Tokens of one key of a trace that does not say it, as in the published ones."""
+"""Tokens of one key in a trace that does not say it, as in published traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
     """Requests in the order of their times; the keys of request i are `key_ids[offsets[i]:offsets[i + 1]]`.
 
-    A key names a whole prefix: where it is found, all before it was the same.
+    A key names a whole prefix: requests that share a key share all tokens before it, too.
     """
 
     times_ms: NDArray[np.int64]
-    """Since the trace's beginning."""
+    """Milliseconds since the trace's beginning."""
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    """One more than there are requests."""
+    """Where each request's keys begin in `key_ids`, and at last where they all end: one entry more than requests."""
     key_ids: NDArray[np.int64]
-    """Numbers from 0 on, in the order in which keys come up first."""
+    """Keys as numbers from 0 on, in the order in which they first occur."""
     tokens_per_key: int = TOKENS_PER_KEY
     hit_tokens: NDArray[np.int64] | None = None
-    """What the recording daemon found of each; None where nobody wrote it down."""
+    """Tokens of each request that the recording daemon found; None if they were not recorded."""
 
     def __repr__(self) -> str:
-        """Show how large it is."""
+        """Show how large the trace is."""
         return (
             f"<Trace {len(self)} requests, {len(self.key_ids)} keys, {self.num_distinct} distinct>"
         )
@@ -46,12 +46,12 @@ class Trace:
 
     @property
     def num_distinct(self) -> int:
-        """Keys that differ."""
+        """How many different keys there are."""
         return int(self.key_ids.max(initial=-1)) + 1
 
     @property
     def is_prefix_closed(self) -> bool:
-        """Whether every key always follows the same one, as keys of whole prefixes do."""
+        """Whether every key always follows the same key, as keys of whole prefixes do."""
         parents = np.empty(len(self.key_ids), np.int64)
         parents[1:] = self.key_ids[:-1]
         parents[self.offsets[:-1][np.diff(self.offsets) > 0]] = -1
@@ -60,12 +60,12 @@ class Trace:
         return bool((first[self.key_ids] == parents).all())
 
     def keys_of(self, request: int) -> NDArray[np.int64]:
-        """Return the keys of one request, the first of its prompt first."""
+        """Return the keys of one request, in the order of its prompt."""
         keys: NDArray[np.int64] = self.key_ids[self.offsets[request] : self.offsets[request + 1]]
         return keys
 
     def first(self, num_requests: int) -> Self:
-        """Return the first requests alone; all, where there are no more."""
+        """Return a trace of only the first `num_requests` requests, or of all if there are no more."""
         if num_requests >= len(self):
             return self
         return replace(
@@ -84,13 +84,13 @@ class TracedRequest:
     """One request of a running cache whose lease has ended."""
 
     timestamp_ms: int
-    """From the trace's beginning to the grant."""
+    """Milliseconds from the trace's beginning to the grant."""
     input_tokens: int
     """Tokens of its prompt, as far as its keys tell."""
     output_tokens: int
-    """Tokens that were computed behind them."""
+    """Tokens that were computed behind the prompt."""
     key_digests: bytes
-    """Packed uint64, keyed with a secret of this trace that nobody is told."""
+    """Packed uint64 digests of its keys, made with a secret of this trace that nobody is told."""
     tokens_per_key: int
     hit_tokens: int
     num_dropped: int
@@ -111,7 +111,7 @@ class TracedRequest:
 
 
 def gathered(requests: list[TracedRequest]) -> Trace:
-    """Return the trace of some recorded requests: by time, its digests as numbers from 0 on."""
+    """Return the trace of recorded requests, ordered by time, with digests turned into numbers from 0 on."""
     requests = sorted(requests, key=lambda one: one.timestamp_ms)
     digests = np.frombuffer(b"".join(one.key_digests for one in requests), "<u8")
     num_keys = [len(one.key_digests) // digests.itemsize for one in requests]
@@ -127,7 +127,7 @@ def gathered(requests: list[TracedRequest]) -> Trace:
 
 
 def dense(names: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return names as numbers from 0 on, in the order in which they come up first."""
+    """Return names as numbers from 0 on, in the order in which the names first occur."""
     _, first, inverse = np.unique(names, return_index=True, return_inverse=True)
     number: NDArray[np.int64] = np.empty(len(first), np.int64)
     number[first.argsort()] = np.arange(len(first))
@@ -136,18 +136,18 @@ def dense(names: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What one policy finds of a trace in a pool of one size that is empty at first."""
+    """How much of a trace one policy finds in a pool of one size that is empty at first."""
 
     policy: str
     num_blocks: int
-    """Blocks of the pool, of one key each."""
+    """Blocks of the pool; each holds one key."""
     num_requests: int
     num_keys: int
     """Keys that were asked for."""
     num_hits: int
-    """Those found, each behind nothing but others that were found."""
+    """Keys that were found, with all keys before them in their request."""
     num_hits_bound: int
-    """Those that a pool of this size would find if it knew the future."""
+    """Keys that a pool of this size would find if it knew the future."""
     seconds: float
     """How long the simulation took."""
 

@@ -1,15 +1,15 @@
-"""Own the traceparent of the span in which a caller is; OpenTelemetry, which knows it, is imported only on use."""
+"""Own the traceparent of the caller's span; OpenTelemetry, which knows it, is imported only on use."""
 
 from collections.abc import Callable
 
 from kvlease.errors import InvalidError
 
 Traceparent = Callable[[], str]
-"""Returns the W3C traceparent of the caller's span; empty where it is in none."""
+"""Returns the W3C traceparent of the caller's span; empty if the caller is in no span."""
 
 
 def otel() -> Traceparent:
-    """Return what asks OpenTelemetry for the span in which the calling thread or task is.
+    """Return a function that asks OpenTelemetry for the span of the calling thread or task.
 
     Raises:
         InvalidError: OpenTelemetry is not installed.

@@ -1,8 +1,8 @@
 """Own the JSON bodies of REST requests as pydantic models; paths are the server's business.
 
 Field names are those of the protocol. `bytes` are base64. A body with a field that is not listed here is refused.
-What a field may hold beyond its type is the daemon's to check, for all transports alike; so none is required here,
-and where a description is narrower than its type, the daemon is what refuses.
+The models check types only. The daemon checks everything else, for all transports alike: so no field is required here,
+and if a field's description is narrower than its type, the daemon refuses values outside of the description.
 Replies follow the protocol's messages and have no models of their own.
 """
 
@@ -18,7 +18,7 @@ from kvlease.wire_plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
 CHANGES_MAX: Final = 32
-"""Changes that one plan is compared with."""
+"""The most changes that one plan is compared with."""
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=2**20)]
 RequestId = Annotated[Name, Field(json_schema_extra={"minLength": 1, "maxLength": 128})]

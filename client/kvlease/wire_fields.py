@@ -1,4 +1,4 @@
-"""Own what all JSON bodies have in common: how strictly they are read, and the ranges of their numbers."""
+"""Own the common part of all JSON bodies: how strictly they are read, and the ranges of their numbers."""
 
 from typing import Annotated, Any, Final
 
@@ -14,7 +14,7 @@ Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
 Number = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
-"""An id or a sequence number that counts from 1; 0 is none."""
+"""An id or a sequence number, counted from 1; 0 stands for none."""
 Name = Annotated[str, StringConstraints(max_length=256)]
 
 
