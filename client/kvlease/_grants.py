@@ -1,4 +1,4 @@
-"""Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's."""
+"""Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's job."""
 
 from collections.abc import Sequence
 from itertools import dropwhile
@@ -15,14 +15,14 @@ from kvlease.replies import Miss
 
 _BYTES_PER_BLOCK_ID: Final = 4
 _NO_BLOCK: Final = 0
-"""What stands at a place that needs no block."""
+"""The id at a place that needs no block."""
 _NO_IDS: Final = np.empty(0, np.int32)
 
 
 class Grant:
-    """A lease of one group that keeps everything, and what every grant has.
+    """A lease with one group, which keeps everything; the base of all grants.
 
-    Its blocks are kept packed, and made an array when somebody asks for them.
+    Its blocks are stored packed, and become an array when somebody asks for them.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Grant:
     )
 
     has_groups = False
-    """Whether places are kept by group, and may be empty."""
+    """Whether places are stored by group, and may be empty."""
 
     def __init__(
         self, *, request_id: str, tokens_per_block: int, refusal: KVLeaseError | None = None
@@ -82,7 +82,7 @@ class Grant:
         packed = self._packed
         read, block_ids = self._read
         if read is not packed or block_ids.nbytes != len(packed):
-            # Another thread may append or put others in place meanwhile, and is noticed by the next reader.
+            # Another thread may append or replace blocks meanwhile; the next reader notices that.
             block_ids = np.frombuffer(packed[:], "<i4")
             self._read = (packed, block_ids)
         return block_ids
@@ -97,13 +97,13 @@ class Grant:
         return self.block_ids
 
     def put(self, packed: bytes | bytearray, num_places: Sequence[int] = ()) -> None:  # noqa: ARG002 - of groups
-        """Replace the blocks by packed int32 ids; `num_places` says how many each of several groups has."""
+        """Replace the blocks by packed int32 ids; with several groups, `num_places` says how many each group has."""
         self._packed = bytearray(packed)
         self.num_blocks = num_blocks = len(packed) // _BYTES_PER_BLOCK_ID
         self.covered_tokens = num_blocks * self._tokens_per_block
 
     def grow(self, packed: bytes, covered_tokens: int) -> bool:
-        """Append packed int32 ids of the one group, unless so many tokens are covered; tell whether they are then."""
+        """Append packed int32 ids unless `covered_tokens` are covered already; tell whether they are covered then."""
         covered = self.covered_tokens
         if covered < covered_tokens:
             held = self._packed
@@ -119,12 +119,12 @@ class Grant:
         num_tokens: int,  # noqa: ARG002 - of groups
         num_places: Sequence[int] = (),  # noqa: ARG002 - of groups
     ) -> None:
-        """Add what an extend brought less what is known from the table, which has other ranks' blocks, too."""
+        """Add the blocks of an extend, except those known from the table, which has other ranks' blocks, too."""
         ids = np.frombuffer(packed, "<i4")
         self.put(self._packed + ids[~np.isin(ids, self.block_ids)].tobytes())
 
     def reach(self, num_tokens: int) -> int:
-        """Return how many of so many tokens an extend covers at once."""
+        """Return how many of `num_tokens` one extend covers."""
         return num_tokens
 
     def cover(self, num_tokens: int) -> None:
@@ -134,7 +134,7 @@ class Grant:
         """Drop the places that no token after the first `num_tokens` needs."""
 
     def compute(self, num_tokens: int) -> None:
-        """Note that so many tokens are computed, and drop the places that no later one needs."""
+        """Note that `num_tokens` are computed, and drop the places that no later token needs."""
 
     def cut(self, num_tokens: int) -> None:
         """Drop the places behind those that cover `num_tokens`."""
@@ -144,7 +144,7 @@ class Grant:
 
 
 class GroupedGrant(Grant):
-    """A lease whose groups each have places of their own, at some of which no block is needed any more or yet."""
+    """A lease whose groups each have their own places; some places need no block yet, or none any more."""
 
     __slots__ = (
         "_firsts",
@@ -168,12 +168,12 @@ class GroupedGrant(Grant):
         """Begin without blocks."""
         super().__init__(request_id=request_id, tokens_per_block=0, refusal=refusal)
         self.num_computed = 0
-        """Tokens that are computed as far as we know: never more than the daemon knows."""
+        """Tokens that are computed, as far as we know; never more than the daemon knows of."""
         self._groups = groups
         self._num_tokens = 0
         self._places: list[list[int]] = [[] for _ in groups]
         self._firsts = [0] * len(groups)
-        """The places before these are known to be empty."""
+        """For each group, the place before which all places are known to be empty."""
         self._version = 0
         self._tables: list[tuple[int, NDArray[np.int32]]] = [(-1, _NO_IDS)] * len(groups)
 
@@ -185,7 +185,7 @@ class GroupedGrant(Grant):
     def blocks(self, group: int) -> NDArray[np.int32]:
         """Return the blocks of a group, one for each place of its table; 0 where a place needs no block."""
         check_range("group", group, 0, len(self._groups) - 1)
-        # As above: whoever changes the places counts up afterwards, so a table read meanwhile is not kept.
+        # A change of places increases the version afterwards, so a table read during the change is not kept.
         version = self._version
         read_version, table = self._tables[group]
         if read_version != version:
@@ -206,11 +206,11 @@ class GroupedGrant(Grant):
         num_tokens: int,
         num_places: Sequence[int] = (),
     ) -> None:
-        """Put blocks where they are wanted for so many tokens; what is known of them already changes nothing.
+        """Put an extend's blocks at their places for `num_tokens`; blocks that are known already change nothing.
 
-        A group's end with `num_places` where these are told. Otherwise those of states end with the last place for the
-        tokens, and all others come to the end of their group. States are never passed over by counting: between two of
-        them there is nothing, and answers to calls made at once come in any order.
+        If `num_places` is given, a group's blocks end at that many places. Otherwise blocks of states end at the last
+        place for the tokens, and blocks of other groups are appended. The places of states cannot be found by counting
+        blocks: places between two states are empty, and answers to simultaneous calls come in any order.
         """
         self._num_tokens = max(self._num_tokens, num_tokens)
         num_new = 0
@@ -223,7 +223,7 @@ class GroupedGrant(Grant):
                 num_new += _put_states(places, ids, end, self._firsts[at])
                 continue
             begin = num_places[at] - len(ids) if num_places else len(places)
-            # Where others are missing before them, these are left out, so that the table is read.
+            # If earlier blocks are missing, these are left out, so that the block table is read instead.
             new = ids[len(places) - begin :] if begin <= len(places) else []
             new = [*dropwhile({*places}.__contains__, new)]
             places.extend(new)
@@ -231,7 +231,7 @@ class GroupedGrant(Grant):
         self._settle(self.num_blocks + num_new)
 
     def reach(self, num_tokens: int) -> int:
-        """Return how many of so many tokens an extend covers: a window must move on before it covers more."""
+        """Return how many of `num_tokens` one extend covers: a window must move on before it covers more."""
         ends = [
             _room(group, self._end(group, num_tokens), num_tokens)
             for group in self._groups
@@ -254,7 +254,7 @@ class GroupedGrant(Grant):
         self._settle(self.num_blocks - num_dropped)
 
     def compute(self, num_tokens: int) -> None:
-        """Note that so many tokens are computed, and drop the places that no later one needs."""
+        """Note that `num_tokens` are computed, and drop the places that no later token needs."""
         self.num_computed = max(self.num_computed, num_tokens)
         self.give_back(num_tokens)
 
@@ -263,7 +263,7 @@ class GroupedGrant(Grant):
         self._num_tokens = min(self._num_tokens, num_tokens)
         num_dropped = 0
         for group, places in zip(self._groups, self._places, strict=True):
-            # As if all were computed: windows hold no place that they had no right to.
+            # As if all tokens were computed, which is safe: a window has no places beyond those it may have.
             end = int(last_covered(group, np.array(num_tokens), np.array(num_tokens)))
             behind = places[end:]
             del places[end:]
@@ -273,14 +273,14 @@ class GroupedGrant(Grant):
         self._settle(self.num_blocks - num_dropped)
 
     def cover(self, num_tokens: int) -> None:
-        """Note for how many tokens the lease was granted, which is all that bounds groups of fixed blocks."""
+        """Note for how many tokens the lease was granted; nothing else bounds groups with fixed blocks."""
         self._num_tokens = max(self._num_tokens, num_tokens)
 
     def _end(self, group: GroupShape, num_tokens: int) -> int:
         return int(last_covered(group, np.array(self.num_computed), np.array(num_tokens)))
 
     def _split(self, packed: bytes | bytearray, counts: Sequence[int]) -> list[list[int]]:
-        """Return ids by group; one group has them all, whatever is said."""
+        """Return ids by group; if there is only one group, it has them all, whatever `counts` says."""
         ids: list[int] = np.frombuffer(packed, "<i4").tolist()
         if len(self._groups) == 1 or not ids:
             return [ids, *([] for _ in self._groups[1:])]
@@ -292,7 +292,7 @@ class GroupedGrant(Grant):
         return parts
 
     def _move_down(self, group: GroupShape, places: list[int], behind: list[int]) -> list[int]:
-        """Fill the last empty places, which a state must have, from those behind; return what is left of those."""
+        """Move blocks from `behind` to the last places if these are empty but need a block; return the blocks left."""
         blocks = [block for block in behind if block != _NO_BLOCK]
         computed = int(first_needed(group, np.array(self.num_computed)))
         for at in range(max(computed, len(places) - 1 - group.extra_blocks), len(places)):
@@ -301,11 +301,11 @@ class GroupedGrant(Grant):
         return blocks
 
     def _held(self, group: GroupShape, places: list[int]) -> int:
-        """Return how many of a group's places have a block; block 0 is one where no place is ever empty."""
+        """Return how many of a group's places have a block; in a group without empty places, block 0 counts."""
         return len(places) - (places.count(_NO_BLOCK) if group.gives_back else 0)
 
     def _settle(self, num_blocks: int) -> None:
-        """Count anew after a change."""
+        """Count blocks and covered tokens anew after a change of places."""
         self.num_blocks = num_blocks
         covered = [
             _room(group, len(places), self._num_tokens)
@@ -317,10 +317,10 @@ class GroupedGrant(Grant):
 
 
 def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
-    """Put blocks, 0 for none, at the last places before `end`; returns by how many blocks there are more.
+    """Put blocks, 0 for none, at the last places before `end`; returns how many more blocks there are then.
 
-    A block stands at one place: where it is known to stand farther on, it has moved on since; elsewhere it has moved on
-    to here. At places before `first` none is needed any more, whenever the answer comes that tells of it.
+    A block has only one place. If it is known at a place from `end` on, it has moved there since, and stays; from any
+    other place it has moved here. Places before `first` need no block any more, however late the answer comes.
     """
     places.extend([_NO_BLOCK] * (end - len(places)))
     wanted = {
@@ -342,9 +342,9 @@ def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
 
 
 def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:
-    """Return the tokens that so many places have room for; those of speculative tokens' states are beside them.
+    """Return how many tokens `num_places` have room for; places for states of speculative tokens do not count.
 
-    At the end of its table a request of so many tokens has fewer of these, and goes on to the last place.
+    At the end of its table, a request has fewer places for these, and its tokens may go on to the last place.
     """
     room = max(0, num_places - group.extra_blocks) * group.tokens_per_block
     if group.extra_blocks and num_places == group.table_blocks:
@@ -353,5 +353,5 @@ def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:
 
 
 def unpacked(counts: bytes) -> list[int]:
-    """Return counts of blocks by group; none where there is one group."""
+    """Return counts of blocks by group; empty if there is one group."""
     return np.frombuffer(counts, "<i4").tolist() if counts else []

@@ -1,4 +1,4 @@
-"""Own what a caller must remember between calls: identity, leases, inventory; sending is the clients' business."""
+"""Own what a worker must remember between calls: identity, leases, inventory; sending is the clients' business."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -30,18 +30,18 @@ from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb
 
 Added = tuple[int, bytes, Sequence[int], int, int, Sequence[int]]
-"""What an extend brought a lease: its id, packed block ids, how many for each group, the tokens asked for and those
-that must be covered by now, and with how many places each group's blocks end, where that was told."""
+"""What an extend brought a lease: the lease's id, packed block ids, how many of them each group has, the tokens asked
+for, the tokens that must be covered now, and the place at which each group's blocks end, if the daemon told it."""
 
 
 class Floor:
-    """What a reserve holds while it is on its way; however it ends, interrupted too, its floor goes with it."""
+    """An object that a reserve holds while it is on its way; however the reserve ends, its floor ends with it."""
 
     __slots__ = ("__weakref__",)
 
 
 class Session:
-    """A worker as it knows itself; threads share it, so what goes together changes under its lock."""
+    """What a worker knows of itself; threads share it, so values that belong together change under its lock."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Session:
         self.link = link
         self.request = request
         self.registration = registration
-        """How to have the cache again, where it ended with the daemon; None where another has registered it."""
+        """The request that registers the cache again if it ended with the daemon; None if another client has it."""
         self.raises = raises
         self.worker_id = 0
         self.memory_generation = 0
@@ -64,23 +64,23 @@ class Session:
         self.plan: CachePlan
         self.groups: tuple[GroupShape, ...] = ()
         self.has_plain_leases = False
-        """Whether leases have one group that keeps everything, with no place ever empty."""
+        """Whether leases have only one group, which keeps everything, so that no place is ever empty."""
         self.keys: BlockKeys
         self.memory: WorkerMemory | None = None
         self.looked_at: WorkerMemory | None = None
-        """The memory that callers were given last, and may have views of."""
+        """The memory that was last given to callers, who may have views of it."""
         self.key_counts: KeyCounts | None = None
-        """Those of the attachment that there is; None where none came with it, or it has ended."""
+        """The key counts of the present attachment; None if it brought none, or has ended."""
         self.lock = threading.Lock()
         self.grants: dict[int, Grant] = {}
         self.doubtful: set[int] = set()
-        """Leases that an extend may have reached whose answer did not reach us."""
+        """Leases that may have more blocks than we know, because the answer to an extend was lost."""
         self.refused_in_steps: set[int] = set()
-        """Leases whose `refusal` is that of an operation of a step."""
+        """Leases whose `refusal` comes from an operation of a step."""
         self._newest_lease_id = 0
         self._floors: dict[ReferenceType[Floor], int] = {}
         self._given_back: dict[int, int] = {}
-        """Leases granted to callers who had gone, and the ids that they came as, where a reserve may bring them yet."""
+        """The id that each lease whose caller had gone came as, by lease id; kept while a reserve may bring the lease."""
 
     # Attaching
 
@@ -128,7 +128,7 @@ class Session:
             self.key_counts = key_counts
 
     def resume_request(self) -> pb.AttachRequest:
-        """Return the attach that goes on with the leases of this worker."""
+        """Return the attach request that resumes this worker with its leases."""
         request = pb.AttachRequest()
         request.CopyFrom(self.request)
         request.resume_token = self.link.token
@@ -138,14 +138,14 @@ class Session:
     # Leases
 
     def fresh_grant(self, request_id: str, refusal: KVLeaseError | None = None) -> Grant:
-        """Return what will be known of a lease that is asked for, or why there is none."""
+        """Return a grant for a lease that is to be asked for, or that was refused."""
         if self.has_plain_leases:
             tokens_per_block = self.groups[0].tokens_per_block
             return Grant(request_id=request_id, tokens_per_block=tokens_per_block, refusal=refusal)
         return GroupedGrant(request_id=request_id, groups=self.groups, refusal=refusal)
 
     def begin_reserve(self, floor: Floor) -> None:
-        """Note, before a reserve is sent, that a lease may be on its way, for as long as somebody holds `floor`."""
+        """Note, before a reserve is sent, that a lease may be on its way for as long as `floor` is referenced."""
         with self.lock:
             self._floors[ref(floor)] = self._newest_lease_id
 
@@ -157,11 +157,11 @@ class Session:
     def is_leftover(self, granted: pb.ReserveResponse) -> bool:
         """Tell whether a lease was granted to an earlier reserve, whose answer was lost.
 
-        An inventory may have left it out, so a heartbeat on its way may be ending it right now: it must not be used.
-        One above the floor of any reserve on its way is none: no inventory so far spoke of it, and it may be that
-        reserve's. Called while a reserve is on its way.
+        An inventory may have left such a lease out, so a heartbeat on its way may be ending it right now: it must not
+        be used. A lease above the floor of any reserve on its way is no leftover: no inventory so far covered its id,
+        and it may be that reserve's. Call this only while a reserve is on its way.
 
-        Where another rank was granted the lease, what counts is the id under which this one joined it.
+        If another rank was granted the lease, the id under which this rank joined it counts.
         """
         lease_id, came_as = granted.lease_id, granted.joined_id or granted.lease_id
         with self.lock:
@@ -169,26 +169,26 @@ class Session:
             return is_old and lease_id not in self.grants
 
     def gives_back(self, granted: pb.ReserveResponse) -> bool:
-        """Tell whether a lease whose caller has gone is to be released; nobody who asks for its request may use it.
+        """Tell whether a lease whose caller has gone is to be released; if so, no reserve of its request may use it.
 
-        It is not where another caller got it first: reserves of one request share their lease.
+        It is not to be released if another caller got it first, as reserves of one request share their lease.
         """
         lease_id, came_as = granted.lease_id, granted.joined_id or granted.lease_id
         with self.lock:
             if lease_id in self.grants:
                 return False
             self._newest_lease_id = max(self._newest_lease_id, came_as)
-            # What is sent from now on has a higher floor; only what is on its way could still take it for its own.
+            # Reserves sent from now on have a higher floor; only one on its way could still take the lease for its own.
             lowest = min(self._floors.values(), default=self._newest_lease_id)
             given_back = {**self._given_back, lease_id: came_as}
             self._given_back = {one: came for one, came in given_back.items() if came > lowest}
             return True
 
     def enter(self, grant: Grant, response: pb.ReserveResponse, epoch: int) -> Grant | None:
-        """Take over a granted lease; one that we have is refused, for two would write its blocks.
+        """Take over a granted lease; refuse one that this worker holds already, as two callers would write its blocks.
 
-        A retry is part of one call, and so comes here once. None where the daemon restarted since, or where the lease
-        is a leftover and must be released.
+        Retries are part of one call, so a grant comes here once. Return None if the daemon has restarted since, or if
+        the lease is a leftover and must be released.
         """
         lease_id = response.lease_id
         with self.lock:
@@ -198,7 +198,7 @@ class Session:
                 grant.refusal = _held_already(known)
                 return grant
             came_as = response.joined_id or lease_id
-            # As in `is_leftover`; a call less counts in the verb that is called most.
+            # As in `is_leftover`, written out to save a function call in the most frequent verb.
             if came_as <= min(self._floors.values()) or lease_id in self._given_back:
                 return None
             grant.lease_id, grant.row = lease_id, response.row
@@ -214,16 +214,16 @@ class Session:
                 grant.compute(grant.hit_tokens)
             else:
                 grant.put(response.block_ids)
-            # A rank may join a lease that its engine has sent to the host pool; every other grant has blocks.
+            # A rank may join a lease that its engine has evicted to the host pool; every other grant has blocks.
             grant.is_live, grant.is_evicted, grant.refusal = True, not response.block_ids, None
             self.grants[lease_id] = grant
             self._newest_lease_id = max(self._newest_lease_id, came_as)
             return grant
 
     def extended(self, added: Iterable[Added], epoch: int) -> None:
-        """Add blocks to leases, and make sure that each covers what it should, else it is lost.
+        """Add blocks to leases; a lease that then does not cover what it should, and cannot be made up, is lost.
 
-        Answers to calls made at once come in any order; what the table has told by then is not added again.
+        Answers to simultaneous calls come in any order; blocks that the table has already told are not added again.
         """
         with self.lock:
             is_same_life, is_apart = self.link.epoch == epoch, bool(self.request.engine)
@@ -233,7 +233,7 @@ class Session:
                 self._extended_each(added, is_same_life=is_same_life, is_apart=is_apart)
 
     def _extended_plainly(self, added: Iterable[Added]) -> None:
-        """Do it where nothing is in doubt, as nearly always: once for each lease that got a block in a step."""
+        """Add blocks if nothing is in doubt, as nearly always; the loop runs once for each lease that got a block."""
         grant_of = self.grants.get
         for lease_id, packed, _, num_tokens, covered_tokens, _ in added:
             grant = grant_of(lease_id)
@@ -252,32 +252,32 @@ class Session:
                 grant.add_unknown(packed, num_added, num_tokens, num_places)
             else:
                 grant.grow(packed, covered_tokens)
-            # Blocks that we were not told of leave no hole to be seen where places may be empty.
+            # If places may be empty, missing blocks leave no visible hole.
             is_doubtful = grant.has_groups and lease_id in doubtful
             if grant.covered_tokens < covered_tokens or is_doubtful:
                 self._make_up(grant, num_tokens, covered_tokens)
             doubtful.discard(lease_id)
 
     def computed(self, grant: Grant, num_tokens: int) -> None:
-        """Note that so many of a lease's tokens are computed, so that it has given back what no later one needs."""
+        """Note that `num_tokens` of a lease's tokens are computed, so blocks that no later token needs have left it."""
         if grant.has_groups:
             with self.lock:
                 grant.compute(num_tokens)
 
     def trimmed(self, grant: Grant, num_tokens: int, *, is_sure: bool) -> None:
-        """Drop a lease's blocks behind so many tokens, also where it is not sure that they left it."""
+        """Drop a lease's blocks behind the first `num_tokens`, even if it is not sure that they have left the lease."""
         with self.lock:
             grant.cut(num_tokens)
             if not is_sure:
                 self.doubtful.add(grant.lease_id)
 
     def evicted(self, grant: Grant) -> None:
-        """Note that a lease's blocks left the device, or may have."""
+        """Note that a lease's blocks have left the device, or may have."""
         grant.is_evicted = True
         grant.put(b"")
 
     def reloaded(self, grant: Grant, response: pb.ReloadResponse, epoch: int) -> None:
-        """Note where an evicted lease's blocks are now; a rank that joined it hears only now what it covers."""
+        """Note a reloaded lease's blocks and what it covers, which is news to a rank that joined it while evicted."""
         with self.lock:
             if self.link.epoch == epoch:
                 grant.cover(response.num_tokens)
@@ -287,7 +287,7 @@ class Session:
                 self._recall(grant)
 
     def released(self, *grants: Grant) -> None:
-        """Forget leases that ended as they should; where the daemon does not know yet, the next heartbeat tells it."""
+        """Forget leases that ended as intended; if the daemon does not know it yet, the next heartbeat tells it."""
         with self.lock:
             for grant in grants:
                 grant.is_live = False
@@ -295,14 +295,14 @@ class Session:
                 self._forget(grant)
 
     def refused(self, grant: Grant, error: KVLeaseError) -> None:
-        """Note why a verb failed; a lease that the daemon does not grant us any more is lost."""
+        """Note why a verb failed; if the daemon no longer grants us the lease, the lease is lost."""
         with self.lock:
             grant.refusal = error
             if isinstance(error, StaleError | NotYoursError):
                 self._lose(grant, error)
 
     def heard(self, unknown_lease_ids: list[int], newest_lease_id: int, epoch: int) -> None:
-        """Take over a heartbeat's answer: leases that the daemon does not know are lost; how far it has granted."""
+        """Take over a heartbeat's answer: the newest id that the daemon issued, and leases that it does not know."""
         with self.lock:
             if self.link.epoch != epoch:
                 return
@@ -327,21 +327,21 @@ class Session:
         return np.array(list(self.grants), "<i8").tobytes()
 
     def inventory(self) -> tuple[bytes, int]:
-        """Return the packed ids, and the newest id of which we can say that every older one not listed is not ours.
+        """Return the packed ids, and the newest id up to which every lease that is not listed is not ours.
 
-        So the daemon may end a lease whose answer was lost. Why it never ends one that we may yet use:
+        So the daemon may end a lease whose answer was lost. Why it never ends a lease that we may yet use:
 
-        - `_newest_lease_id` is at most what the daemon had issued when its last answer left, so a reserve that is sent
-          afterwards is granted a larger id: its floor, noted before it is sent, lies below its lease.
-        - While it is on its way the inventory stays at or below that floor; that holds over any connection and for its
-          retries, which are of the same reserve, and for a step, whose reserves share one floor.
-        - Before it began, no inventory said more than its floor. So one still on its way does not reach the lease.
-        - Asking again for a request whose answer was lost brings the old lease, which an inventory may have left out
-          meanwhile: then it is a leftover, because that inventory's newest id is not above the new reserve's floor.
-        - After a restart ids begin above all earlier ones; a lease that survived is listed, or lost as before.
+        - `_newest_lease_id` is at most the id that the daemon had issued when its last answer left. A reserve sent
+          afterwards is granted a larger id, so its floor, noted before it is sent, lies below its lease.
+        - While the reserve is on its way, no inventory's newest id is above that floor. This holds over any connection,
+          for retries, which belong to the same reserve, and for a step, whose reserves share one floor.
+        - No inventory before the reserve went above its floor, so one still on its way does not reach the lease.
+        - A second reserve of a request whose answer was lost brings the old lease, which an inventory may have left out
+          meanwhile. Then the lease is a leftover, because that inventory's newest id is not above the new floor.
+        - After a restart, ids begin above all earlier ones; a lease that survived is listed, or lost as before.
 
-        Why it ends a lost one: when the last reserve that began before a heartbeat told of it has its answer or has
-        failed, floors and newest id are at least its id. Until then, waiting reserves put that off, not for ever.
+        Why it ends a lost lease: once a heartbeat has told its id, and the last reserve that began before that has
+        ended, all floors and the newest id are at least that id. Reserves that wait can delay this, but not for ever.
         """
         with self.lock:
             for floor in [floor for floor in self._floors if floor() is None]:
@@ -349,7 +349,7 @@ class Session:
             return self.lease_ids(), min([self._newest_lease_id, *self._floors.values()])
 
     def _make_up(self, grant: Grant, num_tokens: int, covered_tokens: int) -> None:
-        """Find the blocks that a lease lacks: where an extend's answer was lost, its row knows them."""
+        """Find the blocks that a lease lacks: if the answer to an extend was lost, the lease's row has them."""
         grant.cover(num_tokens)
         is_known = self._recall(grant)
         is_short = grant.covered_tokens < covered_tokens or (grant.has_groups and not is_known)
@@ -360,7 +360,7 @@ class Session:
             self._lose(grant, UnknownLeaseError(message))
 
     def _recall(self, grant: Grant) -> bool:
-        """Read a lease's blocks from its row, which outlives restarts; without a table they stay doubtful."""
+        """Read a lease's blocks from its row, which outlives restarts; without a table the lease stays doubtful."""
         is_known = self._read(grant)
         if not is_known:
             self.doubtful.add(grant.lease_id)
@@ -396,5 +396,5 @@ def _held_already(grant: Grant) -> IdReusedError:
 
 
 def is_doubt(error: KVLeaseError) -> bool:
-    """Tell whether a call that failed like this may have been carried out all the same."""
+    """Tell whether a call that failed with this error may nevertheless have been carried out."""
     return not isinstance(error, RefusedError | StaleError | NotYoursError | InvalidError)

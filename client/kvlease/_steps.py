@@ -1,4 +1,4 @@
-"""Own a scheduler step: what its columns did to the leases, or may have done; retries are the flows' business."""
+"""Own a scheduler step: what its columns did, or may have done, to the leases; retries are `_flows`' business."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
@@ -36,10 +36,10 @@ _ONE: Final = np.array(1, _INT32).tobytes()
 def step(
     session: Session, ask: Ask[pb.StepResponse], reserves: Sequence[ReserveSpec]
 ) -> _flows.Flow[tuple[StepColumns, list[Grant]]]:
-    """Carry out one scheduler step; where it is in doubt, every operation has failed with that error."""
+    """Carry out one scheduler step; if the step fails as a whole, every operation fails with that error."""
     request = ask.request
     assert isinstance(request, pb.StepRequest)
-    # Without reserves no lease is on its way, and a step is made too often to note that.
+    # Without reserves no lease is on its way, so nothing is noted: steps are frequent.
     floor = Floor() if len(reserves) else None
     try:
         if _COMMIT_BYTE in request.verbs and (error := _verbs.other_memory(session)):
@@ -49,7 +49,7 @@ def step(
         response, epoch = yield from _flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
         grants = []
-        # To begin to go through a message's list costs more than to ask whether there is one.
+        # Asking for the list's length costs less than beginning to iterate over it.
         if len(reserves) or len(response.reserves):
             for spec, answer in zip(reserves, response.reserves, strict=True):
                 grants.append((yield from _granted(session, spec, answer, epoch)))
@@ -72,7 +72,7 @@ def step(
 def _granted(
     session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int
 ) -> _flows.Flow[Grant]:
-    """Take over the answer to one reserve of a step; one that cannot be trusted is asked for again by itself."""
+    """Take over the answer to one reserve of a step; if the lease cannot be used, reserve again in a separate call."""
     grant = session.fresh_grant(spec.request_id)
     if answer.WhichOneof("result") == "error":
         grant.refusal = error_from_proto(answer.error)
@@ -88,10 +88,10 @@ def _granted(
 def apply_step(
     session: Session, sent: pb.StepRequest, response: pb.StepResponse, epoch: int
 ) -> StepColumns:
-    """Take over what the columns of a step did to leases; costs per lease only where something changed."""
+    """Take over what the columns of a step did to leases, with a cost only for each lease that changed."""
     packed_codes, packed_ids, verbs = response.codes, response.block_ids, sent.verbs
     is_plain = session.has_plain_leases
-    # Nearly always every operation was done; bytes are compared faster than an array is searched.
+    # Nearly always every operation was done, and comparing bytes is faster than searching an array.
     all_done = packed_codes == bytes(len(packed_codes))
     columns = StepColumns(
         codes=np.frombuffer(packed_codes, _INT32),
@@ -135,9 +135,9 @@ def _errors(response: pb.StepResponse) -> dict[int, KVLeaseError]:
 
 
 def _parts(packed_ids: bytes, num_added: NDArray[np.int32]) -> list[bytes]:
-    """Return what each lease of one group that keeps everything got of the added blocks."""
+    """Return the added blocks of each lease, for leases with one group that keeps everything."""
     if num_added.tobytes() == _ONE * len(num_added):
-        # Who computes a token at a time gets one at a time.
+        # Requests that decode one token at a time get one block at a time.
         starts = range(0, len(packed_ids), _BYTES_PER_BLOCK_ID)
         return [packed_ids[start : start + _BYTES_PER_BLOCK_ID] for start in starts]
     ends = accumulate([added * _BYTES_PER_BLOCK_ID for added in num_added.tolist()], initial=0)
@@ -149,9 +149,9 @@ def _grouped_added(
     by_lease: tuple[list[int], list[list[int]], list[int], list[list[int]]],
     packed_ids: bytes,
 ) -> list[Added]:
-    """Return the same for leases of groups, whose windows bound what an extend covers.
+    """Return the added blocks of each lease, for leases with groups, whose windows bound what an extend covers.
 
-    `by_lease` has the leases, how many blocks of each group they got, for how many tokens, and the places told.
+    `by_lease` has the lease ids, how many blocks of each group they got, for how many tokens, and their groups' ends.
     """
     parts: list[Added] = []
     end = 0
@@ -164,7 +164,7 @@ def _grouped_added(
 
 
 def _places_told(session: Session, packed: bytes, at: NDArray[np.intp]) -> list[list[int]]:
-    """Return with how many places each group's blocks end of the operations at `at`; nothing where none was told."""
+    """Return the place at which each group's blocks end, for the operations at `at`; empty if the daemon told none."""
     if not packed:
         return [[]] * len(at)
     told: list[list[int]] = (
@@ -174,13 +174,13 @@ def _places_told(session: Session, packed: bytes, at: NDArray[np.intp]) -> list[
 
 
 def _by_group(session: Session, packed: bytes) -> NDArray[np.int32]:
-    """Return counts of blocks, [operations], or [operations, groups] where there are several groups."""
+    """Return counts of blocks: [operations], or [operations, groups] if there are several groups."""
     counts = np.frombuffer(packed, _INT32)
     return counts if len(session.groups) == 1 else counts.reshape(-1, len(session.groups))
 
 
 def _commits(sent: pb.StepRequest, is_wanted: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the lease and the computed tokens of the commits among the operations that are wanted."""
+    """Yield the lease and the computed tokens of each commit among the wanted operations."""
     at = (np.frombuffer(sent.verbs, np.uint8) == _COMMIT) & is_wanted
     lease_ids = np.frombuffer(sent.lease_ids, _INT64)[at].tolist()
     yield from zip(lease_ids, np.frombuffer(sent.num_tokens, _INT32)[at].tolist(), strict=True)
@@ -189,7 +189,7 @@ def _commits(sent: pb.StepRequest, is_wanted: NDArray[np.bool_]) -> Iterator[tup
 def _changed(
     session: Session, verbs: bytes, lease_ids: NDArray[np.int64], columns: StepColumns
 ) -> NDArray[np.intp]:
-    """Return where extends added blocks, and where they were done for doubtful leases, which are always checked."""
+    """Return the operations that added blocks, and all extends done for doubtful leases, which are always checked."""
     changed: NDArray[np.intp]
     num_added: NDArray[np.signedinteger] = columns.num_blocks
     if num_added.ndim > 1:
@@ -224,7 +224,7 @@ def doubt_step(session: Session, sent: pb.StepRequest, error: KVLeaseError) -> S
 
 
 def _tell(session: Session, lease_ids: list[int], columns: StepColumns) -> None:
-    """Note for each lease why its last operation was refused, or that it was done; what the daemon lost is lost."""
+    """Note for each lease why its last operation was refused, or that it was done; lose leases that the daemon lost."""
     for index, (lease_id, code) in enumerate(zip(lease_ids, columns.codes.tolist(), strict=True)):
         grant = session.grants.get(lease_id)
         if grant is None:

@@ -1,4 +1,4 @@
-"""Own the course of the verbs of a lease, and what a failure means for it; retries are `_flows`' business."""
+"""Own the course of a lease's verbs, and what a failure means for the lease; retries are `_flows`' business."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def fork(
 ) -> Flow[Grant]:
     """Return a grant that goes on from another lease: live, or refused with the reason.
 
-    A fork that is asked for again brings the lease that it had made, as a reserve does.
+    A repeated fork returns the lease that the first one made, as a repeated reserve does.
     """
     if not source.is_live:
         error = source.refusal or UnknownLeaseError(f"lease {source.lease_id} was released")
@@ -57,7 +57,7 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
     try:
         session.begin_reserve(floor)
         for _ in range(_flows.ATTACHES_MAX):
-            # As in `attempts`; one generator less counts in the verbs that are called most.
+            # As in `attempts`, written out to save a generator in the most frequent verbs.
             call = _flows.first_try(link, ask)
             try:
                 response, epoch = (yield call), call.epoch
@@ -67,7 +67,7 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
             granted = ask.read(response)
             moved = other_memory(session)
             if moved and _hit_tokens(granted) and granted.lease_id not in session.grants:
-                # The caller's views are of the memory that was, where these blocks are something else.
+                # The caller's views are of the old memory, where these blocks hold something else.
                 yield from _flows.attempts(link, _calls.release(granted.lease_id))
                 raise moved
             if entered := session.enter(grant, granted, epoch):
@@ -92,7 +92,7 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
 def other_memory(session: Session) -> WrongStateError | None:
     """Return why a caller may neither use hits nor commit: its views are of memory that ended with a daemon.
 
-    None where it has looked at the memory that there is, or never at any: then it reads and writes none by itself.
+    Return None if it has looked at the present memory, or never at any: then it reads and writes no memory itself.
     """
     if session.looked_at is None or session.looked_at is session.memory:
         return None
@@ -137,7 +137,7 @@ def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flo
 def commit(
     session: Session, grant: Grant, num_tokens: int, keys: bytes, first_block: int
 ) -> Flow[Committed]:
-    """Make full blocks findable; what no later token needs is not used any more, even where the answer is lost."""
+    """Make full blocks findable; blocks that no later token needs are not used any more, even if the answer is lost."""
     if grant.is_live and (error := other_memory(session)):
         return _unsent(session, grant, error, Committed())
     ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
@@ -187,7 +187,7 @@ def map_row(session: Session, grant: Grant) -> Flow[int]:
 
 
 def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
-    """Move a lease to the host pool; where that is in doubt, its blocks count as gone."""
+    """Move a lease to the host pool; if that is in doubt, its blocks count as gone."""
     ask = _calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
 
     def apply(response: pb.EvictResponse, _: int) -> Evicted:
@@ -201,7 +201,7 @@ def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
 
 
 def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
-    """Bring an evicted lease back; where it is elsewhere in its life than we think, it is lost."""
+    """Bring an evicted lease back; if the daemon does not have it as evicted, the lease is lost."""
 
     def apply(response: pb.ReloadResponse, epoch: int) -> Reloaded:
         session.reloaded(grant, response, epoch)
@@ -221,7 +221,7 @@ def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
 
 
 def release(session: Session, grant: Grant) -> Flow[bool]:
-    """End a lease; ended it is, even where the daemon learns of it only by the next heartbeat."""
+    """End a lease; it counts as ended even if the daemon learns of it only by the next heartbeat."""
     if not grant.is_live:
         return False
     link = session.link
@@ -247,7 +247,7 @@ def release(session: Session, grant: Grant) -> Flow[bool]:
 
 
 def _unsent(session: Session, grant: Grant, error: KVLeaseError, idle: R) -> Flow[R]:
-    """Refuse a verb of a live lease, which stays, without a call."""
+    """Refuse a verb of a live lease without a call; the lease stays live."""
     yield from ()
     grant.refusal = error
     if session.raises:
@@ -264,7 +264,7 @@ def _verb(
     idle: R,
     doubt: Callable[[], None] = lambda: None,
 ) -> Flow[R]:
-    """Send a verb of a live lease and apply its answer; on failure note what it means, then raise or return `idle`."""
+    """Send a verb of a live lease and apply its answer; on failure note what that means, and raise or return `idle`."""
     if not grant.is_live:
         if session.raises:
             raise grant.refusal or UnknownLeaseError(f"lease {grant.lease_id} was released")
@@ -273,7 +273,7 @@ def _verb(
         response, epoch = yield from _flows.attempts(session.link, ask)
     except (
         GeneratorExit
-    ):  # the caller was cancelled or interrupted: the call may be carried out all the same
+    ):  # the caller was cancelled or interrupted, but the call may still be carried out
         doubt()
         raise
     except InvalidError:
