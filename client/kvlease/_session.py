@@ -80,7 +80,7 @@ class Session:
         self._newest_lease_id = 0
         self._floors: dict[ReferenceType[Floor], int] = {}
         self._given_back: dict[int, int] = {}
-        """The id that each lease whose caller had gone came as, by lease id; kept while a reserve may bring the lease."""
+        """For leases whose caller had gone, by id: the id that each came as; kept while a reserve may bring it."""
 
     # Attaching
 
