@@ -27,8 +27,8 @@ def open_transport(address: Address) -> Transport:
 def open_async_transport(address: Address, undo: Undo | None = None) -> AsyncTransport:
     """Return a transport to `address` for the running event loop; it connects at its first call.
 
-    `undo` says what to do about answers that come all the same after their callers were cancelled; over REST and gRPC
-    that is the business of whoever sends.
+    `undo` says what to do about answers that come after their callers were cancelled; over REST and gRPC that is the
+    sender's business.
     """
     if address.protocol == "unix":
         from kvlease.transports.local_async import AsyncLocalTransport  # noqa: PLC0415

@@ -17,17 +17,17 @@ from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
 FRAME_BYTES_MAX: Final = 64 * 2**20
-"""Bytes of the largest reply that is believed."""
+"""Bytes of the largest reply that is accepted."""
 PING_NUMBER: Final = 2**32 - 1
-"""The number of the frame that follows a stream's call: a stream may have nothing to tell, but this is answered."""
+"""The call number of a stream's pings; a stream may be silent for long, but a ping is answered at once."""
 _NOT_OURS: Final = "the peer does not speak kvlease"
 _SCHEMES: Final = (
     "behind unix:// goes kvlease.sock, behind http+unix:// http.sock, behind grpc+unix:// grpc.sock"
 )
-"""Which of a daemon's sockets is whose: they lie beside each other."""
+"""Advice on which of a daemon's sockets, all in one directory, belongs to which scheme."""
 _BYTES_PER_FD: Final = array("i").itemsize
 FDS_MAX: Final = 8
-"""Descriptors that may come beside one reply."""
+"""The most descriptors that may come with one reply."""
 
 
 def encode(call: Outgoing, call_number: int) -> bytes:
@@ -47,13 +47,16 @@ def encode(call: Outgoing, call_number: int) -> bytes:
 
 
 def encode_cancel(call_number: int, cancels: int) -> bytes:
-    """Return the frame that gives an earlier call up."""
+    """Return the frame that cancels an earlier call."""
     body = pb.Call(call_number=call_number, cancels=cancels).SerializeToString()
     return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
 
 
 def encode_ping(call_number: int) -> bytes:
-    """Return a frame without a request, which every daemon refuses at once: it lives, and has read what came before."""
+    """Return a frame without a request; every daemon refuses it at once.
+
+    The refusal shows that the daemon lives, and that it has read the frames before this one.
+    """
     body = pb.Call(call_number=call_number).SerializeToString()
     return len(body).to_bytes(BYTES_OF_LENGTH, "little") + body
 
@@ -62,7 +65,7 @@ def frame_bytes(head: bytes | bytearray | memoryview) -> int:
     """Return the bytes of the whole frame that begins with `head`.
 
     Raises:
-        UnavailableError: it is longer than any frame of ours, so the peer is no kvlease daemon.
+        UnavailableError: the frame is longer than any of kvlease's, so the peer is no kvlease daemon.
     """
     body_bytes = int.from_bytes(head[:BYTES_OF_LENGTH], "little")
     if body_bytes > FRAME_BYTES_MAX:
@@ -100,7 +103,7 @@ def response_of(reply: pb.Reply) -> Message:
 
 
 def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
-    """Return the error of a connection that could not be made, or broke."""
+    """Return the error of a connection that could not be made, or that broke."""
     text = cause.strerror or str(cause) if isinstance(cause, OSError) else ""
     reason = _no_socket(path) or text or "the connection was closed"
     return UnavailableError(
@@ -109,7 +112,7 @@ def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
 
 
 def _no_socket(path: str) -> str:
-    """Return what lies at a path where a socket should be; empty where one does, or nothing is known."""
+    """Return what is at a path instead of a socket; empty if it is a socket, or if nothing is known."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:
@@ -120,7 +123,7 @@ def _no_socket(path: str) -> str:
 
 
 def send_attach(sock: socket.socket, frame: bytes) -> None:
-    """Send an attach with a pidfd of this process beside its first byte, so that the daemon will know of our death."""
+    """Send an attach, with a pidfd of this process, by which the daemon will learn of the process's death."""
     try:
         pidfd = os.pidfd_open(os.getpid())
     except OSError:  # an old or emulated kernel: the daemon then answers death_proof = "none"
@@ -136,7 +139,7 @@ def send_attach(sock: socket.socket, frame: bytes) -> None:
 def receive_attached(
     sock: socket.socket, received: bytearray | None = None
 ) -> tuple[pb.Reply, list[int]]:
-    """Receive a reply, part of which may be there, and the descriptors beside it, which the caller must close."""
+    """Receive a reply, which may begin in `received`, and the descriptors with it, which the caller must close."""
     fds: list[int] = []
     received = bytearray() if received is None else received
     try:
@@ -149,9 +152,9 @@ def receive_attached(
 
 
 def late_token(sock: socket.socket, received: bytearray) -> str:
-    """Return the token in an attach's answer that came although nobody waits for it any more; empty where none did.
+    """Return the token in the answer to an attach that nobody waits for any more; empty if no answer has come.
 
-    None can come from now on: the daemon finds out that nobody reads it.
+    No answer can come after this: the daemon notices that nobody reads it.
     """
     with suppress(OSError, KVLeaseError):
         sock.shutdown(socket.SHUT_RDWR)
@@ -162,8 +165,8 @@ def late_token(sock: socket.socket, received: bytearray) -> str:
 
 
 def _chunk(sock: socket.socket, fds: list[int]) -> bytes:
-    # socket.recv_fds drops its flags (Python 3.11), and without MSG_CMSG_CLOEXEC the regions would leak into every
-    # program that the worker starts.
+    # socket.recv_fds drops its flags (Python 3.11), and without MSG_CMSG_CLOEXEC every program that the worker starts
+    # would inherit the regions.
     ancillary_bytes = socket.CMSG_LEN(FDS_MAX * _BYTES_PER_FD)
     chunk, ancillary, flags, _ = sock.recvmsg(2**16, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:

@@ -1,4 +1,4 @@
-"""Own how a call reads in REST: its path, its JSON body and its problem document; connections are elsewhere."""
+"""Own the form of a call in REST: its path, its JSON body and its problem document; connections are elsewhere."""
 
 import base64
 import json
@@ -65,10 +65,10 @@ ROUTES: Final[Mapping[str, tuple[str, str]]] = {
 """Method and path of every verb."""
 
 STREAMS: Final = frozenset({"watch", "trace"})
-"""The verbs that are answered without end."""
+"""The verbs whose answers are an endless stream."""
 
 LISTED: Final = ("workers", "leases", "pins", "waiting", "tenants", "magazines")
-"""What of a cache can be listed: each has a path of its own."""
+"""The lists that a cache has; each has its own path."""
 
 WITHOUT_LEASE: Final[Mapping[str, tuple[str, str]]] = {
     "evict": ("POST", "/v1/evict"),
@@ -77,10 +77,10 @@ WITHOUT_LEASE: Final[Mapping[str, tuple[str, str]]] = {
 """Method and path of verbs that name keys or a number of blocks instead of a lease."""
 
 EVENT_BYTES_MAX: Final = 2**20
-"""Bytes of the largest event that is believed."""
+"""Bytes of the largest event that is accepted."""
 
 PROBLEM_BYTES_SHOWN: Final = 200
-"""Bytes of an answer that is not ours which an error repeats."""
+"""Bytes that an error repeats of an answer that is not kvlease's."""
 
 _PROBLEM_FIELDS: Final = (
     "code", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies",
@@ -98,13 +98,13 @@ class Rest(NamedTuple):
 
     method: str
     path: str
-    """With the query."""
+    """The path, with the query."""
     body: bytes
     headers: dict[str, str]
 
 
 def request_of(call: Outgoing, token: str = "") -> Rest:
-    """Return a call, with `token` where it has none, as a REST request; the body leaves out what the path says."""
+    """Return a call as a REST request, with `token` if it has none; the body leaves out fields that are in the path."""
     fields = to_json(call.request)
     method, path = _route_of(call.verb, fields)
     for name in ("cache", "what", "lease_id", "pin_id", "worker_id", "tenant"):
@@ -135,11 +135,11 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
 
 
 def _check_in_path(verb: str, name: str, value: str) -> None:
-    """Refuse what a path cannot carry as the daemon does over the other transports: it would see another path.
+    """Refuse a value that a path cannot carry, as the daemon would over other transports; it would see another path.
 
     Raises:
-        InvalidError: there is no such list, or a cache is called nothing.
-        UnknownCacheError: no cache is called nothing.
+        InvalidError: there is no such list, or a cache to register or attach to has an empty name.
+        UnknownCacheError: another verb names a cache by an empty name.
     """
     if name == "what" and value not in LISTED:
         message = f"what is {value[:40]!r}; it must be one of {', '.join(LISTED)}"
@@ -188,14 +188,14 @@ def to_json(message: Message) -> Json:
 
 
 def fill(message: Message, fields: Json) -> None:
-    """Set the fields of `message` that `fields` names; unknown names are a newer daemon's and are passed over."""
+    """Set the fields of `message` that `fields` names; unknown names come from a newer daemon and are ignored."""
     by_name = message.DESCRIPTOR.fields_by_name
     for name, value in fields.items():
         field = by_name.get(name)
         if field is None or value is None:
             continue
         if field.message_type is None and field.is_repeated:
-            # Never bytes: ids travel packed in one field.
+            # Its items are never bytes: ids travel packed in one field.
             getattr(message, name).extend(value)
         elif field.message_type is None:
             setattr(
@@ -240,8 +240,8 @@ def _not_ours(status: int, body: bytes) -> KVLeaseError:
 
 
 def unreachable(address: Address, error: Exception) -> UnavailableError:
-    """Return what to raise where an exchange with a daemon failed before its answer, with what to look at."""
-    # aiohttp has the error of the certificate in its own.
+    """Return the error of an exchange with a daemon that failed before its answer; it says what to check."""
+    # aiohttp wraps the certificate's error in one of its own.
     refused = getattr(error, "certificate_error", error)
     if isinstance(refused, ssl.SSLCertVerificationError):
         return UnavailableError(not_taken(address, refused.verify_message))
@@ -260,9 +260,10 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
 
 
 def _in_words(error: Exception) -> str:
-    """Return what a failed exchange says of itself, but not the bytes of whoever else listens at the address."""
+    """Return the text of an exchange's error, but not bytes that some other program at the address has sent."""
     text = str(error)
-    # http.client's, but for one that says only that the server hung up; and aiohttp's, which has a status of its own.
+    # The error for a strange answer: BadStatusLine of http.client, except the subclass that only says that the server
+    # hung up, and an error of aiohttp with a status.
     is_strange = isinstance(error, BadStatusLine) and not isinstance(error, OSError)
     is_strange |= hasattr(error, "status") or not text.isprintable()
     return "what answers there does not speak HTTP" if is_strange else text
@@ -272,7 +273,7 @@ class SseReader:
     """Put server-sent events together from the pieces in which they arrive."""
 
     def __init__(self, verb: str) -> None:
-        """Begin with nothing received of what answers a verb."""
+        """Begin with nothing received; the events answer `verb`."""
         self._verb = verb
         self._pending = b""
 

@@ -1,4 +1,4 @@
-"""Own what every way to the daemon offers and how an address is written; how bytes travel is each transport's."""
+"""Own what every transport offers and how an address is written; how bytes travel is each transport's business."""
 
 import os
 import time
@@ -18,16 +18,16 @@ from kvlease.v1 import kvlease_pb2 as pb
 _SCHEMES: Final = {
     "unix": True, "http": False, "https": False, "http+unix": True, "grpc": False, "grpcs": False, "grpc+unix": True,
 }  # fmt: skip
-"""Every scheme of an address, and whether a path follows it rather than host and port."""
+"""Every scheme of an address, and whether a path follows it instead of a host and port."""
 _WRITTEN: Final = ", ".join(
     f"{scheme}://{'/path' if takes_path else 'host:port'}"
     for scheme, takes_path in _SCHEMES.items()
 )
-"""How an address may be written."""
+"""The forms in which an address may be written."""
 
 
 class Outgoing(NamedTuple):
-    """One call, as every transport carries it; a tuple, because one is made per call of the hot path."""
+    """One call, as every transport carries it; a tuple, because one is made for each call of the hot path."""
 
     verb: str
     """The field of `Call.request` that the request fills."""
@@ -38,15 +38,15 @@ class Outgoing(NamedTuple):
     epoch: int = 0
     idempotency_key: str = ""
     cache: str = ""
-    """The cache that an operator means, who has no token to tell it by."""
+    """The cache that an operator means; a worker's token tells its cache."""
     traceparent: str = ""
-    """The W3C traceparent of the caller's span; empty where nothing is traced."""
+    """The W3C traceparent of the caller's span; empty if nothing is traced."""
 
     def seconds_left(self) -> float:
         """Return the seconds until the deadline.
 
         Raises:
-            DeadlineError: there are none.
+            DeadlineError: the deadline has passed.
         """
         left = self.deadline_at - time.monotonic()
         if left <= 0:
@@ -55,14 +55,14 @@ class Outgoing(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """The answer to an attach, and the descriptors that came beside it, which the receiver must close."""
+    """The answer to an attach, and the descriptors that came with it, which the receiver must close."""
 
     response: pb.AttachResponse
     fds: list[int]
 
 
 Undo = Callable[[pb.Reply], Iterable[Outgoing]]
-"""Returns the calls that undo what a reply tells of whose caller has gone; nobody waits for their answers."""
+"""Takes a reply whose caller has gone, and returns the calls that undo what it grants; nobody awaits their answers."""
 
 
 class Transport(Protocol):
@@ -70,7 +70,7 @@ class Transport(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         ...
 
     def send(self, call: Outgoing) -> Message:
@@ -78,11 +78,11 @@ class Transport(Protocol):
         ...
 
     def attach(self, call: Outgoing) -> Attached:
-        """Send an attach over a fresh connection, on which later calls go too."""
+        """Send an attach over a fresh connection, which later calls also use."""
         ...
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
-        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace, over its own connection, until none comes for `idle_seconds`."""
         ...
 
     def close(self) -> None:
@@ -94,11 +94,11 @@ class AsyncTransport(Protocol):
     """The same as `Transport`, for callers on an event loop."""
 
     undoes: bool
-    """Whether it undoes by itself what those are granted who were cancelled meanwhile."""
+    """Whether the transport itself undoes what a call grants whose caller was cancelled meanwhile."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         ...
 
     async def send(self, call: Outgoing) -> Message:
@@ -106,11 +106,11 @@ class AsyncTransport(Protocol):
         ...
 
     async def attach(self, call: Outgoing) -> Attached:
-        """Send an attach over a fresh connection, on which later calls go too."""
+        """Send an attach over a fresh connection, which later calls also use."""
         ...
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
-        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         ...
 
     async def close(self) -> None:
@@ -132,17 +132,17 @@ class Address:
 
     @property
     def protocol(self) -> str:
-        """The protocol without the kind of socket, or TLS: unix, http or grpc."""
+        """The protocol, without the kind of socket and without TLS: unix, http or grpc."""
         return self.scheme.partition("+")[0].removesuffix("s")
 
     @property
     def has_tls(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether the connection uses TLS."""
         return self.scheme.endswith("s")
 
     @property
     def bearer(self) -> Bearer:
-        """What tells the token of calls that have none of their own."""
+        """The source of the token of calls that have none of their own."""
         return Bearer(self.credentials, self.host, self.port, runtime_directory())
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ def parse_address(written: str) -> Address:
     """Read an address such as "unix:///run/kvlease.sock", "http://127.0.0.1:7070" or "grpc+unix:///run/grpc.sock".
 
     Raises:
-        InvalidError: it is not written so.
+        InvalidError: the address is not written in one of these forms.
     """
     check_type("address", written, str)
     message = f"{written[:80]!r} is no address; write one of {_WRITTEN}"
@@ -175,7 +175,7 @@ def parse_address(written: str) -> Address:
 
 
 def chosen_address(written: str | None, credentials: Credentials | None) -> Address:
-    """Return the address that a caller names, else the default, with what is shown there: given, or the environment's.
+    """Return the address that a caller names, or the default, with the given credentials or else the environment's.
 
     Raises:
         InvalidError: the address is malformed, or the token's file cannot be read.
@@ -186,7 +186,7 @@ def chosen_address(written: str | None, credentials: Credentials | None) -> Addr
 
 
 def default_address() -> str:
-    """Return KVLEASE_ADDRESS where it is set, else the local socket in the user's runtime directory."""
+    """Return KVLEASE_ADDRESS if it is set, else the local socket in the user's runtime directory."""
     return os.environ.get(ADDRESS_VARIABLE) or f"unix://{runtime_directory()}/kvlease.sock"
 
 

@@ -1,4 +1,4 @@
-"""Own the gRPC channel, blocking and for an event loop; nothing imports this module before a channel is wanted."""
+"""Own the gRPC channel, blocking and for an event loop; this module is imported only when a channel is wanted."""
 
 import asyncio
 import json
@@ -31,34 +31,34 @@ from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
-"""Bytes of the largest response that is believed."""
+"""Bytes of the largest response that is accepted."""
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # A daemon that restarts is back within a second or two; gRPC would look again only after more than that.
+    # A daemon that restarts is back within a second or two; by default gRPC would try again only later than that.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     # Retries are ours, because they carry the idempotency key; proxies have no place on a node.
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
-    # A stream may be quiet for hours: whether its daemon lives is asked beside it.
+    # A stream may be quiet for hours, so these pings ask whether its daemon lives.
     ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", int((SILENT_SECONDS_MAX - PING_SECONDS) * 1000)),
-    # Newer ones wait so long, too, and a minute unless they are told.
+    # Newer versions of gRPC have this timeout, too; its default is a minute.
     ("grpc.http2.ping_timeout_ms", int((SILENT_SECONDS_MAX - PING_SECONDS) * 1000)),
     ("grpc.http2.max_pings_without_data", 0),
 )
 """Options of every channel."""
 
 _SIGNS_OF_NO_HANDSHAKE: Final = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "andshake")
-"""What gRPC says where TLS came to nothing."""
+"""Words of gRPC's errors after a TLS handshake that failed."""
 _CERTIFICATE: Final = re.compile(
     r"CERTIFICATE_VERIFY_FAILED: ([^:(]+)|(Hostname Verification Check failed)"
 )
-"""What it says where that is for the daemon's certificate."""
+"""Words of gRPC's errors if the handshake failed because of the daemon's certificate."""
 _NO_GRPC: Final = "parsing HTTP/2"
-"""What gRPC says of whoever answers in another protocol."""
+"""Words of gRPC's errors if the peer answers in another protocol."""
 _DETAILS: Final = "grpc-status-details-bin"
 _LARGER: Final = re.compile(r"SERVER: .*larger than max \((\d+) vs\. (\d+)\)")
 _NUMBERS: Final = ("need", "available", "limit", "retry_after_ms")
@@ -88,7 +88,7 @@ class GrpcTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._channel is not None
 
     def send(self, call: Outgoing) -> Message:
@@ -109,7 +109,7 @@ class GrpcTransport:
         return Attached(response, [])
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
-        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
             while True:
@@ -160,7 +160,7 @@ class AsyncGrpcTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._channel is not None
 
     async def send(self, call: Outgoing) -> Message:
@@ -180,7 +180,7 @@ class AsyncGrpcTransport:
         return Attached(response, [])
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
-        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
             while True:
@@ -212,7 +212,7 @@ class AsyncGrpcTransport:
 
 
 def _open(kind: Any, address: Address) -> Any:
-    """Return a channel of a kind: grpc's, or grpc.aio's."""
+    """Return a channel of a kind: of the module grpc, or grpc.aio."""
     if not address.has_tls:
         return kind.insecure_channel(_target(address), options=OPTIONS)
     credentials = grpc.ssl_channel_credentials(*address.credentials.pem())
@@ -224,7 +224,7 @@ def _target(address: Address) -> str:
 
 
 def _multi_callable(channel: Any, verb: str) -> Any:
-    """Return the channel's callable for a verb; the generated stub would refuse any older grpc than made it."""
+    """Return the channel's callable for a verb; a generated stub would refuse any grpc older than its generator."""
     method = _SERVICE.methods_by_name[_METHODS[verb]]
     open_method = channel.unary_stream if method.server_streaming else channel.unary_unary
     return open_method(
@@ -257,21 +257,21 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
     details = error.details() or status.name
     message = f"{details} ({address})"
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # gRPC itself gives up on what is far above the limit, and on calls above its number.
+        # gRPC itself refuses a message that is far above the limit, and calls above its number.
         return _too_large(message) if "larger" in message else BusyError(message)
     if "ping timeout" in message or "keepalive" in message:
         return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return InvalidError(message)
     if status is grpc.StatusCode.UNAVAILABLE:
-        # gRPC's own words for it are frames and settings.
+        # gRPC's own words for this are about frames and settings.
         reason = "what answers there does not speak gRPC" if _NO_GRPC in details else details
         message = f"the daemon at {address} cannot be reached ({reason}); check that it runs and the address"
     return UnavailableError(_without_tls(message, details, address) if address.has_tls else message)
 
 
 def _without_tls(message: str, details: str, address: Address) -> str:
-    """Say what gRPC does not of a connection over TLS that came to nothing."""
+    """Return the message of a failed connection over TLS, with the advice that gRPC does not give."""
     if refused := _CERTIFICATE.search(details):
         return not_taken(address, refused[1] or refused[2])
     if PLAIN_PEER in details:
@@ -285,7 +285,7 @@ def _without_tls(message: str, details: str, address: Address) -> str:
 
 
 def _too_large(message: str) -> TooLargeError:
-    """Return what a daemon says of what is above its limit; gRPC names the bytes up to which it reads instead."""
+    """Return the error that a daemon gives for a message above its limit; gRPC itself names a limit that is larger."""
     if (found := _LARGER.search(message)) is None:
         return TooLargeError(message)
     need, limit = int(found[1]), int(found[2]) - GRPC_SLACK_BYTES
@@ -293,7 +293,7 @@ def _too_large(message: str) -> TooLargeError:
 
 
 def _explained(packed_status: bytes, text: str) -> KVLeaseError | None:
-    """Read ErrorInfo and RetryInfo; None where the status is not one of kvlease."""
+    """Return the error in ErrorInfo and RetryInfo; None if the status is not kvlease's."""
     message = pb.Error(message=text)
     for detail in Status.FromString(packed_status).details:
         info, retry = ErrorInfo(), RetryInfo()

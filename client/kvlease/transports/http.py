@@ -1,4 +1,4 @@
-"""Own the blocking REST connections: http.client, kept alive, over TCP or a Unix socket; calls read as in `_rest`."""
+"""Own blocking REST connections: http.client, kept alive, over TCP or a Unix socket; `_rest` owns the form of calls."""
 
 import http.client
 import socket
@@ -14,7 +14,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 
 class HttpTransport:
-    """Calls over kept-alive connections of which each carries one at a time; threads do not wait for each other."""
+    """Calls over kept-alive connections, each of which carries one at a time; threads do not wait for each other."""
 
     def __init__(self, address: Address) -> None:
         """Remember where the daemon listens."""
@@ -27,7 +27,7 @@ class HttpTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._pool.is_open
 
     def send(self, call: Outgoing) -> Message:
@@ -38,7 +38,7 @@ class HttpTransport:
         except TimeoutError as error:
             raise past_deadline(call.verb) from error
         except (OSError, http.client.HTTPException) as error:
-            # Where one broke the daemon has probably ended: a retry should not try one dead one after another.
+            # If one broke, the daemon has probably ended: a retry should not try one dead connection after another.
             self._pool.close()
             raise unreachable(self._address, error) from error
         finally:
@@ -52,7 +52,7 @@ class HttpTransport:
         return Attached(response, [])
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
-        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace, over its own connection, until none comes for `idle_seconds`."""
         connection = _Connection(self._address)
         silence: Silence | None = None
         try:
@@ -83,7 +83,7 @@ class HttpTransport:
 
 
 class _Connection:
-    """One connection; opens at its first call, closes at any doubt."""
+    """One connection; it opens at its first call, and closes at any doubt about its state."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -100,12 +100,12 @@ class _Connection:
             answer = self.begin(call)
             return answer.status, answer.read()
         except BaseException:
-            # Whatever stopped us, an interrupt too: a late answer must not be the next call's.
+            # Whatever stopped us, even an interrupt: a late answer must not become the next call's.
             self.close()
             raise
 
     def begin(self, call: Outgoing) -> http.client.HTTPResponse:
-        """Send a call and return the answer, whose body is yet to be read."""
+        """Send a call and return the answer, whose body is still to be read."""
         request = request_of(call, call.token or self._bearer.token)
         connection = self._connection
         if connection is None:
@@ -121,7 +121,7 @@ class _Connection:
         return connection.getresponse()
 
     def _answer_before(self, error: OSError) -> http.client.HTTPResponse:
-        """Return the answer of a daemon that did not want to read all of a request; raises `error` if there is none."""
+        """Return the answer of a daemon that refused to read the whole request; raises `error` if there is none."""
         if (connection := self._connection) is None or connection.sock is None:
             raise error
         try:
@@ -132,13 +132,13 @@ class _Connection:
             raise error from None
 
     def limit(self, seconds: float | None) -> None:
-        """Have every read and write end after so many seconds."""
+        """Have every read and write end after `seconds`."""
         assert self._connection is not None, "a limit without a connection"
         if self._connection.sock is not None:
             self._connection.sock.settimeout(seconds)
 
     def close(self) -> None:
-        """Close it; the next call opens it again."""
+        """Close the connection; the next call opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

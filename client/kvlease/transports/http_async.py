@@ -1,4 +1,4 @@
-"""Own REST on an event loop: one aiohttp session, over TCP or a Unix socket; how calls read is `_rest`'s business."""
+"""Own REST on an event loop: one aiohttp session, over TCP or a Unix socket; `_rest` owns the form of calls."""
 
 import asyncio
 import ssl
@@ -26,7 +26,7 @@ class AsyncHttpTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._session is not None
 
     async def send(self, call: Outgoing) -> Message:
@@ -55,7 +55,7 @@ class AsyncHttpTransport:
         return Attached(response, [])
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
-        """Yield what a watch or a trace is answered with, until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         request = request_of(call, call.token or self._bearer.token)
         url = self._url(request.path)
         silence: Silence | None = None

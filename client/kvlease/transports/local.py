@@ -1,6 +1,6 @@
 """Own the blocking connections over the local socket: one frame out, one frame in, and the descriptors of an attach.
 
-The kernel's own socket timeouts are used, not Python's: those poll before every read and write.
+They use the kernel's own socket timeouts, because Python's timeouts poll before every read and write.
 """
 
 import math
@@ -36,26 +36,26 @@ from kvlease.v1 import kvlease_pb2 as pb
 
 _FIRST_BUFFER_BYTES: Final = 2**16
 UNDO_SECONDS: Final = 1.0
-"""Seconds that an attach whose caller has gone may take to be undone."""
+"""Seconds that undoing an attach may take if its caller has gone."""
 _TICKS_PER_SECOND: Final = 100
-"""Kernel timeouts are set in steps of 10 ms, so that calls of one deadline share one setting."""
+"""Kernel timeouts are set in steps of 10 ms, so that calls with the same deadline share one setting."""
 _EARLY: Final = 7 / 8
-"""Of the time that a call has left, after which a read wakes: the kernel may be an eighth of a timeout late."""
+"""The part of a call's time left after which a read wakes, as the kernel may be late by an eighth of a timeout."""
 _MS_PER_SECOND: Final = 1000
 _ITS_END: Final = 0
-"""No event is asked for, so that of a connection only its end is told."""
+"""A poll for no event; it reports only the end of a connection."""
 _LOOK_SECONDS: Final = 0.0002
-"""Seconds for which an answer is looked for before the thread sleeps until it comes.
+"""Seconds for which a thread looks for an answer before it sleeps until the answer comes.
 
-To be put to sleep and woken takes a thread as long as the daemon takes for most calls, and the daemon, which wakes it,
-half of that again.
+Falling asleep and waking costs a thread as much time as the daemon takes for most calls, and costs the daemon, which
+wakes it, half of that again.
 """
 _CALLS_WITHOUT_LOOK: Final = 31
-"""Calls that sleep at once after a look in vain: a daemon that shares our core would only be kept waiting by us."""
+"""Calls that sleep at once after a look in vain: if the daemon shares our core, our looking only holds it up."""
 
 
 class LocalTransport:
-    """Calls over connections of which each carries one at a time; threads do not wait for each other."""
+    """Calls over connections, each of which carries one at a time; threads do not wait for each other."""
 
     def __init__(self, path: str) -> None:
         """Remember where the socket is."""
@@ -68,12 +68,12 @@ class LocalTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._pool.is_open
 
     @property
     def has_peer(self) -> bool:
-        """Whether the process that answered last has its end of an idle connection open, as far as the kernel knows."""
+        """Whether the process that answered last still has an idle connection open, as the kernel sees it."""
         connection = self._pool.newest()
         return connection is not None and connection.has_peer
 
@@ -89,7 +89,7 @@ class LocalTransport:
         return response_of(reply)
 
     def attach(self, call: Outgoing) -> Attached:
-        """Send an attach over a fresh connection, on which later calls go too; all earlier ones are closed."""
+        """Send an attach over a fresh connection, which later calls also use; all earlier connections are closed."""
         self._pool.close()
         fds: list[int] = []
         connection, num_closes = self._pool.take(call)
@@ -108,7 +108,7 @@ class LocalTransport:
         return Attached(response, fds)
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
-        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace, over its own connection, until none comes for `idle_seconds`."""
         connection = _Connection(self._path)
         try:
             yield from connection.answers(call, idle_seconds)
@@ -122,7 +122,7 @@ class LocalTransport:
         self._pool.close()
 
     def undo_attach(self, call: Outgoing, attached: Attached) -> None:
-        """End the worker that an attach made whose caller has gone, and close everything."""
+        """End the worker of an attach whose caller has gone, and close everything."""
         close_all(attached.fds)
         connection = _Connection(self._path)
         connection.undo_attach(call, attached.response.token)
@@ -130,7 +130,7 @@ class LocalTransport:
         self.close()
 
     def surrender(self, call: Outgoing) -> socket.socket:
-        """Hand the connection of an attach that was just answered over to the caller."""
+        """Hand over the connection of an attach that was just answered to the caller."""
         connection, num_closes = self._pool.take(call)
         sock = connection.surrender()
         self._pool.put_back(connection, num_closes)
@@ -139,13 +139,13 @@ class LocalTransport:
     def _failed(self, error: OSError, call: Outgoing) -> KVLeaseError:
         if isinstance(error, BlockingIOError):
             return past_deadline(call.verb)
-        # Where one broke the daemon has probably ended: a retry should not try one dead one after another.
+        # If one broke, the daemon has probably ended: a retry should not try one dead connection after another.
         self._pool.close()
         return unreachable(self._path, error)
 
 
 class _Connection:
-    """One connection, and what is remembered from call to call; opens at its first call, closes at any doubt."""
+    """One connection and its state between calls; it opens at its first call, and closes at any doubt."""
 
     __slots__ = (
         "__weakref__",
@@ -174,7 +174,7 @@ class _Connection:
         sock = self._socket
         if sock is None:
             return False
-        # To peek would raise where there is nothing to read, as mostly; that takes several times what a poll does.
+        # Peeking raises if there is nothing to read, as is usual, and then takes several times as long as a poll.
         poll = select.poll()
         try:
             poll.register(sock, _ITS_END)
@@ -191,7 +191,7 @@ class _Connection:
             self._send_all(sock, frame)
             return self._receive(sock, call)
         except BaseException:
-            # Whatever stopped us, an interrupt too: a late reply must not answer the next call.
+            # Whatever stopped us, even an interrupt: a late reply must not answer the next call.
             self.close()
             raise
 
@@ -210,7 +210,7 @@ class _Connection:
             raise
 
     def undo_attach(self, call: Outgoing, token: str) -> None:
-        """End the worker that an attach made for nobody; one that only went on as it was is left alone."""
+        """End the worker of an attach whose caller has gone; a worker that was only resumed is left alone."""
         assert isinstance(call.request, pb.AttachRequest)
         if token and not call.request.resume_token:
             until = time.monotonic() + UNDO_SECONDS
@@ -276,7 +276,7 @@ class _Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _interval(ticks))
 
     def _limit_call(self, sock: socket.socket, seconds: float) -> None:
-        """Do the same for a call, whose reads wake early to wait for the rest; free while `seconds` stay the same."""
+        """Set a call's limit, whose reads wake early and then wait for the rest; free if the limit is unchanged."""
         ticks = math.ceil(seconds * _TICKS_PER_SECOND)
         if ticks != self._ticks:
             early = max(1, int(ticks * _EARLY))
@@ -285,7 +285,7 @@ class _Connection:
             self._ticks = ticks
 
     def _send_all(self, sock: socket.socket, frame: bytes) -> None:
-        # A frame above the daemon's limit is refused before it was read; the reason then waits to be received.
+        # A frame above the daemon's limit is refused before it is read; the reason then waits to be received.
         try:
             sock.sendall(frame)
         except (BrokenPipeError, ConnectionResetError):
@@ -311,7 +311,7 @@ class _Connection:
         return reply
 
     def _look(self, sock: socket.socket) -> int:
-        """Receive some bytes of an answer that comes at once; returns 0 where none does, or the connection ended."""
+        """Receive some bytes of an answer that comes at once; returns 0 if none comes, or if the connection ended."""
         if self._num_without_look:
             self._num_without_look -= 1
             return 0
@@ -326,7 +326,7 @@ class _Connection:
         return 0
 
     def _receive_rest(self, sock: socket.socket, call: Outgoing, num_received: int) -> int:
-        """Receive what a frame lacks; returns the bytes that are there then."""
+        """Receive the rest of a frame; returns how many bytes there are in all."""
         buffer = self._buffer
         _more(num_received)
         while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
@@ -342,10 +342,10 @@ class _Connection:
 
 
 def _receive_late(sock: socket.socket, buffer: bytearray | memoryview, call: Outgoing) -> int:
-    """Receive what comes between the end of a socket's own timeout, which is coarse, and the call's deadline.
+    """Receive bytes that come between the end of the socket's own, coarse timeout and the call's deadline.
 
     Raises:
-        BlockingIOError: nothing does.
+        BlockingIOError: nothing comes.
     """
     poll = select.poll()
     poll.register(sock, select.POLLIN)

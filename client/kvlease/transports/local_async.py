@@ -1,4 +1,4 @@
-"""Own the local socket's connection for an event loop: many calls at once over it, told apart by their number."""
+"""Own the local socket's connection for an event loop: it carries many calls at once, told apart by their numbers."""
 
 import asyncio
 import select
@@ -34,7 +34,7 @@ class AsyncLocalTransport:
     undoes = True
 
     def __init__(self, path: str, undo: Undo | None = None) -> None:
-        """Remember where the socket is, and what to do about answers whose callers have gone."""
+        """Remember where the socket is, and how to undo answers whose callers have gone."""
         self._path = path
         self._undo = undo
         self._connecting = asyncio.Lock()
@@ -42,12 +42,12 @@ class AsyncLocalTransport:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds what `close` would give back."""
+        """Whether it holds anything that `close` would give back."""
         return self._stream is not None and not self._stream.is_closed
 
     @property
     def has_peer(self) -> bool:
-        """Whether the process that answered last has its end of the connection open, as far as the kernel knows."""
+        """Whether the process that answered last still has its end of the connection open, as the kernel sees it."""
         return self._stream is not None and self._stream.has_peer
 
     async def send(self, call: Outgoing) -> Message:
@@ -62,8 +62,9 @@ class AsyncLocalTransport:
             raise past_deadline(call.verb) from error
 
     async def attach(self, call: Outgoing) -> Attached:
-        """Send an attach over a fresh connection, on which later calls go too."""
-        # Descriptors need recvmsg, which no event loop offers; the exchange is one frame each way, so a thread does it.
+        """Send an attach over a fresh connection, which later calls also use."""
+        # Receiving descriptors needs recvmsg, which no event loop offers. As the exchange is one frame each way, a
+        # thread does it.
         loop, attaching = asyncio.get_running_loop(), _Attaching(self._path, call)
         try:
             attached = await loop.run_in_executor(None, attaching.run)
@@ -78,7 +79,7 @@ class AsyncLocalTransport:
         return attached
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
-        """Yield the answers to a watch or a trace over a connection of its own until none came for `idle_seconds`."""
+        """Yield the answers to a watch or a trace, over its own connection, until none comes for `idle_seconds`."""
         try:
             async with asyncio.timeout(call.seconds_left()):
                 reader, writer = await asyncio.open_unix_connection(self._path)
@@ -154,7 +155,7 @@ class _Stream(asyncio.Protocol):
         self._call_number = 0
         self._waiting: dict[int, asyncio.Future[pb.Reply]] = {}
         self.is_answered = False
-        """Whether the process at the other end has done what a call asked for, as one of another life never does."""
+        """Whether the process at the other end has carried out a call; a daemon of another life would refuse it."""
 
     @property
     def has_peer(self) -> bool:
@@ -185,7 +186,7 @@ class _Stream(asyncio.Protocol):
         if self._transport is None:
             return
         if self._loop.is_closed():
-            # It can do nothing more with its transports, which give the descriptor back as they are collected.
+            # A closed loop can do nothing more with its transports; they close their descriptors when collected.
             transport, self._transport = self._transport, None
             with suppress(OSError):  # the daemon had closed it
                 transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
@@ -225,14 +226,14 @@ class _Stream(asyncio.Protocol):
             self._end(error_from_proto(reply.error))
         self.is_answered |= not reply.HasField("error")
         future = self._waiting.get(reply.call_number)
-        # One that was cancelled in this very turn of the loop is still here, and its caller has not been told yet.
+        # A future cancelled in this very turn of the loop is still listed, as its caller has not run yet.
         if future is None or future.cancelled():
             self._take_back(reply)
         elif not future.done():
             future.set_result(reply)
 
     def _give_up(self, call_number: int, future: "asyncio.Future[pb.Reply]") -> None:
-        """Have the daemon forget a call, so that nothing is granted to nobody; it may have answered already."""
+        """Cancel a call in the daemon, so that it grants nothing that nobody takes; it may have answered already."""
         if future.cancelled():
             if self._transport is not None and not self.is_closed:
                 self._call_number += 1
@@ -241,7 +242,7 @@ class _Stream(asyncio.Protocol):
             self._take_back(future.result())
 
     def _take_back(self, reply: pb.Reply) -> None:
-        """Undo what a reply tells of that finds nobody."""
+        """Undo what a reply grants whose caller has gone."""
         if self._undo is None or self.is_closed:
             return
         for call in self._undo(reply):
@@ -255,7 +256,7 @@ class _Stream(asyncio.Protocol):
 
 
 class _Attaching:
-    """An attach in a thread; whichever ends first, it or its caller, the other finds out."""
+    """An attach in a thread; whichever of the thread and the caller ends first, the other learns of it."""
 
     def __init__(self, path: str, call: Outgoing) -> None:
         self._transport = LocalTransport(path)
@@ -277,7 +278,7 @@ class _Attaching:
         return self._transport.surrender(self._call)
 
     def give_up(self) -> bool:
-        """Have the thread undo what it does; True where it has ended, so that this is left to do."""
+        """Have the thread undo its attach; True if the attach has already ended, so that the caller must undo it."""
         with self._lock:
             self._is_given_up = True
             return self._attached is not None
