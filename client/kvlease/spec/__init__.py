@@ -1,7 +1,7 @@
 """Own what one layer keeps of a request; how layers share blocks is the planner's business.
 
-A spec states facts of a model and its attention backend; every number that follows from them is a property here, and
-is computed nowhere else.
+A spec states facts about a model and its attention backend. Every number that follows from these facts is a property
+here, and is computed nowhere else.
 """
 
 from kvlease.spec.attention import (

@@ -17,7 +17,7 @@ _STATES_PER_TOKEN_MAX: Final = 2**10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(LayerSpec):
-    """What all layers of attention have: heads, and states of them."""
+    """What all attention layers have: heads, and the states of these heads."""
 
     bounds: ClassVar[Bounds] = {
         "num_kv_heads": (1, _HEADS_MAX),
@@ -31,26 +31,26 @@ class AttentionSpec(LayerSpec):
     }
 
     has_one_head: ClassVar[bool] = False
-    """Whether one vector stands for all heads, so that there are none to count."""
+    """Whether one vector stands for all heads, so that there are no heads to count."""
 
     num_kv_heads: int
     """Heads after any tensor parallel split."""
     head_size: int
     """Elements of one K head."""
     head_size_v: int | None = None
-    """Elements of one V head; None means `head_size`, 0 that there is no V."""
+    """Elements of one V head; None means `head_size`, 0 means that there is no V."""
     dtype: str
     """Element type of the pages."""
     quantisation: str = "none"
     """How K and V are packed into `dtype`."""
     num_head_slots: int | None = None
-    """Heads that a page has room for; None: what the quantisation needs for `num_kv_heads`."""
+    """Heads that a page has room for; None: as many as the quantisation needs for `num_kv_heads`."""
     bytes_per_state_packed: int | None = None
-    """Bytes of one head's entry where the backend packs it its own way; None: by head sizes, dtype, quantisation."""
+    """Bytes of one head's state if the backend packs it in its own way; None: from head sizes, dtype, quantisation."""
     tokens_per_state: int = 1
-    """Tokens that are compressed into one entry."""
+    """Tokens that are compressed into one state."""
     states_per_token: int = 1
-    """Entries that one token has, where one token stands for several positions of an encoder."""
+    """States that one token has, if it stands for several positions of an encoder."""
     tensor_shards_max: int | None = None
     """Tensor parallel ranks that can keep different heads; None: all. Further ranks keep copies."""
     is_context_sharded: bool = True
@@ -58,7 +58,7 @@ class AttentionSpec(LayerSpec):
 
     @property
     def head_slots(self) -> int:
-        """num_head_slots, else what the quantisation needs."""
+        """num_head_slots, else the head slots that the quantisation needs."""
         return self.num_head_slots or head_slots_of(self.quantisation, self.num_kv_heads)
 
     @property
@@ -68,7 +68,7 @@ class AttentionSpec(LayerSpec):
 
     @property
     def bytes_per_state(self) -> int:
-        """bytes_per_state_packed, else what head sizes, dtype and quantisation give."""
+        """bytes_per_state_packed, else the bytes that follow from head sizes, dtype and quantisation."""
         if self.bytes_per_state_packed is not None:
             return self.bytes_per_state_packed
         return packed_bytes_per_state(
@@ -86,7 +86,7 @@ class AttentionSpec(LayerSpec):
         return self.head_size if self.head_size_v is None else self.head_size_v
 
     def explicit(self, tokens_per_block: int) -> Self:
-        """Return the same layer with nothing left to a default."""
+        """Return the same layer with every default filled in."""
         return replace(
             self,
             tokens_per_block=self.tokens_per_block or tokens_per_block,
@@ -97,7 +97,7 @@ class AttentionSpec(LayerSpec):
         """Refuse a layer that cannot be laid out.
 
         Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+            InvalidError: a field is out of range or contradicts another; the message names it and what is allowed.
         """
         super(AttentionSpec, self).check()
         bytes_of(self.dtype, self._of)
@@ -112,7 +112,7 @@ class AttentionSpec(LayerSpec):
             self._check_block()
 
     def check_planned(self) -> None:
-        """Refuse an explicit layer that has sizes, but no place in a plan; `check` refuses what has no sizes.
+        """Refuse an explicit layer that has sizes but no place in a plan; `check` refuses a layer without sizes.
 
         Raises:
             InvalidError: rule tokens_per_state_does_not_divide: the last tokens of every block would be lost.
@@ -134,7 +134,7 @@ class AttentionSpec(LayerSpec):
         )
 
     def _check_states(self) -> None:
-        """Refuse states that contradict each other, and several heads of a latent vector."""
+        """Refuse contradictory numbers of states, and several heads for one latent vector."""
         if self.tokens_per_state > 1 and self.states_per_token > 1:
             message = (
                 f"layer {self.name!r} gives tokens_per_state {self.tokens_per_state} and states_per_token "
@@ -157,7 +157,7 @@ class AttentionSpec(LayerSpec):
             )
 
     def _check_block(self) -> None:
-        """Refuse compression that leaves a block without a state, padding below the content, and giant pages."""
+        """Refuse compression that leaves a block without a state, padding below the content, and pages too large."""
         if self.block_tokens < self.tokens_per_state:
             message = (
                 f"layer {self.name!r} keeps one state of {self.tokens_per_state} tokens, but a block covers "
@@ -194,38 +194,38 @@ class FullAttention(AttentionSpec):
     bounds: ClassVar[Bounds] = {"window_tokens": (1, TOKENS_MAX), "chunk_tokens": (1, TOKENS_MAX)}
 
     window_tokens: int | None = None
-    """The window that attention looks at, although all tokens are kept; None: all."""
+    """Tokens of the window that attention looks at, although all tokens are kept; None: no window."""
     chunk_tokens: int | None = None
-    """The chunk that attention looks at, although all tokens are kept; None: all."""
+    """Tokens of the chunk that attention looks at, although all tokens are kept; None: no chunks."""
     is_causal: bool = True
-    """Whether a token sees only what came before it."""
+    """Whether a token sees only the tokens before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAttention(FullAttention):
-    """Full attention with learnt first entries that every request attends to."""
+    """Full attention with learnt first states that every request attends to."""
 
     kind: ClassVar[str] = "sink_attention"
     bounds: ClassVar[Bounds] = {"sink_tokens": (1, TOKENS_MAX)}
 
     sink_tokens: int
-    """Entries that every request attends to."""
+    """States that every request attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedWindow(FullAttention):
-    """Attention over a window whose older tokens are kept all the same."""
+    """Attention over a window, for which older tokens are kept, too."""
 
     kind: ClassVar[str] = "retained_window"
     bounds: ClassVar[Bounds] = {"retained_window_tokens": (1, TOKENS_MAX)}
 
     retained_window_tokens: int
-    """The window that attention looks at."""
+    """Tokens of the window that attention looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow(AttentionSpec):
-    """A layer that keeps the last tokens only; blocks before the window are given back while a request runs."""
+    """A layer that keeps only the last tokens; blocks before the window are given back while a request runs."""
 
     kind: ClassVar[str] = "sliding_window"
     bounds: ClassVar[Bounds] = {
@@ -236,12 +236,12 @@ class SlidingWindow(AttentionSpec):
     window_tokens: int
     """Tokens that attention looks at, the newest included."""
     retained_tokens: int = 0
-    """Tokens before the window that must stay, for speculative tokens that are taken back."""
+    """Tokens before the window that must stay, in case speculative tokens are taken back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLocal(AttentionSpec):
-    """A layer that keeps the tokens of the newest chunk only."""
+    """A layer that keeps only the tokens of the newest chunk."""
 
     kind: ClassVar[str] = "chunked_local"
     bounds: ClassVar[Bounds] = {"chunk_tokens": (1, TOKENS_MAX)}
@@ -252,9 +252,9 @@ class ChunkedLocal(AttentionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttention(AttentionSpec):
-    """A decoder's layer that keeps K and V of the encoder's output, written once.
+    """A decoder's layer that keeps K and V of the encoder's output, which are written once.
 
-    A cache with such layers finds no prefixes: what later layers keep of equal tokens depends on what the encoder read.
+    A cache with such layers finds no prefixes: what later layers keep of equal tokens depends on the encoder's input.
     """
 
     kind: ClassVar[str] = "cross_attention"
@@ -262,6 +262,6 @@ class CrossAttention(AttentionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOnly(AttentionSpec):
-    """A layer that keeps nothing between steps; it has a geometry, but no place in a plan."""
+    """A layer that keeps nothing between steps; it has sizes, but no place in a plan."""
 
     kind: ClassVar[str] = "encoder_only"

@@ -1,4 +1,4 @@
-"""Own the element types of a cache and the ways to quantise it, with the bytes that they take."""
+"""Own the element types of a cache and the ways to quantise it, with their bytes."""
 
 from typing import Final
 
@@ -34,17 +34,17 @@ QUANTISATIONS: Final = (
 )
 """Every way to quantise K and V.
 
-Per token and head means that each head of each token brings its own scales. The last five pack a state in a way of the
-backend's own, so that their layers say its bytes.
+"per_token_head" means that each head of each token has its own scales. With the last five, the backend packs a state in
+its own way, so the layer's spec must give the state's bytes.
 """
 
 _SCALE_BYTES: Final = 8
-"""Bytes of the scales of K and V that a head of a token brings along: two float32."""
+"""Bytes of the scales of K and V that each head of a token has: two float32."""
 _NVFP4_ELEMENTS_PER_SCALE: Final = 16
 
 
 def bytes_of(dtype: str, of: str = "") -> int:
-    """Return the bytes of one element; `of` says in a refusal whose type it is.
+    """Return the bytes of one element; `of` says in a refusal whose element type it is.
 
     Raises:
         InvalidError: the type is unknown.

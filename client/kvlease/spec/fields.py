@@ -1,4 +1,4 @@
-"""Own the way between a spec and its named fields, as every wire format, file and report carries them."""
+"""Own the conversion between a spec and its named fields, which every wire format, file and report carries."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ KINDS: Final[Mapping[str, type[LayerSpec]]] = {
         RingState,
     )
 }
-"""Every kind of layer that can be described, by its name."""
+"""Every kind of layer that can be described, by the kind's name."""
 
 FIELDS: Final[Mapping[str, Mapping[str, dataclasses.Field[Any]]]] = {
     kind: {field.name: field for field in dataclasses.fields(spec)} for kind, spec in KINDS.items()
@@ -45,15 +45,15 @@ FIELDS: Final[Mapping[str, Mapping[str, dataclasses.Field[Any]]]] = {
 """The fields of every kind, by name."""
 
 _FIELD_CHARACTERS_MAX: Final = 40
-"""Characters that a refusal repeats of a field's name that is not known."""
+"""Characters of an unknown field's name that a refusal repeats."""
 _SEE: Final = "docs/specs.md says which fields a kind has"
 
 _ALL_SHARDS: Final = 0
-"""How tensor_shards_max says None, which is left out, where the kind's default is a number."""
+"""The value by which tensor_shards_max says None if the kind's default is a number, as a None would be left out."""
 
 
 def spec_to_fields(spec: LayerSpec) -> dict[str, Any]:
-    """Return `kind` and every field that is not left at its default."""
+    """Return `kind` and every field that is not at its default."""
     fields: dict[str, Any] = {"kind": spec.kind}
     for name, field in FIELDS[spec.kind].items():
         value = getattr(spec, name)
@@ -63,9 +63,9 @@ def spec_to_fields(spec: LayerSpec) -> dict[str, Any]:
 
 
 def spec_from_fields(fields: Mapping[str, Any], path: str = "") -> LayerSpec:
-    """Return the spec that named fields describe; lists stand for tuples, and `path` says where the layer stands.
+    """Return the spec that named fields describe; lists may stand for tuples, and `path` is the layer's place.
 
-    Ranges, and what fields mean to each other, are for the spec's own `check`.
+    The spec's own `check` covers ranges and how fields relate to each other.
 
     Raises:
         InvalidError: the kind is unknown, or a field is unknown to the kind, missing, or not of its type.
@@ -102,7 +102,7 @@ def spec_from_fields(fields: Mapping[str, Any], path: str = "") -> LayerSpec:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return lists as tuples, those inside of them, too."""
+    """Return lists as tuples, nested lists included."""
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
@@ -111,7 +111,7 @@ def _name(field: object) -> str:
 
 
 def _said(spec: LayerSpec, name: str) -> int:
-    """Return what a field says in place of None, which means something else than the kind's default."""
+    """Return the value that stands for None in a field, as None would be left out and become the kind's default."""
     if name == "tensor_shards_max":
         return _ALL_SHARDS
     assert name == "head_size_v", "a field that cannot say None"

@@ -1,4 +1,4 @@
-"""Own the kinds of layer that keep one latent vector of a token in place of K and V."""
+"""Own the kinds of layer that keep one latent vector of a token instead of K and V."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from kvlease.units import BYTES_MAX, TOKENS_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLA(FullAttention):
-    """Multi-head latent attention that keeps every token, or, with tokens_per_state above 1, compressed states."""
+    """Multi-head latent attention that keeps every token or, with tokens_per_state above 1, compressed states."""
 
     kind: ClassVar[str] = "mla"
     is_latent: ClassVar[bool] = True
@@ -22,13 +22,13 @@ class MLA(FullAttention):
     head_size_v: int | None = 0
     tensor_shards_max: int | None = 1
     packed_format: str = ""
-    """The backend's name for how a state is packed, such as fp8_ds_mla; empty: plainly."""
+    """The backend's name for how a state is packed, such as fp8_ds_mla; empty: in the plain way."""
     page_multiple_bytes: int | None = None
-    """A page is padded to a multiple of this."""
+    """Each page is padded to a multiple of so many bytes."""
     model_version: str = ""
-    """The family whose kernels read the pages, where kernels of another family could not."""
+    """The model family whose kernels read the pages, if kernels of another family cannot."""
     role: str = "sparse"
-    """What the states are for: "sparse" attention or its "indexer"."""
+    """The use of the states: "sparse" attention or its "indexer"."""
     leads_index_group: bool = False
     """Whether the layers that follow reuse this layer's selection of tokens."""
     decodes_several_tokens: bool = False
@@ -36,13 +36,13 @@ class MLA(FullAttention):
 
     @property
     def bytes_per_page(self) -> int:
-        """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
+        """The content rounded up to page_multiple_bytes; if that adds nothing, bytes_per_page_padded or the content."""
         return _aligned_page(self, self.page_multiple_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenState(MLA):
-    """A layer's hidden states of every token, kept for a reader outside of the model."""
+    """A layer's hidden states of every token, kept for a reader outside the model."""
 
     kind: ClassVar[str] = "hidden_state"
     has_one_head: ClassVar[bool] = False
@@ -50,7 +50,7 @@ class HiddenState(MLA):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindowMLA(AttentionSpec):
-    """Latent attention, or the state of its compressor, that keeps the last tokens only."""
+    """Latent attention, or the state of its compressor, that keeps only the last tokens."""
 
     kind: ClassVar[str] = "sliding_window_mla"
     is_latent: ClassVar[bool] = True
@@ -67,24 +67,24 @@ class SlidingWindowMLA(AttentionSpec):
     window_tokens: int
     """Tokens that attention looks at, the newest included."""
     retained_tokens: int = 0
-    """Tokens before the window that must stay, for speculative tokens that are taken back."""
+    """Tokens before the window that must stay, in case speculative tokens are taken back."""
     packed_format: str = ""
-    """The backend's name for how a state is packed; empty: plainly."""
+    """The backend's name for how a state is packed; empty: in the plain way."""
     page_multiple_bytes: int | None = None
-    """A page is padded to a multiple of this."""
+    """Each page is padded to a multiple of so many bytes."""
     model_version: str = ""
-    """The family whose kernels read the pages."""
+    """The model family whose kernels read the pages."""
     is_replayed: bool = False
-    """Whether the window is computed anew after a prefix hit; then it is not cached."""
+    """Whether the window is computed anew after a prefix hit; then its blocks are not cached."""
 
     @property
     def is_prefix_cacheable(self) -> bool:  # type: ignore[override]  # decided by the instance
-        """Not where the window is replayed."""
+        """False if the window is replayed, else True."""
         return not self.is_replayed
 
     @property
     def bytes_per_page(self) -> int:
-        """The content rounded up to page_multiple_bytes; where that changes nothing, the padding given."""
+        """The content rounded up to page_multiple_bytes; if that adds nothing, bytes_per_page_padded or the content."""
         return _aligned_page(self, self.page_multiple_bytes)
 
 

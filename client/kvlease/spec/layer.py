@@ -1,4 +1,4 @@
-"""Own what every kind of layer has in common: a name, a block, a page and how pages are spaced."""
+"""Own the common part of every kind of layer: a name, a block, a page and how pages are spaced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from kvlease.geometry import round_up
 from kvlease.units import BYTES_MAX, TOKENS_MAX
 
 Bounds = Mapping[str, tuple[int, int]]
-"""The least and the most of counts, by field."""
+"""The least and the most that each count may be, by field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(ABC):
-    """What one layer keeps; two specs are equal when they keep the same, whatever the layers' names."""
+    """What one layer keeps; two specs are equal if they keep the same, whatever the layers' names and backends."""
 
     kind: ClassVar[str]
     """The kind's name on the wire."""
@@ -26,27 +26,27 @@ class LayerSpec(ABC):
     is_latent: ClassVar[bool] = False
     """Whether one latent vector stands for K and V of all heads (multi-head latent attention)."""
     is_prefix_cacheable: ClassVar[bool] = True
-    """Whether another request with the same prefix may use what was kept."""
+    """Whether another request with the same prefix may use what the layer keeps."""
     has_token_slots: ClassVar[bool] = True
     """Whether each token is written to a slot of its own."""
     bounds: ClassVar[Bounds] = {
         "tokens_per_block": (1, TOKENS_MAX),
         "bytes_per_page_padded": (1, BYTES_MAX),
     }
-    """The least and the most of every count that the class adds to its parents'; None is always allowed."""
+    """The least and the most of every count that the class adds to its parents' counts; None is always allowed."""
 
     name: str = field(compare=False)
-    """Unique in its model."""
+    """The layer's name, unique in its model."""
     backend: str = field(default="", compare=False)
-    """The attention backend that reads the pages; it decides which kernel blocks there may be. Empty: any."""
+    """The attention backend that reads the pages; it decides which kernel blocks are possible. Empty: any."""
     tokens_per_block: int | None = None
     """Tokens that one block covers; None takes the plan's."""
     bytes_per_page_padded: int | None = None
-    """Bytes of a page where it must be larger than its content; None: as large as the content."""
+    """Bytes of a page if it must be larger than its content; None: as large as the content."""
     block_stride_multiple_bytes: int | None = None
-    """Pages of neighbouring blocks start a multiple of this apart; None: anywhere."""
+    """The distance between the pages of neighbouring blocks is a multiple of this; None: any distance."""
     block_stride_multiple_tokens: int | None = None
-    """The same, as the page of so many tokens; at most one of both is given."""
+    """The same multiple, given as the page of so many tokens; give at most one of the two."""
 
     @property
     def is_context_sharded(self) -> bool:
@@ -61,12 +61,12 @@ class LayerSpec(ABC):
     @property
     @abstractmethod
     def states_per_block(self) -> int:
-        """Entries that a head keeps of one block; a token's K and V are one."""
+        """States that a head keeps of one block; a token's K and V are one state."""
 
     @property
     @abstractmethod
     def bytes_per_state(self) -> int:
-        """Bytes of one entry of one head."""
+        """Bytes of one state of one head."""
 
     @property
     @abstractmethod
@@ -85,7 +85,7 @@ class LayerSpec(ABC):
 
     @property
     def block_stride_multiple(self) -> int:
-        """Bytes that the distance of neighbouring blocks' pages is a multiple of."""
+        """Bytes of which the distance between neighbouring blocks' pages is a multiple."""
         if self.block_stride_multiple_bytes is not None:
             return self.block_stride_multiple_bytes
         if self.block_stride_multiple_tokens is None:
@@ -97,42 +97,41 @@ class LayerSpec(ABC):
 
     @property
     def padded_bytes_per_page(self) -> int:
-        """round_up(bytes_per_page, block_stride_multiple): the stride of blocks where layers are outermost."""
+        """round_up(bytes_per_page, block_stride_multiple): the stride of blocks if layers are outermost."""
         return round_up(self.bytes_per_page, self.block_stride_multiple)
 
     @property
     def block_tokens(self) -> int:
-        """tokens_per_block, which is known once the planner took the spec in."""
+        """tokens_per_block, which is known once the planner has filled it in."""
         assert self.tokens_per_block is not None, "tokens_per_block is still open"
         return self.tokens_per_block
 
     def explicit(self, tokens_per_block: int) -> Self:
-        """Return the same layer with nothing left to a default; `tokens_per_block` where it has no block."""
+        """Return the same layer with every default filled in; `tokens_per_block` is for a layer that gives none."""
         return replace(self, tokens_per_block=self.tokens_per_block or tokens_per_block)
 
     def check(self) -> None:
         """Refuse a layer that cannot be laid out.
 
         Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+            InvalidError: a field is out of range or contradicts another; the message names it and what is allowed.
         """
         self.check_fields()
         self._check_stride()
 
     def check_planned(self) -> None:
-        """Refuse an explicit layer that has sizes, but no place in a plan; `check` refuses what has no sizes.
+        """Refuse an explicit layer that has sizes but no place in a plan; `check` refuses a layer without sizes.
 
         Raises:
-            InvalidError: its states do not fill its blocks.
+            InvalidError: the layer's states do not fill its blocks.
         """
         assert self.tokens_per_block is not None, "tokens_per_block is still open"
 
     def check_fields(self, path: str = "") -> None:
-        """Refuse fields of another type or out of range, each for itself; `path` says where the layer stands.
+        """Refuse a field of another type or out of range, each field by itself; `path` is the layer's place.
 
         Raises:
-            InvalidError: the message names the field, behind the path and a dot, the layer, the value and what is
-                allowed.
+            InvalidError: the message names the field with its path, the layer, the value and what is allowed.
         """
         prefix = f"{path}." if path else ""
         check_type(f"{prefix}name", self.name, str)
@@ -153,11 +152,11 @@ class LayerSpec(ABC):
 
     @property
     def _of(self) -> str:
-        """Whose field it is that a refusal names."""
+        """The words in a refusal that say whose field it names."""
         return f" of layer {self.name!r}"
 
     def _check_page(self) -> None:
-        """Refuse a page that holds nothing or too much, or is padded to less than it holds."""
+        """Refuse a page that holds nothing or too much, or that is padded to less than it holds."""
         check_range(
             "content_bytes_per_page", self.content_bytes_per_page, 1, BYTES_MAX, of=self._of
         )
@@ -177,7 +176,7 @@ class LayerSpec(ABC):
         check_range("bytes_per_page", self.bytes_per_page, 1, BYTES_MAX, of=self._of)
 
     def _check_stride(self) -> None:
-        """Refuse a stride's multiple that is given twice."""
+        """Refuse a block stride's multiple that is given twice."""
         if self.block_stride_multiple_bytes is None or self.block_stride_multiple_tokens is None:
             return
         message = f"layer {self.name!r} gives its block stride's multiple in bytes and in tokens; give one"
@@ -186,7 +185,7 @@ class LayerSpec(ABC):
         )
 
     def _check_stride_range(self, prefix: str) -> None:
-        """Refuse a stride's multiple that is none, or too large; the first has a rule of its own."""
+        """Refuse a block stride's multiple that is not positive, which has a rule of its own, or that is too large."""
         for name, value, most in (
             ("block_stride_multiple_bytes", self.block_stride_multiple_bytes, BYTES_MAX),
             ("block_stride_multiple_tokens", self.block_stride_multiple_tokens, TOKENS_MAX),

@@ -1,4 +1,4 @@
-"""Own the kinds of layer that keep a state of fixed bytes per request, however long the request is."""
+"""Own the kinds of layer that keep states of a fixed size, however long the request is."""
 
 from dataclasses import dataclass
 from math import prod
@@ -30,13 +30,13 @@ class StateSpace(LayerSpec):
     shapes: tuple[tuple[int, ...], ...]
     """The tensors of a state, after any tensor parallel split."""
     dtypes: tuple[str, ...]
-    """Their element types."""
+    """The element type of each tensor."""
     num_speculative_blocks: int = 0
-    """States beside the current one, for speculative tokens that may be taken back."""
+    """States besides the current one, for speculative tokens that may be taken back."""
     num_checkpoint_blocks: int = 0
-    """States beside the current one, for checkpoints while a prompt is computed."""
+    """States besides the current one, for checkpoints while a prompt is computed."""
     checkpoint_multiple_tokens: int | None = None
-    """Checkpoints lie at multiples of this; None: at block boundaries."""
+    """Checkpoints lie at multiples of so many tokens; None: at block boundaries."""
     is_replicated: bool = False
     """Whether all tensor parallel ranks keep the same state."""
 
@@ -60,14 +60,14 @@ class StateSpace(LayerSpec):
 
     @property
     def bytes_per_element(self) -> int:
-        """One: views of states are of bytes, because their tensors may be of different types."""
+        """One: a view of states is a view of bytes, because a state's tensors may have different types."""
         return 1
 
     def check(self) -> None:
         """Refuse a layer that cannot be laid out.
 
         Raises:
-            InvalidError: a field is out of range or contradicts another one; the message names it and what is allowed.
+            InvalidError: a field is out of range or contradicts another; the message names it and what is allowed.
         """
         super(StateSpace, self).check()
         if len(self.dtypes) != len(self.shapes):
@@ -84,11 +84,10 @@ class StateSpace(LayerSpec):
         self._check_page()
 
     def check_fields(self, path: str = "") -> None:
-        """Refuse fields of another type or out of range, each for itself; `path` says where the layer stands.
+        """Refuse a field of another type or out of range, each field by itself; `path` is the layer's place.
 
         Raises:
-            InvalidError: the message names the field, behind the path and a dot, the layer, the value and what is
-                allowed.
+            InvalidError: the message names the field with its path, the layer, the value and what is allowed.
         """
         super(StateSpace, self).check_fields(path)
         shapes = f"{path}.shapes" if path else "shapes"
@@ -106,7 +105,7 @@ class StateSpace(LayerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingState(AttentionSpec):
-    """A ring of the newest states in one block that is overwritten in place, such as a compressor's input."""
+    """A ring of the newest states in one block, such as a compressor's input; it is overwritten in place."""
 
     kind: ClassVar[str] = "ring_state"
     is_prefix_cacheable: ClassVar[bool] = False
