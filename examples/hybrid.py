@@ -1,4 +1,4 @@
-"""Run a request through a cache of full attention beside a sliding window, and fork it: every row of the block table.
+"""Run a request through a cache with full attention and a sliding window, and fork it; print all block tables.
 
 Start a daemon with `make serve`, then run `.venv/bin/python examples/hybrid.py`.
 """
@@ -14,7 +14,7 @@ INPUTS = PlanInputs(
     layers=(FULL, WINDOW),
     tokens_per_block=16,
     device_blocks=64,
-    null_blocks=1,  # what the window has left behind reads as block 0
+    null_blocks=1,  # places that the window has left behind read as block 0
     longest_request_tokens=512,
     engine=EngineInputs(tokens_per_step=32),
 )
@@ -37,7 +37,7 @@ def main() -> None:
                 show(f"{lease.hit_tokens} found", lease)
                 done = lease.hit_tokens
                 while done < len(tokens):
-                    lease.extend(len(tokens))  # as far as the window has room
+                    lease.extend(len(tokens))  # covers as much as the window has room for
                     done = min(len(tokens), lease.covered_tokens)  # stands for computing K and V
                     computed = worker.keys.chain(tokens[:done], worker.plan.hash_block_tokens)
                     left = lease.commit(done, computed).num_given_back

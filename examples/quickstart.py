@@ -1,4 +1,4 @@
-"""Reserve blocks twice for the same prompt: the first time they are computed, the second time they are there.
+"""Reserve blocks twice for the same prompt: the first time they are computed, the second time they are cached.
 
 Start a daemon with `make serve`, then run `.venv/bin/python examples/quickstart.py`.
 """
@@ -21,7 +21,7 @@ def main() -> None:
             plan = worker.plan
             keys = worker.keys.chain(tokens, plan.tokens_per_block)
             for request_id in ("first", "second"):
-                # It may wait for room, which is made by copies to the host pool.
+                # The reserve may have to wait for room, which copies to the host pool make.
                 with worker.reserve(
                     request_id, keys=keys, num_tokens=len(tokens), wait_ms=200
                 ) as lease:
@@ -31,7 +31,7 @@ def main() -> None:
                     assert worker.device is not None, (
                         "give the address of the local socket, unix:///…/kvlease.sock"
                     )
-                    # Looked at for each lease: a daemon that was started anew has other memory.
+                    # Looked at anew for each lease: a daemon that was started anew has other memory.
                     pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
                     first_block = plan.full_blocks(lease.hit_tokens)
                     pool[lease.block_ids[first_block:]] = 7  # stands for computing K and V
