@@ -274,7 +274,7 @@ def detach(session: Session) -> Flow[int]:
 
 
 def _insisted(link: Link, call: Outgoing) -> Flow[pb.DetachResponse]:
-    """Send a detach until it is answered or its deadline is near; an unknown worker was ended by an earlier try."""
+    """Send a detach until it is answered or its deadline is near; if a retry finds no worker, an earlier try did it."""
     num_failures = 0
     while True:
         try:

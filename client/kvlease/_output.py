@@ -14,7 +14,7 @@ _OF_OUTPUT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EI
 
 @contextlib.contextmanager
 def written_or_refused(program: str) -> Iterator[None]:
-    """End the program with status 1 if its output cannot be written; other errors are raised on.
+    """End the program with status 1 if its output cannot be written; other errors propagate.
 
     A character that the terminal's encoding lacks, such as one in a tenant's name, is printed as its escape.
 

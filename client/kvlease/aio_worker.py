@@ -134,7 +134,7 @@ class AsyncWorker(WorkerView):
     ) -> AsyncLease:
         """Lease blocks to a second request that goes on from a running one; the two share the committed blocks.
 
-        The last, partial block of what is committed is copied; `wait_ms` is the time that this copy may take. Nothing
+        If the last committed block is partial, it is copied; `wait_ms` is the time that this copy may take. Nothing
         behind the last commit is copied, so commit first; with recurrent states, commit before the next token is
         written. A fork does not wait for room, and takes none while others have waited for long. If it is refused, it
         returns or raises what a refused reserve does.

@@ -162,7 +162,7 @@ def import_memory(device: Device, fd: int, *, num_bytes: int, mapped_bytes: int)
     `mapped_bytes` are all bytes of the allocation, as its maker gave them: a multiple of the allocation's granularity.
 
     Raises:
-        InvalidError: it is not memory of this device, or has not so many bytes.
+        InvalidError: it is not memory of this device, or has another number of bytes.
     """
     driver = load_driver()
     handle_type = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

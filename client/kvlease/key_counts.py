@@ -4,8 +4,8 @@ A region of key counts starts with a head of HEAD_BYTES, little endian: magic, v
 counts must not be believed, the number of buckets (a power of two), and the epoch of the daemon that writes it. Then
 comes a uint32 for each bucket: the number of keys in it. A key's bucket is the low bits of its first 8 bytes.
 
-A reader that misses a change of this instant takes a block that has just come for absent, or one that has just left for
-cached; neither lasts. A region whose writer has ended says nothing, so the reader must know that the writer lives.
+A reader that misses a change made in this very instant calls a block absent that has just come, or cached that has just
+left; neither error lasts. A region whose writer has ended says nothing, so the reader must know that the writer lives.
 """
 
 import mmap

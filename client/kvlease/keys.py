@@ -73,8 +73,8 @@ class BlockKeys:
         into these blocks again, with a negative `first_token`.
 
         Raises:
-            InvalidError: a token is no int32, the parent is no key, an item is malformed, or the tenant key has not 32
-                bytes.
+            InvalidError: a token is no int32, the parent is no key, an item is malformed, or the tenant key does not
+                have 32 bytes.
         """
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
         check_type("parent", parent, bytes)
@@ -92,7 +92,7 @@ class BlockKeys:
         """Return the key chain of a new request, which takes tokens as they come.
 
         Raises:
-            InvalidError: the tenant key has not 32 bytes, or a block has no tokens.
+            InvalidError: the tenant key does not have 32 bytes, or a block has no tokens.
         """
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
         return KeyChain(self, tokens_per_block)

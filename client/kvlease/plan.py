@@ -151,7 +151,7 @@ class LayerPlacement:
     state_stride_bytes: int
     """Bytes from one state of a head to the next."""
     spec: LayerSpec
-    """What the layer keeps, with nothing left to a default."""
+    """What the layer keeps, with every default filled in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

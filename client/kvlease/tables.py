@@ -89,7 +89,7 @@ class TableLayout:
         return list(accumulate((part.kernel_width for part in self.parts), initial=0))[:-1]
 
     def columns(self, buffer: Buffer) -> dict[str, NDArray[Any]]:
-        """Lay the table's columns over `buffer`: 1-D if they always have one element a row, else 2-D, even if just one.
+        """Lay the columns over `buffer`: the wide columns are 2-D even if they are one element wide, all others 1-D.
 
         Raises:
             InvalidError: the buffer is too short.

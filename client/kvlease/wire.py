@@ -54,7 +54,7 @@ class PlanBody(Body):
 
 
 class CacheOptions(Body):
-    """Say how a cache is kept; what is left out has its default."""
+    """Say how a cache is kept; a field that is left out has its default."""
 
     integrity: Name = Field(
         default="",
@@ -184,7 +184,7 @@ class TrimBody(Body):
 
 
 class CommitBody(Body):
-    """Say that blocks hold what their keys say."""
+    """Say that blocks hold the content that their keys name."""
 
     num_tokens: Index = Field(default=0, description="Tokens from the start that are written.")
     first_block: Index = Field(
@@ -200,7 +200,7 @@ class MoveLeaseBody(Body):
 
 
 class EvictBody(Body):
-    """Evict cached blocks: those of keys, or the coldest."""
+    """Evict cached blocks: the blocks of keys, or the coldest ones."""
 
     keys: Keys = b""
     num_blocks: Index = Field(default=0, description="How many of the coldest cached blocks.")
@@ -236,7 +236,7 @@ class ResizeBody(Body):
 
 
 class TenantLimits(Body):
-    """What one tenant may have, of the device pool of each cache if nothing else is said."""
+    """What one tenant may have; percentages and bytes are of each cache's device pool."""
 
     min_percent: Percent = Field(default=0.0, description="What it can always come to have.")
     min_bytes: Bytes = Field(default=0, description="The same; the larger of the two holds.")
@@ -261,7 +261,7 @@ class TenantLimits(Body):
 
 
 class SetTenantBody(Body):
-    """Give a tenant other limits, in place of all that it had."""
+    """Replace all limits of a tenant."""
 
     limits: TenantLimits = Field(
         default=TenantLimits(), description="What is left out has its default."
@@ -276,7 +276,7 @@ class SetTenantBody(Body):
 
 
 class StepBody(Body):
-    """Carry one scheduler step: columns of equal length, and the reserves of the step."""
+    """Carry out one scheduler step: columns of equal length, and the step's reserves."""
 
     verbs: bytes = Field(
         default=b"", description="A byte an operation, as base64: 1 extend, 2 commit, 3 release."
@@ -296,7 +296,7 @@ class StepBody(Body):
 
 
 class ExchangeBody(Body):
-    """Change a magazine: columns that are carried out in this order."""
+    """Change a magazine by columns that are carried out in this order."""
 
     publish_blocks: Blocks = b""
     publish_keys: Keys = b""

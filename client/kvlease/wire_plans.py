@@ -217,7 +217,7 @@ class PlanInputs(Body):
         default=[],
         description="Layers in model order, as one rank keeps them; empty when model_config is given.",
     )
-    # The protocol's name is one that pydantic keeps for itself.
+    # pydantic reserves the protocol's name for itself.
     config_text: Annotated[str, StringConstraints(max_length=TEXT_CHARS_MAX)] = Field(
         default="",
         alias="model_config",
