@@ -1,4 +1,4 @@
-"""Own the command line of `kvleased`; what its processes do is their own modules' business."""
+"""Own the command line of `kvleased`; the work of each process is in modules of its own."""
 
 import argparse
 import fcntl
@@ -38,7 +38,7 @@ def main() -> NoReturn:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one role; `serve` is what people call, the others are how the daemon starts its own processes."""
+    """Run one role: people call `serve`, `probe` and `--version`; the daemon starts its own processes with the rest."""
     role = argv[0] if argv else ""
     if role == "serve":
         return _serve(argv[1:])
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    """Resolve the settings, then become the supervisor, which imports none of what that took."""
+    """Resolve the settings, then replace this process by the supervisor, which imports nothing that resolves them."""
     try:
         from kvleased.config.sources import load, unknown_variables  # noqa: PLC0415
 
@@ -81,16 +81,16 @@ def _serve(argv: Sequence[str]) -> int:
     for fd in (*own_fds, *lock_fds, settings_fd):
         os.set_inheritable(fd, True)
     arguments = [sys.executable, "-P", "-m", "kvleased", "supervise"]
-    # The locks of the sockets' directory end with the supervisor, the others with the last process.
+    # The locks on the directory of the sockets end with the supervisor, the others with the last process.
     arguments += ["--settings-fd", str(settings_fd), "--lock-fds", *map(str, lock_fds)]
     return os.execve(sys.executable, arguments, _without_settings())  # noqa: S606
 
 
 def _with_device(settings: "Settings") -> "Settings":
-    """See that the device is there and can be used; return the settings with what its size decides.
+    """Check that the device exists and can be used; return the settings with the default that its size decides.
 
     Raises:
-        UnusableError: it cannot be used; the message says what to do.
+        UnusableError: the device cannot be used; the message says what to do.
     """
     if not settings.is_on_gpu:
         return settings
@@ -102,10 +102,10 @@ def _with_device(settings: "Settings") -> "Settings":
 
 
 def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
-    """Enter all directories, and see to the other files; return the locks on that of the sockets, and on the others.
+    """Enter all directories and check the other files; return the locks on the runtime directory, and on the others.
 
     Raises:
-        UnusableError: one of them is not as it must be; the message says what to do.
+        UnusableError: a directory or a file is not as it must be; the message says what to do.
     """
     from kvleased import directories  # noqa: PLC0415
     from kvleased.access import secret, tokens  # noqa: PLC0415
@@ -136,7 +136,7 @@ def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
 
 
 def _try_tls(settings: "Settings") -> None:
-    """Refuse files that TLS cannot be served with, before there is anything to lose."""
+    """Refuse files that TLS cannot be served with, before any process is started."""
     if settings.tls_cert_file is not None:
         from kvleased.api.tls import tls_files  # noqa: PLC0415 - few need it
 
@@ -146,14 +146,14 @@ def _try_tls(settings: "Settings") -> None:
 
 
 def _without_settings() -> dict[str, str]:
-    """Return the environment less the settings, which go on by descriptor: some of them are nobody else's business."""
+    """Return the environment without the settings: these are passed on by descriptor, as some of them are secret."""
     from kvleased.config.sources import is_setting  # noqa: PLC0415
 
     return {name: value for name, value in os.environ.items() if not is_setting(name)}
 
 
 def _warn_of(unknown: Mapping[str, str], log_level: str) -> None:
-    """Log each variable of the environment that is ignored, once: the processes that follow do not read them."""
+    """Log each environment variable that is ignored, once: the processes that follow do not read them."""
     logs.set_level(log_level)
     for variable, reason in unknown.items():
         logs.line("warning", "unknown_variable_ignored", variable=variable, reason=reason)
@@ -207,7 +207,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     leave_descriptors()
     if role in _MOVERS:
         give_way()
-        # Each imports only what it needs: a mover of memory knows no store, and starts the sooner for it.
+        # Each mover imports only what it needs: the memory mover imports no store, and so starts sooner.
         fds = [arguments.link_fd, arguments.settings_fd]
         if role == "disk-mover":
             fds.append(arguments.directory_fd)
@@ -230,7 +230,7 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     for fd in (settings_fd, *lock_fds):
         os.set_inheritable(fd, False)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
-    # The last lock is that on the directory of disk stores; whatever its path leads to later, this is the one.
+    # The last lock is on the directory of disk stores: its descriptor stays right even if the path leads elsewhere.
     directory_fds = {DISK_MOVER: lock_fds[-1]} if settings["disk_dir"] else {}
     supervisor = Supervisor(
         settings_fd,

@@ -1,4 +1,4 @@
-"""Own the life of the control process: take over, serve on every transport, drain, stop; never torch."""
+"""Own the life of the control process: take over, serve on every transport, drain, stop; torch is never imported."""
 
 import asyncio
 import gc
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 EX_OK: Final = 0
 EX_CONFIG: Final = 78
 _SWITCH_SECONDS: Final = 0.0005
-"""Seconds after which a thread that imports or writes lets the loop go on; Python's own 5 ms would delay every call."""
+"""Seconds for which another thread may keep the event loop waiting; Python's default of 5 ms would delay every call."""
 _GC_THRESHOLDS: Final = (2_000, 0, 48)
-"""New objects after which the collector looks at them, which takes it 1 ms, and the next time at both lots.
+"""Thresholds of the garbage collector: it looks at 2,000 new objects, for 1 ms, and after 2,000 more at both lots.
 
-It finds nothing: no call and no connection leaves a circle behind. But a connection is some thirty objects; where
-strangers come and go, a collector that looks after 400 of them does so 40 times a second, and after these 6 times.
+It finds nothing, because no call and no connection leaves a cycle behind. But a connection is some thirty objects:
+where strangers come and go, a threshold of 400 objects makes it run 40 times a second, and this one 6 times.
 """
 _LOG = structlog.get_logger()
 
@@ -66,10 +66,10 @@ class Server(Protocol):
 
 @runtime_checkable
 class Renewable(Protocol):
-    """One that serves TLS."""
+    """A transport that serves TLS."""
 
     def renew(self, files: "TlsFiles") -> None:
-        """Take another certificate, or raise UnusableError and keep the old one."""
+        """Take another certificate; raise UnusableError and keep the old one if it cannot be used."""
 
 
 def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
@@ -89,7 +89,7 @@ def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
 
 
 def read_settings(settings_fd: int) -> Settings:
-    """Return the settings that were resolved and validated when the supervisor started; each life reads them anew."""
+    """Return the settings, which were resolved and validated before the supervisor began; each life reads them anew."""
     values = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
     tenants = {
         name: TenantSettings.model_construct(**one) for name, one in values["tenants"].items()
@@ -99,7 +99,7 @@ def read_settings(settings_fd: int) -> Settings:
 
 
 async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
-    """Serve until SIGTERM, then drain; raises HandoverError where what was kept does not arrive whole."""
+    """Serve until SIGTERM, then drain; raises HandoverError if what the supervisor kept does not arrive whole."""
     from kvleased.api.local.listener import LocalServer  # noqa: PLC0415 -- what takes over comes first
     from kvleased.metrics import Metrics  # noqa: PLC0415
 
@@ -120,12 +120,12 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         renewal, served = _renewal(daemon, metrics, keeper, servers, kept)
     except UnusableError as error:
         return _cannot_start(error)
-    # Who has lost a control process shall have another one, be its calls traced or not.
+    # If tracing cannot start, only a first control process ends; one that replaces another goes on without traces.
     if not _trace(daemon, settings, epoch) and not any(keeper.restarts.values()):
         return EX_CONFIG
     _watch(daemon, metrics, renewal)
     await daemon.start(kept)
-    # Not before: what was kept is read in one go, however much it is. A service manager hears of it, too.
+    # Only from here on: what was kept is read in one go, without beats. The service manager is told of beats, too.
     keeper.show_life()
     _tell_of_pins(daemon)
     risks.warn(settings)
@@ -136,9 +136,9 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     except UnusableError as error:
         return _cannot_start(error)
     _watch_places(daemon, metrics, local, servers)
-    # Only now: a first start that cannot listen somewhere shall end the supervisor, too.
+    # Only now: if a first start cannot listen somewhere, the supervisor is to end, too.
     keeper.ready()
-    # Whatever is announced is there, and so it is for who asks whether the daemon is ready.
+    # All addresses work from here on, so the daemon may be called ready before they are announced.
     daemon.serve()
     leave_page(settings.runtime_dir, addresses)
     announce(daemon.epoch, addresses, monotonic() - spawned)
@@ -150,10 +150,10 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
 
 
 def _collect_little_at_once() -> None:
-    """Have the garbage collector never look at what is there now, and at few new objects at once."""
+    """Have the garbage collector leave out all objects that exist now, and look at few new ones at a time."""
     gc.collect()
     gc.freeze()
-    # Once more over nothing: else the next full one waits for a quarter as many objects as there were, and takes 10 ms.
+    # Once more, over nothing: else the next full one waits for a quarter as many new objects, and then takes 10 ms.
     gc.collect()
     gc.set_threshold(*_GC_THRESHOLDS)
 
@@ -168,7 +168,7 @@ async def _attend(daemon: Daemon, renewal: "Renewal", stop: asyncio.Event) -> No
 
 
 async def _wind_up(servers: "list[Server]", daemon: Daemon, metrics: "Metrics") -> None:
-    """Let leases end for as long as a drain may take, then stop all, the first that was started last."""
+    """Drain for at most `drain_seconds`, then stop everything; servers stop in the reverse order of their start."""
     await daemon.drain(daemon.settings.drain_seconds)
     for server in reversed(servers):
         await server.stop()
@@ -177,7 +177,7 @@ async def _wind_up(servers: "list[Server]", daemon: Daemon, metrics: "Metrics") 
 
 
 def _note_moved(batch: Moved, daemon: Daemon, metrics: "Metrics") -> None:
-    """Count a mover's batch, and make it a span where somebody wants any."""
+    """Count a mover's batch, and make a span of it if tracing is on."""
     seconds = batch.nanoseconds / 1e9
     metrics.copied(batch.direction, batch.num_bytes, seconds, ok=batch.is_done)
     if daemon.tracing is not None:
@@ -191,10 +191,10 @@ async def _start(
     stop: asyncio.Event,
     settings: Settings,
 ) -> "tuple[RestServer, dict[str, str]]":
-    """Start the servers, of which the local one is there; return that of REST, and where all of them listen.
+    """Start the servers, beginning with the local one, which `servers` has; return the REST server and all addresses.
 
     Raises:
-        OSError: one of them cannot listen.
+        OSError: a server cannot listen.
     """
     # Workers of an earlier life come back over the local socket, while REST is still being imported.
     await servers[0].start(daemon, settings)
@@ -217,7 +217,7 @@ async def _start(
 
 
 def _cannot_listen(error: OSError) -> int:
-    """Say which port or socket cannot be had, and what is to be done; returns the exit status."""
+    """Log which port or socket cannot be had, and what to do; return the exit status."""
     _LOG.error(
         "cannot_listen",
         error=error.strerror or str(error),
@@ -228,7 +228,7 @@ def _cannot_listen(error: OSError) -> int:
 
 
 def _cannot_start(error: UnusableError) -> int:
-    """Say which file is not as it must be; returns the exit status."""
+    """Log which file is not as it must be; return the exit status."""
     _LOG.error(
         "cannot_start",
         error=str(error),
@@ -238,7 +238,7 @@ def _cannot_start(error: UnusableError) -> int:
 
 
 def _cannot_take_over(error: HandoverError) -> int:
-    """Say that what the supervisor keeps did not arrive; returns the exit status, after which another one tries."""
+    """Log that what the supervisor keeps did not arrive; return the exit status, after which another process tries."""
     _LOG.error("cannot_take_over", error=str(error), advice=ADVICE)
     return EX_CONFIG
 
@@ -250,7 +250,7 @@ def _renewal(
     servers: "list[Server]",
     kept: "list[Kept]",
 ) -> "tuple[Renewal, Settings]":
-    """Have tokens and certificate taken, now and when they change; return the settings to serve by, too."""
+    """Take the tokens and the certificate, now and whenever they change; return the renewal and the settings to use."""
     from kvleased.access import credentials  # noqa: PLC0415 -- what takes over comes first
     from kvleased.access.renewing import Renewal  # noqa: PLC0415
     from kvleased.api.tls import expires_at  # noqa: PLC0415
@@ -274,9 +274,9 @@ def _renewal(
 
 
 async def _await_device(daemon: Daemon, stop: asyncio.Event) -> None:
-    """Wait until the GPU's mover is there, but no longer than one may take, nor when told to stop.
+    """Wait until the GPU's mover has started, until its time to start is over, or until told to stop.
 
-    A registration would have to wait for it, while its caller thinks that the daemon is ready.
+    Otherwise a registration would have to wait for the mover, although the daemon says that it is ready.
     """
     tasks = [asyncio.ensure_future(daemon.tiers.started()), asyncio.ensure_future(stop.wait())]
     await asyncio.wait(tasks, timeout=START_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
@@ -285,7 +285,7 @@ async def _await_device(daemon: Daemon, stop: asyncio.Event) -> None:
 
 
 def _look_after_sockets(daemon: Daemon, settings: Settings) -> Presence:
-    """Have it told when the sockets are gone from where clients look for them."""
+    """Have the daemon told when the sockets are gone from where clients look for them."""
     presence = Presence(daemon.note_unreachable)
     grpc_sockets = (settings.grpc_socket,) if settings.serve_grpc else ()
     presence.start((settings.local_socket, settings.http_socket, *grpc_sockets))
@@ -293,7 +293,7 @@ def _look_after_sockets(daemon: Daemon, settings: Settings) -> Presence:
 
 
 def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
-    """Have metrics look at what the daemon knows, and feel the loop's pulse."""
+    """Have the metrics read what the daemon knows, and measure the delays of the event loop."""
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_credentials(lambda: renewal.stale)
@@ -305,14 +305,14 @@ def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
 def _watch_places(
     daemon: Daemon, metrics: "Metrics", local: "LocalServer", servers: "list[Server]"
 ) -> None:
-    """Have metrics look at the connections of each listener, and at the watchers."""
+    """Have the metrics read the connections of each listener, and the watchers."""
     from kvleased.metrics.placing import places_of  # noqa: PLC0415 -- what takes over comes first
 
     metrics.watch_places(lambda: places_of(daemon, local, servers))
 
 
 def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
-    """Have calls traced where the settings want it; false where that cannot be."""
+    """Start tracing if the settings ask for it; return false if it cannot be started."""
     if not settings.trace_endpoint and settings.trace_file is None:
         return True
     from kvleased.telemetry.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
@@ -332,7 +332,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
 
 
 async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, int]:
-    """Let those beyond loopback look; whoever reaches the address may. Return the server, and its port."""
+    """Serve probes and metrics to everybody who reaches the probe address; return the server and its port."""
     module = await asyncio.to_thread(importlib.import_module, "kvleased.api.rest.probes")
     server = module.ProbeServer(probes)
     await server.start(settings.probe_host, settings.probe_port)
@@ -345,7 +345,7 @@ async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, i
 
 
 async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") -> tuple[Server, int]:
-    """Start gRPC, the last, for it costs 0.1 s to import; return the server, and its port on TCP, or 0."""
+    """Start gRPC, last because its import takes 0.1 s; return the server, and its TCP port or 0."""
     from kvleased.api.grpc import environment as grpc_environment  # noqa: PLC0415 -- may not be served at all
 
     grpc_environment.prepare()
@@ -360,7 +360,7 @@ async def _start_grpc(daemon: Daemon, settings: Settings, metrics: "Metrics") ->
 
 
 def _page(daemon: Daemon, metrics: "Metrics") -> "Page":
-    """Return the page at /ui, which computes nothing until somebody looks."""
+    """Return the page at /ui, which computes nothing until somebody opens it."""
     from kvleased.verbs.picturing import Gallery  # noqa: PLC0415 -- what takes over comes first
     from kvleased.web import Page  # noqa: PLC0415
 
@@ -376,7 +376,7 @@ def _page(daemon: Daemon, metrics: "Metrics") -> "Page":
 
 
 def _tell_of_pins(daemon: Daemon) -> None:
-    """Say whose pins, if there were any, ended with an earlier life; none is in a record, so nobody can know."""
+    """Log in which caches pins may have ended with an earlier life; pins are not recorded, so nobody knows for sure."""
     if caches := [entry.name for entry in daemon.registry]:
         _LOG.info(
             "pins_not_kept",
@@ -386,7 +386,7 @@ def _tell_of_pins(daemon: Daemon) -> None:
 
 
 def _check_free(settings: Settings) -> None:
-    """Raise OSError where a port is taken, before anything is brought back that would have to end again."""
+    """Raise OSError if a port is taken, before anything is brought back that would have to end again."""
     from kvleased.api.sockets import listen_beyond  # noqa: PLC0415 -- what takes over comes first
 
     ports = [(settings.probe_host, settings.probe_port)] if settings.probe_host else []
@@ -395,6 +395,6 @@ def _check_free(settings: Settings) -> None:
         if settings.serve_grpc:
             ports.append((settings.tcp_host, settings.grpc_port))
     for host, port in ports:
-        # 0 is whichever is free.
+        # Port 0 stands for any free port.
         if port:
             listen_beyond(host, port).close()

@@ -1,6 +1,6 @@
-"""Own the control plane: every call of every transport passes through here to a core, and its effects come back.
+"""Own the control plane: every call, over any transport, goes through here to a core, and its effects come back.
 
-One event loop runs it all. A call that needs no waiting is answered synchronously, without a task of its own.
+One event loop runs all of it. A call that need not wait is answered synchronously, without a task of its own.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Daemon:
         epoch: int,
         observe_copies: ObserveCopies = lambda *_: None,
     ) -> None:
-        """Take the settings, the link to the supervisor, the number of this life and who counts copies."""
+        """Take the settings, the link to the supervisor, the number of this life, and what counts copies."""
         self.epoch = Epoch(epoch)
         self.settings = settings
         self.registry = Registry(
@@ -104,7 +104,7 @@ class Daemon:
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready, self._unreachable = "starting", ""
         self.tracing: Tracing | None = None
-        """What makes spans of calls and copies; None where nobody wants any."""
+        """Makes spans of calls and copies; None where tracing is off."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -124,7 +124,7 @@ class Daemon:
         return True, f"degraded: {said}" if said else "ready"
 
     async def start(self, kept: Sequence[Kept]) -> None:
-        """Bring back what was kept, then let time pass."""
+        """Bring back what the supervisor kept from earlier lives, then start the ticks."""
         self._keeper.start(self.tiers)
         secret = await root_secret.load(kept, self._keeper, self.settings.secret_path)
         self._caches.take_secret(secret)
@@ -149,27 +149,27 @@ class Daemon:
         )
 
     def serve(self) -> None:
-        """Say that the adapters are up: from now on the daemon is ready."""
+        """Take note that the transports are up: from now on the daemon is ready."""
         self._not_ready = ""
 
     def note_unreachable(self, reason: str) -> None:
-        """Take note why clients cannot connect, though calls are answered; nothing where they can."""
+        """Take note why clients cannot connect although calls are answered; an empty reason says that they can."""
         self._unreachable = reason
 
     async def drain(self, drain_seconds: float) -> None:
-        """Grant nothing new, and wait for the leases to end, but no longer than told."""
+        """Grant nothing new, and wait for the leases to end, at most `drain_seconds`."""
         self._not_ready, self.registry.is_stopping = DRAINING, True
         _LOG.info("draining", leases=self.registry.num_leases)
         for entry in list(self.registry):
             self.apply(entry, c.Drain(is_daemon=True))
         deadline = monotonic() + drain_seconds
-        # Leases end in many places; this waits once.
+        # Leases end in many places, so polling is simpler than an event; it happens once in a life.
         while (num_leases := self.registry.num_leases) and monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         _LOG.info("drained", leases_left=num_leases)
 
     async def stop(self) -> None:
-        """Stop time and let go of the other processes; calls that wait are cancelled."""
+        """Stop the ticks, cancel the calls that wait, and close the links to the other processes."""
         if self._ticker is not None:
             self._ticker.cancel()
         self._observing.stop()
@@ -184,14 +184,14 @@ class Daemon:
     # Calls
 
     def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
-        """Return the caller as who he is; raises what `Guard.admit` does."""
+        """Return the caller with the role that was found for it; raises what `Guard.admit` does."""
         return self.guard.admit(allowed, caller, asked)
 
     def call(self, verb: str, request: Message, caller: Caller) -> Answer:
-        """Answer a call, at once where nothing must be waited for, and do all that it leads to.
+        """Answer a call, at once if it need not wait, and carry out everything that follows from it.
 
         Raises:
-            KVLeaseError: the call is refused; a call that waits has it set on its future.
+            KVLeaseError: the call is refused; for a call that waits, the error is set on its future.
         """
         try:
             return self.answer(verb, request, caller)
@@ -199,7 +199,7 @@ class Daemon:
             self.settle()
 
     def answer(self, verb: str, request: Message, caller: Caller) -> Answer:
-        """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
+        """Answer a call as `call` does, but leave what the caller need not wait for to `settle`, which must follow."""
         try:
             if self._settling.left or self._unremembered:
                 self.settle()
@@ -218,13 +218,13 @@ class Daemon:
             raise InternalError from None
 
     def trace(self, tracing: Tracing) -> None:
-        """Have every call from now on be a span."""
+        """Make a span of every call from now on."""
         self.tracing = tracing
-        # So that a call which nobody traces pays for nothing.
+        # The method is replaced, so that without tracing a call pays nothing for it.
         self.answer = traced(tracing, self.answer, self.settle)  # type: ignore[method-assign, assignment]  # it is one
 
     def settle(self) -> None:
-        """Carry out what the last answer left to be done, and remember it for a retry."""
+        """Remember the last answers for retries, and carry out what they left to be done."""
         while self._unremembered:
             replies, verb, request, caller, salt, answer = self._unremembered.pop()
             replies.remember(verb, caller.idempotency_key, digest_of(request, salt), answer)
@@ -255,7 +255,7 @@ class Daemon:
         )
 
     def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
-        """Return the answers to a watch or a trace, without end; raises what these do."""
+        """Return the answers to a watch or a trace, without end; raises what `watch` and `Observing.trace` do."""
         if isinstance(request, pb.TraceRequest):
             return self.guard.while_admitted(self._observing.trace(request, caller), caller)
         assert isinstance(request, pb.WatchRequest), f"{verb} is answered once"
@@ -281,9 +281,9 @@ class Daemon:
         return replies.promise(verb, key, digest_of(request, salt), answer)
 
     def _remembers(self, replies: Replies, caller: Caller) -> bool:
-        """Tell whether a retry of an attach may become the worker that the first try was; forgets those that ended.
+        """Tell whether the reply to an attach may be remembered; drop the remembered reply if its worker has ended.
 
-        A caller whom the kernel does not name could be any other one that picks the same key.
+        It may not where the kernel does not name the caller: any other process could pick the same key.
         """
         if caller.peer_pid <= 0:
             return False
@@ -310,7 +310,7 @@ class Daemon:
     def run(
         self, entry: CacheEntry, command: c.Command, respond: Respond, wait_ms: int = 0
     ) -> Answer:
-        """Return the response to a command, or the promise of one where the core has the caller wait.
+        """Return the response to a command, or a future of it if the core makes the caller wait.
 
         Raises:
             KVLeaseError: the core refuses.
@@ -349,7 +349,7 @@ class Daemon:
         return outcome.reply
 
     def _after_refusal(self, entry: CacheEntry) -> None:
-        # A refusal for want of room may have begun to make some.
+        # A command that is refused for want of room may have begun to make room.
         self._carry_out(entry, entry.core.take_effects())
 
     def _carry_out(self, entry: CacheEntry, effects: Iterable[Effect]) -> None:
@@ -396,5 +396,5 @@ class Daemon:
     def _note_store(self, entry: CacheEntry) -> None:
         self._caches.note_store(entry)
         if self.settings.secret_path is not None:
-            # A store that is new may lie in a directory that is new, too.
+            # A new store may lie in a new directory, which has no copy of the secret yet.
             root_secret.restore_aside(self.settings.secret_path, self._workers.root_secret)

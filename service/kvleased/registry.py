@@ -1,4 +1,4 @@
-"""Own which caches and workers there are, by every name they go by; what happens to their blocks is the core's."""
+"""Own the caches and workers, by each of their names and ids; what happens to their blocks is the core's business."""
 
 import os
 import secrets
@@ -51,43 +51,43 @@ class CacheEntry:
     """The number by which the mover knows its pools."""
     plan: CachePlan
     options: pb.CacheOptions
-    """With nothing left to a default."""
+    """The options of the registration, with all defaults filled in."""
     core: Cache
     fds: dict[str, int]
     """Descriptors by kind of region: one device region for each rank, host (if any), records, tables, plan."""
     gpu_regions: Mapping[str, GpuRegion] = field(default_factory=dict)
-    """What is to be known of the regions that lie on a GPU, by kind; none where device pools are CPU memory."""
+    """Facts about the regions that lie on a GPU, by kind; empty where device pools are CPU memory."""
     tables_read_only_fd: int
     status: str = POPULATING
     bytes_populated: int = 0
     num_workers: int = 0
     is_draining: bool = False
-    """Whether it was drained by itself."""
+    """Whether this cache was drained, apart from any drain of the whole daemon."""
     bytes_given_back: int = 0
-    """Bytes of both pools that do not exist because their blocks are out of use."""
+    """Bytes of both pools whose memory was given back because their blocks are parked."""
     stores: dict[Tier, Status] = field(default_factory=dict)
-    """Whether the disk and the remote store work, those that the cache uses; of the host pool, once it did not."""
+    """Whether the disk and remote store work, as far as the cache uses them; the host pool only once it has failed."""
     num_found: Counter[Tier] = field(default_factory=Counter)
-    """Slots that an earlier life of the container left, and whose blocks are found again, by tier."""
+    """Slots that were left by an earlier life of the container and whose blocks were found again, by tier."""
     is_scanned: bool = False
-    """Whether the disk store was looked through to the end, in this life or an earlier one of the control process."""
+    """Whether the whole disk store was scanned, in this life of the control process or an earlier one."""
     disk_file_id: str = ""
-    """The file whose slots the core knows, as the disk mover names it; empty where there was none yet."""
+    """The id, given by the disk mover, of the file whose slots the core knows; empty as long as there was none."""
     num_populatings: int = 0
-    """Lives of the control process in a row in which populating its memory began, and has not come to its end."""
+    """Lives of the control process in a row that began to populate its memory and did not finish."""
     was_ready: bool = False
-    """Whether it has had all of its memory before, in this life of the control process or an earlier one."""
+    """Whether all of its memory was populated before, in this life of the control process or an earlier one."""
     recovered_at: float | None = None
-    """Monotonic seconds at which this life of the control process took it over; None where it began in this one."""
+    """Monotonic seconds at which this life of the control process took it over; None if registered in this one."""
     observer: "Observer | None" = None
-    """What is noted of its requests; None where nobody ever wanted to know."""
+    """Notes the cache's requests, for ghosts and traces; None as long as nobody has asked for either."""
 
     tally: Tally = field(default_factory=Tally)
-    """What is counted of its calls."""
+    """The counts of its calls."""
 
     @property
     def with_checksums(self) -> bool:
-        """Whether blocks are summed when they leave the device."""
+        """Whether a checksum of each block is taken when it leaves the device."""
         return self.options.integrity == "xxh3"
 
     def has_tier(self, tier: Tier) -> bool:
@@ -106,17 +106,17 @@ class CacheEntry:
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes that both pools take of the memory that this daemon may use, which that of a GPU is no part of."""
+        """Bytes that the pools take of the memory that this daemon may use; GPU memory does not count."""
         there = self.plan.host_bytes if self.gpu_regions else self.pool_bytes
         return there - self.bytes_given_back
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of its memory is there."""
+        """Whether all of its memory is populated."""
         return self.status == READY
 
     def require_ready(self) -> None:
-        """Refuse a call that needs memory which is not there yet."""
+        """Refuse a call that needs the cache's memory while it is still being populated."""
         if not self.is_ready:
             message = (
                 f"cache {self.name} has {self.bytes_populated} of {self.pool_bytes} bytes populated"
@@ -143,7 +143,7 @@ class CacheEntry:
         )
 
     def regions_of(self, rank: int) -> list[pb.Region]:
-        """Describe the regions that a worker of a rank maps, in the order in which their descriptors go with it."""
+        """Describe the regions that a worker of a rank maps, in the order of the descriptors that it gets."""
         gpu = self.gpu_regions.get(device_kind(rank))
         device = pb.Region(
             kind="device",
@@ -161,7 +161,7 @@ class CacheEntry:
         return None if self.observer is None else self.observer.ghosts
 
     def observed(self, ghosts: "Ghosts | None" = None) -> "Observer":
-        """Return what notes the cache's requests from now on."""
+        """Return the observer of the cache's requests; make it if there is none yet."""
         if self.observer is None:
             from kvleased.recording import Observer  # noqa: PLC0415 -- few caches are observed
 
@@ -193,29 +193,29 @@ class WorkerEntry:
     """Becomes readable when the process has ended; None where its end cannot be proven."""
     replies: Replies
     attached_at: float
-    """Monotonic seconds at which the process first attached, in whichever life of the daemon."""
+    """Monotonic seconds at which the process first attached, in this life of the daemon or an earlier one."""
     engine: str = ""
-    """The engine whose rank it is; empty where it calls for all ranks."""
+    """The engine that it is a rank of; empty if it calls for all ranks."""
     magazine: str = ""
-    """The magazine that it shares with the others of its engine; empty where it has none."""
+    """The magazine that it shares with the other processes of its engine; empty if it has none."""
     is_joiner: bool = False
-    """Whether a joiner's token or certificate let it in."""
+    """Whether it attached with a joiner's token or certificate."""
     is_heard: bool = True
-    """Whether it has called since it was last looked for."""
+    """Whether it has called since the last check for silent workers."""
     heard_at: float = 0.0
-    """Seconds on the loop's clock at which it was last found to have called."""
+    """Seconds on the loop's clock of the last check that found that it had called."""
     process_id: int = 0
-    """Its process as the kernel named it when it first attached; 0 where it is unknown or in another PID namespace."""
+    """Its process id as the kernel told it at the first attach; 0 if unknown or in another PID namespace."""
 
     @property
     def told(self) -> dict[str, object]:
-        """Which worker it is and whose, as fields of a log line."""
+        """The worker, its cache, tenant and process, as fields of a log line."""
         found = {"worker": self.worker_id, "cache": self.entry.name, "tenant": self.tenant}
         return {**found, "worker_pid": self.process_id}
 
     @property
     def death_proof(self) -> str:
-        """How its death will be learnt of."""
+        """How the daemon will learn of its death."""
         return "none" if self.pidfd is None else "pidfd"
 
     @property
@@ -225,12 +225,12 @@ class WorkerEntry:
 
     @property
     def engine_digest(self) -> int:
-        """64 bits that name the tenant's engine in the core; 0 where it calls for all ranks."""
+        """64 bits that name the tenant's engine in the core; 0 if the worker calls for all ranks."""
         return engine_digest(self.tenant_key, self.engine)
 
     @property
     def magazine_digest(self) -> int:
-        """64 bits that name the tenant's magazine in the core; 0 where it has none."""
+        """64 bits that name the tenant's magazine in the core; 0 if the worker has none."""
         return magazine_digest(self.tenant_key, self.magazine)
 
 
@@ -246,13 +246,13 @@ class Registry:
         self.known_tenants: dict[int, str] = {}
         """The names of the default tenant and of those that have settings, by digest."""
         self.allowances = WorkerAllowances({}, max_workers)
-        """How many workers there may be, and whose."""
+        """How many workers there may be, in all and of each tenant."""
         self.revisions: dict[int, int] = {}
-        """The revisions of the limits of tenants that a call has set, by digest."""
+        """The revisions of the tenants' limits that calls have set, by tenant digest."""
         self.memory_shortages = MemoryShortages()
-        """Which caches' memory could not be had."""
+        """The caches whose memory could not be had."""
         self.is_draining = False
-        """Whether an operator drains the daemon with all of its caches."""
+        """Whether an operator has drained the daemon with all of its caches."""
         self.is_stopping = False
         """Whether the daemon was told to stop."""
         self._max_caches = max_caches
@@ -298,10 +298,11 @@ class Registry:
         return worker
 
     def cache_of(self, caller: Caller) -> CacheEntry:
-        """Return the cache that a call is about: the worker's own, else the one an operator names, else the only one.
+        """Return the cache that a call is about: the worker's own, else the one that is named, else the only one.
 
         Raises:
-            InvalidError: there are several, and the operator names none.
+            InvalidError: there are several caches, and the caller names none.
+            UnknownCacheError: there is no such cache, or none at all.
         """
         if caller.token:
             return self.worker(caller.token).entry
@@ -321,7 +322,7 @@ class Registry:
         return self.known_tenants | attached
 
     def take_pool_number(self) -> int:
-        """Return a number for a cache's pools that was not given before."""
+        """Return a number for a cache's pools that this life has not given before."""
         self._next_pool += 1
         return self._next_pool - 1
 
@@ -346,7 +347,7 @@ class Registry:
         """Refuse one worker too many.
 
         Raises:
-            BusyError: there are as many as are allowed, or the last places are kept for others.
+            BusyError: there are as many workers as are allowed, or the last places are kept for others.
         """
         workers = self.by_id.values()
         num_joiners = sum(one.is_joiner for one in workers) if is_joiner else None
@@ -364,7 +365,7 @@ class Registry:
         worker.entry.num_workers += 1
 
     def drop_worker(self, worker: WorkerEntry) -> None:
-        """Forget a worker and close the proof of its life."""
+        """Forget a worker and close its pidfd."""
         del self.by_id[worker.worker_id]
         del self.by_token[worker.token]
         worker.entry.num_workers -= 1
@@ -378,22 +379,22 @@ def new_token() -> str:
 
 
 def tenant_key(root_secret: bytes, tenant: str) -> bytes:
-    """Return the key of a tenant's block keys: blake3(root secret; label ‖ tenant), the same in every life."""
+    """Return the secret for a tenant's block keys: blake3(root secret; label ‖ tenant), the same in every life."""
     return blake3(b"kvlease tenant 1\0" + tenant.encode(), key=root_secret).digest()
 
 
 def tenant_digest(key: bytes) -> int:
-    """Return 64 bits that name the tenant of a key in the core, never 0."""
+    """Return 64 bits that name the tenant with this key in the core, never 0."""
     return int.from_bytes(blake3(key).digest(8), "little") or 1
 
 
 def engine_digest(key: bytes, engine: str) -> int:
-    """Return 64 bits that name an engine of the tenant of a key in the core, 0 where there is no name."""
+    """Return 64 bits that name an engine of the tenant with this key in the core; 0 if the name is empty."""
     if not engine:
         return 0
     return int.from_bytes(blake3(engine.encode(), key=key).digest(8), "little") or 1
 
 
 def magazine_digest(key: bytes, magazine: str) -> int:
-    """Return 64 bits that name a magazine of the tenant of a key in the core, 0 where there is no name."""
+    """Return 64 bits that name a magazine of the tenant with this key in the core; 0 if the name is empty."""
     return engine_digest(key, f"magazine\0{magazine}") if magazine else 0

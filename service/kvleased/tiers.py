@@ -1,6 +1,6 @@
-"""Own what lies below the device pools as the daemon sees it: the links to all movers, and whether each tier works.
+"""Own the daemon's view of the lower tiers: the links to all movers, and whether each tier works.
 
-What the movers answer goes to the cores as commands; what a core decides by them is its own business.
+The movers' answers go to the cores as commands; what a core decides then is its own business.
 """
 
 import asyncio
@@ -34,26 +34,26 @@ ROLES: Final[Mapping[Mover, str]] = {
 }
 """What the supervisor calls the process of each mover."""
 TIERS: Final[Mapping[Mover, Tier]] = {Mover.DISK: Tier.DISK, Mover.REMOTE: Tier.REMOTE}
-"""The tiers that do not work while their mover is away; the host pool does, only its copies wait."""
+"""The tiers that do not work while their mover is away. The host pool goes on: only its copies wait."""
 _CALLED_OFF: Final[Mapping[Mover, frozenset[Direction]]] = {
     Mover.MEMORY: frozenset(one for one, mover in MOVER_OF.items() if mover is Mover.MEMORY),
     Mover.DISK: frozenset({Direction.LOAD}),
 }
-"""What is called off while a mover hangs that has not got it: all that anybody may wait for."""
+"""The copies that somebody may wait for: while a mover hangs, those that it has not got yet are called off."""
 _AWAY: Final = Status(is_on=False, reason="its mover is being started")
 _UNPOPULATED: Final = Status(is_on=False, reason="the cache's memory is being populated")
 _LOG = structlog.get_logger()
 
 
 class Keeper(Protocol):
-    """What ends and replaces processes."""
+    """Ends and replaces processes: the link to the supervisor, as the tiers use it."""
 
     def recycle_mover(self, role: str, generation: int) -> None:
         """Have a mover killed and replaced."""
 
 
 Apply = Callable[[CacheEntry, c.Command], object]
-"""Have the core of a cache carry out a command, and carry out what follows from it."""
+"""Gives the core of a cache a command, carries out the effects, and returns the core's reply."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Probing:
     probe_id: int
     deadline: asyncio.TimerHandle
     told: dict[int, bytes | None] = field(default_factory=dict)
-    """What was answered to each question, by its number, in their order; None where nothing was yet."""
+    """The answers by the number of their question, in the order of the questions; None as long as there is none."""
 
 
 class Tiers:
@@ -90,10 +90,10 @@ class Tiers:
             mover: MoverWatch(mover, settings.mover_seconds_max) for mover in _CALLED_OFF
         }
         self._purges: dict[int, asyncio.Future[str]] = {}
-        """Why stores could not be purged, by pool; empty reasons where they were."""
+        """Purges under way, by pool: each brings the reason why the store could not be purged; empty if it was."""
         self._question = 0
         self._probes: dict[int, _Probing] = {}
-        """By the number of each question."""
+        """The probes under way, by the number of each of their questions."""
         self.links = {
             mover: MoverLink(self, limits, mover, observe)
             for mover, limits in mover_limits(settings).items()
@@ -112,7 +112,7 @@ class Tiers:
 
     @property
     def away(self) -> str:
-        """The roles of the movers that do not answer at this moment, for people; empty where all do."""
+        """The roles of the movers that are not attached at this moment, for people; empty if all are."""
         return ", ".join(ROLES[mover] for mover, link in self.links.items() if not link.is_attached)
 
     def figures(self, now: float) -> dict[str, LinkFigures]:
@@ -120,7 +120,7 @@ class Tiers:
         return {mover.value: link.figures(now) for mover, link in self.links.items()}
 
     def tick(self, now: float) -> None:
-        """Give up what is overdue."""
+        """Give up what is overdue, and look for movers that hang and for host pools that were cut off."""
         for link in self.links.values():
             link.tick(now)
         for mover, watch in self._watches.items():
@@ -132,7 +132,7 @@ class Tiers:
                 self._apply(entry, c.TierChanged(tier=Tier.HOST, is_on=False))
 
     def _watch(self, link: MoverLink, watch: MoverWatch, now: float) -> None:
-        """Have nobody wait for a mover that hangs; what it has got goes on, and its next answer ends that."""
+        """Let nobody wait for a mover that hangs, until it answers again; the copies that it has already got go on."""
         if watch.look(link, now):
             for entry in list(self._registry.by_pool.values()):
                 if link.mover is Mover.MEMORY:
@@ -154,13 +154,13 @@ class Tiers:
     # Caches
 
     async def started(self) -> None:
-        """Wait until caches can be made: where pools are CPU memory, no longer."""
+        """Wait until caches can be made: until the GPU's mover has started; not at all where pools are CPU memory."""
         link = self.links[Mover.MEMORY]
         if isinstance(link, DeviceLink):
             await link.started()
 
     async def allocate(self, num_bytes: int) -> Allotment:
-        """Have the GPU's mover make memory, whose descriptor is then the caller's; raises what the link does."""
+        """Have the GPU's mover allocate memory, whose descriptor the caller then owns; raises what the link raises."""
         link = self.links[Mover.MEMORY]
         assert isinstance(link, DeviceLink), "device pools are CPU memory"
         return await link.allocate(num_bytes)
@@ -171,13 +171,13 @@ class Tiers:
             link.map(pool, fds)
 
     def unmap(self, entry: CacheEntry) -> None:
-        """Have the pools of a cache forgotten."""
+        """Have the movers forget the pools of a cache."""
         for link in self._links_of(entry):
             link.unmap(entry.pool)
             self._by_pool.pop((link.mover, entry.pool), None)
 
     async def purge(self, entry: CacheEntry) -> str:
-        """Have the file of a cache's disk store removed; return why it may be there, nothing where it is gone."""
+        """Have the file of a cache's disk store removed; return why it may still be there, or "" if it is gone."""
         status = entry.stores.get(Tier.DISK, _AWAY)
         if not status.is_on:
             return status.reason
@@ -189,14 +189,14 @@ class Tiers:
         return answer.result() if answer.done() else late
 
     def _answer_purges(self, reason: str, pool: int = 0) -> None:
-        """Tell who waits for the purge of a pool, or of any, what came of it."""
+        """Answer those who wait for the purge of a pool's store, or of all stores if `pool` is 0."""
         for one in [pool] if pool else list(self._purges):
             answer = self._purges.pop(one, None)
             if answer is not None and not answer.done():
                 answer.set_result(reason)
 
     def introduce(self, entry: CacheEntry) -> None:
-        """Tell the core of a cache, which is new here or has all of its memory by now, which of its tiers work."""
+        """Tell the core of a cache that is new, or that has just got all of its memory, which of its tiers work."""
         if self._watches[Mover.MEMORY].is_hanging:
             self._tell_of_host(entry)
         for mover in self._stores_of(entry):
@@ -211,12 +211,12 @@ class Tiers:
     # Effects
 
     def send(self, entry: CacheEntry, copy: Copy) -> None:
-        """Have the mover of its direction carry out a copy."""
+        """Have the mover for a copy's direction carry it out."""
         link = self.links[MOVER_OF[copy.direction]]
         link.send(entry.pool, copy, with_checksums=entry.with_checksums)
 
     def probe(self, entry: CacheEntry, probe: Probe) -> None:
-        """Ask the remote store, and answer in its place when it does not."""
+        """Ask the remote store which labels it has; if it does not answer in time, answer that it has none."""
         assert probe.labels, "a probe asks for something"
         packet_bytes = protocol.LABELS_A_PACKET_MAX * BYTES_PER_LABEL
         parts = [
@@ -266,13 +266,13 @@ class Tiers:
     # From the links
 
     def answer_copy(self, pool: int, command: c.CopyDone | c.CopyFailed | c.CopyLost) -> None:
-        """Tell the core of a cache what became of its copy; a cache that was deleted meanwhile needs no answer."""
+        """Tell the core of a cache what became of a copy; a cache that was deleted meanwhile needs no answer."""
         entry = self._registry.by_pool.get(pool)
         if entry is not None:
             self._apply(entry, command)
 
     def answer_mover_death(self, command: c.MoverDied) -> None:
-        """Tell every core that no copy of the mover is being written any more."""
+        """Tell every core that the dead mover writes none of its copies any more."""
         for entry in list(self._registry.by_pool.values()):
             self._apply(entry, command)
 
@@ -281,7 +281,7 @@ class Tiers:
         self._keeper.recycle_mover(ROLES[mover], generation)
 
     def hear(self, mover: Mover, said: Told | Found | Purged | Status) -> None:
-        """Take what a store's mover says."""
+        """Take a message of a store's mover."""
         if isinstance(said, Told):
             self._told(said)
         elif isinstance(said, Found):
@@ -289,13 +289,13 @@ class Tiers:
         elif isinstance(said, Purged):
             self._answer_purges(said.reason, said.pool)
         else:
-            # A client library's words may repeat the address that it was given.
+            # The message of a client library may repeat the address that it was given.
             status = replace(said, reason=without_credentials(said.reason))
             _LOG.info("store_status", tier=mover.value, **asdict(status))
             self._note(mover, status)
 
     def mover_went(self, mover: Mover) -> None:
-        """Take note that nobody answers: the tier is off until the next mover says that it works."""
+        """Take note that a mover has gone: its tier is off until the next mover says that it works."""
         if mover is Mover.REMOTE:
             for probing in {id(one): one for one in self._probes.values()}.values():
                 self._answer(probing, b"")
@@ -322,7 +322,7 @@ class Tiers:
             _LOG.info("store_scanned", cache=entry.name, num_found=entry.num_found[Tier.DISK])
 
     def _note(self, mover: Mover, status: Status) -> None:
-        """Remember the latest word about a store, and tell the cores that it is news to."""
+        """Remember the latest status of a store, and tell it to the cores for which it is new."""
         if status.pool:
             self._by_pool[mover, status.pool] = status
         else:
@@ -338,10 +338,10 @@ class Tiers:
         is_other = status.is_on and status.file_id != entry.disk_file_id and mover is Mover.DISK
         is_hanging = mover is Mover.DISK and self._watches[mover].is_hanging
         if is_hanging and status.is_on and not is_other:
-            # Of another file the core must know before it is told what that has.
+            # If there is another file, the core must be told so before it is told of that file's slots.
             status = self._watches[mover].status
         if status.is_on and not entry.is_ready and not is_other:
-            # Its mover maps no pools of it yet, and would refuse each of its copies.
+            # The mover does not map the cache's pools yet, and would refuse every copy.
             status = _UNPOPULATED
         before = entry.stores.get(TIERS[mover])
         entry.stores[TIERS[mover]] = replace(status, pool=0)
@@ -359,7 +359,7 @@ class Tiers:
             self._begin_file(entry, status.file_id)
 
     def _tell_of_host(self, entry: CacheEntry) -> None:
-        """Tell the core of a cache whether to rely on copies from and to the host pool: its bytes are there anyhow."""
+        """Tell the core of a cache whether it may rely on copies from and to the host pool; the bytes stay there."""
         if not entry.has_tier(Tier.HOST) or host_watch.is_cut_off(entry):
             return
         watch = self._watches[Mover.MEMORY]
@@ -367,9 +367,9 @@ class Tiers:
         self._apply(entry, c.TierChanged(tier=Tier.HOST, is_on=not watch.is_hanging))
 
     def _begin_file(self, entry: CacheEntry, file_id: str) -> None:
-        """Take note that the disk store of a cache lies in another file than the core has just forgotten.
+        """Take note that the disk store of a cache is a new file; the core has just forgotten the old one.
 
-        In this order: whoever is killed in between forgets once more.
+        The note comes after the forgetting: if this process is killed in between, the next one forgets once more.
         """
         entry.disk_file_id, entry.is_scanned = file_id, False
         entry.num_found[Tier.DISK] = 0
