@@ -1,6 +1,7 @@
-"""Own the receiving of packets with descriptors beside them; what they mean is the receivers' business.
+"""Own the receiving of packets that carry descriptors; what the packets mean is the receivers' business.
 
-`socket.recv_fds` ignores its flags, so that neither MSG_DONTWAIT nor MSG_CMSG_CLOEXEC would reach the kernel.
+`socket.recv_fds` is not used because it ignores its flags: neither MSG_DONTWAIT nor MSG_CMSG_CLOEXEC would reach the
+kernel.
 """
 
 import array
@@ -9,12 +10,12 @@ import socket
 from typing import Final
 
 ADVICE: Final = "raise the limit of descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
-"""What is to be done where this process may have no more."""
+"""What to do when this process may have no more descriptors."""
 _BYTES_PER_FD: Final = array.array("i").itemsize
 
 
 class DescriptorsLostError(Exception):
-    """This process has no room for the descriptors beside a packet: they are lost, `packet` is not."""
+    """The descriptors of a packet are lost, because this process may have no more; `packet` itself has arrived."""
 
     def __init__(self, packet: bytes) -> None:
         """Keep the packet."""
@@ -25,10 +26,10 @@ class DescriptorsLostError(Exception):
 def receive_packet(
     sock: socket.socket, bytes_max: int, fds_max: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """Return one packet, empty at the end, and its descriptors, which no child of ours inherits.
+    """Return one packet, empty at the end, and its descriptors, which child processes do not inherit.
 
     Raises:
-        BlockingIOError: there is none, and the flags or the socket say not to wait.
+        BlockingIOError: there is no packet, and the flags or the socket say not to wait.
         DescriptorsLostError: this process may have no more descriptors.
     """
     space = socket.CMSG_SPACE(fds_max * _BYTES_PER_FD)

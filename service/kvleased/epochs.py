@@ -1,4 +1,4 @@
-"""Own the numbers of the daemon's lives: each is greater than all before, though the clock be set back between two."""
+"""Own the epochs: each is greater than all before, even if the clock is set back between two lives."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ from typing import Final
 from kvleased.telemetry import logs
 
 FILE: Final = ".epoch"
-"""The file that the last number is remembered in."""
+"""The file that remembers the last epoch."""
 _WRITTEN: Final = re.compile(r"[0-9]{1,10}\n", re.ASCII)
 _BYTES_MAX: Final = 64
 
 
 class Epochs:
-    """The numbers of lives, remembered in directories of this user alone."""
+    """The epochs, remembered in directories that only this user may enter."""
 
     def __init__(self, directories: Sequence[Path] = ()) -> None:
-        """Take where they are remembered: in several, as each may be lost for itself."""
+        """Take the directories that remember them: several, as any one may be lost."""
         self._files = tuple(directory / FILE for directory in directories)
         self._last = 0
 
@@ -29,7 +29,7 @@ class Epochs:
         return f"<Epochs last {self._last}>"
 
     def begin(self) -> int:
-        """Return the number of a new life, and remember it: the clock's seconds, or one more than the last."""
+        """Return and remember the epoch of a new life: the clock's seconds or the last epoch + 1, if that is more."""
         last = max((self._last, *map(_read, self._files)))
         self._last = max(last + 1, int(time.time()))
         for file in self._files:
@@ -37,7 +37,7 @@ class Epochs:
         return self._last
 
     def _write(self, file: Path) -> None:
-        """Remember the last number in a file, whole or not at all; where that cannot be done the log says so."""
+        """Write the last epoch into a file, whole or not at all; log if that fails."""
         beside = file.with_name(f"{file.name}.{os.getpid()}")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -55,7 +55,7 @@ class Epochs:
 
 
 def _read(file: Path) -> int:
-    """Return the number in a file; 0 where there is none, or no number."""
+    """Return the number in a file; 0 if there is no file, or no number in it."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -1,16 +1,16 @@
-"""Own what is kept over restarts, and the messages about it between the supervisor and the control process.
+"""Own the descriptors kept over restarts, and the messages about them between the supervisor and the control process.
 
-A message is one JSON object in one packet of a SOCK_SEQPACKET socket pair; descriptors travel beside it by SCM_RIGHTS.
+A message is one JSON object in one packet of a SOCK_SEQPACKET socket pair; descriptors travel with it by SCM_RIGHTS.
 
 From the control process:
     create {number, name, bytes, metadata}   make a sealed memory region and keep it; answered by created or refused
-    keep {name, metadata} + 1 descriptor     keep a descriptor over restarts, in place of any of the same name
+    keep {name, metadata} + 1 descriptor     keep a descriptor over restarts; it replaces one of the same name
     drop {name}                              forget it
     recycle_mover {role, generation}         kill that mover, prove it dead, start another
     ready {}                                 the control process serves
-    alive {}                                 its event loop turns; said about once a second, once what was kept is read
+    alive {}                                 its event loop turns; sent about once a second once caches are brought back
 From the supervisor:
-    hello {epoch, num_kept, restarts}        first message of a life; `num_kept` entries follow in kept messages
+    hello {epoch, num_kept, restarts}        first message of a life; kept messages with `num_kept` entries follow
     kept {entries: [{name, bytes, metadata}]} + one descriptor each
     created {number} + 1 descriptor, refused {number, message}
     mover {role, generation} + 1 descriptor  the daemon's end of a new mover's socket
@@ -29,23 +29,23 @@ from kvleased.descriptors import ADVICE, DescriptorsLostError, receive_packet
 from kvleased.telemetry import logs
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
-"""Bytes of one message, well below what a socket's buffer takes in one piece."""
+"""Bytes of one message, well below what a socket buffer takes as one packet."""
 METADATA_BYTES_MAX: Final = 64 * 1024
 """Bytes of one entry's metadata as JSON."""
 FDS_A_MESSAGE: Final = 200
-"""Descriptors beside one message; the kernel allows 253."""
+"""Descriptors that travel with one message; the kernel allows 253."""
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""No worker that has the descriptor can make the region shorter under the others."""
+"""With these seals, no worker that has the descriptor can shorten the region that others map."""
 _FRAME_BYTES: Final = 1024
-"""Bytes of a kept message beside its entries."""
+"""Bytes of a kept message that are left for all but its entries."""
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One descriptor that outlives the control process, and what the control process noted about it."""
+    """One descriptor that outlives the control process, with the metadata that the control process gave it."""
 
     name: str
     fd: int
@@ -60,17 +60,19 @@ class Kept:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return a message as one packet's bytes; one that is too large is a mistake of ours."""
+    """Return a message as the bytes of one packet; a message that is too large is a bug."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     assert len(payload) <= MESSAGE_BYTES_MAX, "message above MESSAGE_BYTES_MAX"
     return payload
 
 
 def receive(link: socket.socket, flags: int = 0) -> tuple[Message, list[int]] | None:
-    """Return the next message and its descriptors, none where this process may have no more, or None at the end.
+    """Return the next message and its descriptors, or None at the end.
+
+    The descriptors are missing if they were lost because this process may have no more.
 
     Raises:
-        BlockingIOError: there is none yet.
+        BlockingIOError: there is no message yet.
     """
     try:
         payload, fds = receive_packet(link, MESSAGE_BYTES_MAX, FDS_A_MESSAGE, flags)
@@ -99,7 +101,7 @@ class Store:
         if operation == "create":
             return [self._create(message)]
         if operation == "keep" and not fds:
-            # Whoever it proves alive is not known to the next life, as if he had never come.
+            # The next life does not know the process that the descriptor stands for, as if it had never attached.
             logs.line("error", "descriptor_not_kept", name=message["name"], advice=ADVICE)
         elif operation == "keep":
             self._keep(
@@ -110,7 +112,7 @@ class Store:
         return []
 
     def handover(self) -> Iterator[tuple[Message, list[int]]]:
-        """Yield kept messages for all entries, each within the limits of bytes and descriptors."""
+        """Yield kept messages with all entries; each message keeps to the limits of bytes and descriptors."""
         entries: list[Message] = []
         fds: list[int] = []
         used_bytes = 0

@@ -1,4 +1,4 @@
-"""Own the control process's end of the supervisor's link: what is kept, made and dropped there."""
+"""Own the control process's end of the link to the supervisor, which makes, keeps and drops descriptors."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 
 
 class HandoverError(Exception):
-    """What the supervisor keeps did not arrive whole; the rest would be forgotten, so nothing may be served."""
+    """What the supervisor keeps did not arrive whole; the missing part would be forgotten, so nothing may be served."""
 
 
 class Listener(Protocol):
-    """What the link tells of."""
+    """Is told of movers that come and go."""
 
     def mover_came(self, role: str, sock: socket.socket, generation: int) -> None:
         """Take the socket of a new mover."""
@@ -45,19 +45,19 @@ class KeeperLink:
         self._sock = sock
         self._number = 0
         self._pending: dict[int, tuple[str, asyncio.Future[int]]] = {}
-        """The names of regions that are being made, and the promises of their descriptors."""
+        """The names of the regions that are being made, and the futures of their descriptors, by message number."""
         self._listener: Listener | None = None
         self._next_beat: asyncio.TimerHandle | None = None
         self.restarts: Mapping[str, int] = {}
-        """How often the supervisor has started a control process in the place of another, by what became of that."""
+        """How often the supervisor has replaced a control process, by how the old one ended."""
         self.renew: Callable[[], None] = lambda: None
-        """What is done when the supervisor was told that tokens or certificates have changed."""
+        """Called when the supervisor was told that tokens or certificates have changed."""
 
     def take_over(self) -> tuple[int, list[Kept]]:
-        """Return the epoch and everything that was kept; waits for it, so call it before anything is served.
+        """Return the epoch and everything that was kept; this blocks, so call it before anything is served.
 
         Raises:
-            HandoverError: this process has no room for the descriptors of some of it.
+            HandoverError: descriptors were lost, because this process may have no more.
         """
         hello, _ = self._next()
         assert hello["op"] == "hello", "hello comes first"
@@ -75,22 +75,22 @@ class KeeperLink:
         return hello["epoch"], kept
 
     def start(self, listener: Listener) -> None:
-        """Read what the supervisor tells from now on."""
+        """Read the supervisor's messages from now on."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._read)
 
     def close(self) -> None:
-        """Stop reading, and showing life."""
+        """Stop reading and sending beats, and close the socket."""
         if self._next_beat is not None:
             self._next_beat.cancel()
         asyncio.get_running_loop().remove_reader(self._sock.fileno())
         self._sock.close()
 
     async def create(self, name: str, num_bytes: int, metadata: Mapping[str, Any]) -> int:
-        """Return the descriptor of a new sealed region, which the supervisor keeps; for a caller who left it does not.
+        """Return the descriptor of a new sealed region, which the supervisor keeps unless the caller is cancelled.
 
         Raises:
-            PoolFullError: the kernel refuses the memory, or this process a descriptor of it.
+            PoolFullError: the kernel refuses the memory, or this process may have no more descriptors.
             TooLargeError: the metadata is above the limit.
         """
         _check(metadata)
@@ -116,16 +116,16 @@ class KeeperLink:
             raise
 
     def keep(self, name: str, fd: int, metadata: Mapping[str, Any]) -> None:
-        """Have a descriptor kept; it is on its way for good when this returns."""
+        """Have the supervisor keep a descriptor; when this returns, the message is sent."""
         _check(metadata)
         self._send({"op": "keep", "name": name, "metadata": dict(metadata)}, [fd])
 
     def drop(self, name: str) -> None:
-        """Have a descriptor forgotten."""
+        """Have the supervisor forget a descriptor."""
         self._send({"op": "drop", "name": name})
 
     def recycle_mover(self, role: str, generation: int) -> None:
-        """Have a mover killed and replaced."""
+        """Have the supervisor kill and replace a mover."""
         self._send({"op": "recycle_mover", "role": role, "generation": generation})
 
     def ready(self) -> None:
@@ -133,15 +133,15 @@ class KeeperLink:
         self._send({"op": "ready"})
 
     def show_life(self) -> None:
-        """Say that the event loop turns, now and about once a second until `close`; never waits."""
-        # What lies there unread says that the supervisor stands still; more of it would only fill the socket.
+        """Say that the event loop turns, now and about once a second until `close`; this never waits."""
+        # If messages lie unread, the supervisor stands still, and more of them would only fill the socket.
         if not self._has_unread():
             with contextlib.suppress(OSError):
                 self._sock.send(keeper.encode({"op": "alive"}), socket.MSG_DONTWAIT)
         self._next_beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self.show_life)
 
     def _has_unread(self) -> bool:
-        """Whether the supervisor has not read all that was sent; false where a sandbox does not tell."""
+        """Tell whether the supervisor has unread messages; false where a sandbox does not allow the question."""
         try:
             (num_bytes,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)))
         except OSError:
@@ -180,7 +180,7 @@ class KeeperLink:
         assert self._listener is not None, "not started"
         operation = message["op"]
         if operation == "mover" and not fds:
-            # Without its socket it is of no use; the next one may find room.
+            # A mover without its socket is of no use; for the socket of the next one there may be room.
             _LOG.warning("mover_not_attached", role=message["role"], advice=ADVICE)
             self.recycle_mover(message["role"], message["generation"])
         elif operation == "mover":
@@ -213,7 +213,7 @@ class KeeperLink:
 
 
 def _check_arrived(num_entries: int, num_fds: int, num_before: int, num_kept: int) -> None:
-    """Refuse entries whose descriptors were lost on the way: the kernel drops what finds no room here."""
+    """Refuse entries whose descriptors were lost: the kernel drops those that this process has no room for."""
     if num_fds < num_entries:
         message = (
             f"descriptors of {num_entries} entries were lost, after {num_before} of {num_kept} had come; "

@@ -1,6 +1,6 @@
-"""Own which caches' memory could not be had lately, so that it is said, and not sought again at once without end.
+"""Own the caches whose memory could not be had lately: people are told, and a registration does not try again at once.
 
-The supervisor keeps it, too: where the kernel has killed the process that sought the memory, the next one knows.
+The supervisor keeps the list, too: if the kernel kills the process that populates the memory, the next one knows.
 """
 
 import os
@@ -18,15 +18,15 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.memory import regions
 
 ADVICE: Final = "register it with fewer bytes, delete another cache, or have more memory, or huge pages, for the daemon"
-"""What to do about it."""
+"""What to do about a shortage."""
 PAUSE_SECONDS: Final = 30.0
-"""Seconds until it is tried again at the earliest, after the first failure; twice as many after each further one."""
+"""Seconds from the first failure until the memory may be tried for again; doubled by each further failure."""
 PAUSE_SECONDS_MAX: Final = 300.0
-"""Seconds of the longest pause before a cache is tried again whose memory could not be had."""
+"""Seconds of the longest pause before the memory of a cache may be tried for again."""
 TOLD_SECONDS: Final = 600.0
-"""Seconds beyond the pause for which a cache is spoken of that nobody registers again."""
+"""Seconds beyond the pause for which people are told of a cache that nobody registers again."""
 SHORTAGES_MAX: Final = 64
-"""Caches whose want of memory is remembered; the one that was noted first is forgotten."""
+"""Caches whose shortage is remembered; when there are more, the one that was noted first is forgotten."""
 _PREFIX: Final = "shortage/"
 _LOG: Final = structlog.get_logger()
 
@@ -34,13 +34,13 @@ _LOG: Final = structlog.get_logger()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shortage:
     digest: str
-    """That of the cache's plan."""
+    """The digest of the cache's plan."""
     reason: str
     bytes_populated: int
     of_bytes: int
     num_failures: int
     until: float
-    """When it may be tried again, in seconds of the clock, which is the same in all processes of a machine."""
+    """When the memory may be tried for again, in monotonic seconds, which all processes of a machine share."""
 
     @property
     def told(self) -> str:
@@ -53,13 +53,13 @@ class MemoryShortages:
     """The caches that were given up while their memory was populated, by name."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        """Begin with none; the clock tells seconds."""
+        """Start with none; the clock tells seconds."""
         self._clock = clock
         self._of: dict[str, _Shortage] = {}
         self._keeper: KeeperLink | None = None
 
     def __repr__(self) -> str:
-        """Show life: whose memory."""
+        """Show life: the names of the caches."""
         return f"<MemoryShortages of {', '.join(self.names) or 'nothing'}>"
 
     @property
@@ -69,13 +69,13 @@ class MemoryShortages:
         return [name for name, one in self._of.items() if now < one.until + TOLD_SECONDS]
 
     def told(self, name: str) -> str:
-        """Return why there is no memory for a cache, and what to do; empty where nothing is known of it."""
+        """Return why there is no memory for a cache, and what to do; empty if no shortage of it is known."""
         return self._of[name].told if name in self.names else ""
 
     def note(
         self, name: str, plan: CachePlan, reason: str, *, bytes_populated: int, of_bytes: int
     ) -> float:
-        """Note that a cache was given up; returns the seconds until it may be tried again."""
+        """Note that a cache was given up for want of memory; return the seconds until it may be tried again."""
         num_failures = 1 + self.num_failures(name, plan)
         self._of.pop(name, None)
         pause_seconds = min(PAUSE_SECONDS * (1 << min(num_failures - 1, 12)), PAUSE_SECONDS_MAX)
@@ -93,7 +93,7 @@ class MemoryShortages:
         return pause_seconds
 
     def end_pauses(self) -> None:
-        """Note that memory has been given back, so that all may try again; what failed is still told."""
+        """Note that memory was given back, so that all caches may be tried again; people are still told of them."""
         now = self._clock()
         for name, one in self._of.items():
             if one.until > now:
@@ -101,7 +101,7 @@ class MemoryShortages:
                 self._keep(name)
 
     def forget(self, name: str) -> None:
-        """Note that a cache has its memory."""
+        """Note that a cache has got its memory."""
         if self._of.pop(name, None) is not None and self._keeper is not None:
             self._keeper.drop(_PREFIX + name)
 
@@ -111,7 +111,7 @@ class MemoryShortages:
         return 0 if one is None or one.digest != _digest(plan) else one.num_failures
 
     def require_none(self, name: str, plan: CachePlan) -> None:
-        """Refuse to try again at once what has just failed; anything else may be tried.
+        """Refuse a cache whose very plan has just failed; another plan may be tried.
 
         Raises:
             PoolFullError: the memory for this very plan could not be had a moment ago.
@@ -133,24 +133,24 @@ class MemoryShortages:
     # Restarts
 
     def recover(self, keeper: KeeperLink, kept: Iterable[Kept]) -> None:
-        """Go on with what was noted in an earlier life, and have kept what is noted from now on."""
+        """Take over the notes of an earlier life, and have the supervisor keep all notes from now on."""
         self._keeper = keeper
         for item in kept:
             if not item.name.startswith(_PREFIX):
                 continue
             os.close(item.fd)
-            # Another build may have kept other fields; what it means is not guessed then.
+            # A build with other fields may have kept it; its meaning is not guessed then.
             if item.metadata.keys() == {field.name for field in fields(_Shortage)}:
                 self._of[item.name.removeprefix(_PREFIX)] = _Shortage(**item.metadata)
 
     def _keep(self, name: str) -> None:
         if self._keeper is None:
             return
-        # The store keeps descriptors; this one only carries the metadata.
+        # The supervisor keeps descriptors; this one only carries the metadata.
         try:
             stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            # Memory is short, so this may be, too. Only a next life of the control process would know less.
+            # Where memory is short, descriptors may be, too. Only the next life of the control process will know less.
             _LOG.warning("shortage_not_kept", cache=name, error=error.strerror)
             return
         try:
