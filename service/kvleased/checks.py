@@ -1,4 +1,4 @@
-"""Own the checks of arguments at the daemon's door; each failure names the field, the value and the rule."""
+"""Own the checks of the arguments of calls; each failure names the field, the value and the rule."""
 
 import re
 import struct
@@ -20,17 +20,17 @@ LABEL_CHARACTERS_MAX: Final = 128
 """Characters of any other name that a caller gives."""
 
 PRIORITIES: Final = ("low", "normal", "high")
-"""Their numbers, by which the core knows them, are their positions."""
+"""The priorities; the core knows each by its position here."""
 PRIORITY_DEFAULT: Final = 1
-"""The number of the priority of whoever names none."""
+"""The number of the priority of a caller that names none."""
 
 _WHOLE_MAX: Final = 1 << 53
-"""Above it floating-point numbers are no longer written digit by digit."""
+"""The largest magnitude below which whole floating-point numbers are written as integers."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
 def count(field: str, value: int, least: int, most: int) -> int:
-    """Return a number that lies in its range."""
+    """Return a number, checked to lie in its range."""
     if not least <= value <= most:
         wanted, limit = range_words(value, least, most)
         message = f"{field} is {value}; it must be {wanted}"
@@ -39,7 +39,7 @@ def count(field: str, value: int, least: int, most: int) -> int:
 
 
 def number(field: str, value: float, least: float, most: float, *, is_open: bool = False) -> float:
-    """Return a number that lies in its range, which begins above `least` where it is open."""
+    """Return a number, checked to lie in its range; an open range begins above `least`."""
     if (least < value if is_open else least <= value) and value <= most:
         return value
     message = f"{field} is {plain(value)}; {in_range(least, most, is_open=is_open)}"
@@ -47,7 +47,7 @@ def number(field: str, value: float, least: float, most: float, *, is_open: bool
 
 
 def in_range(least: float, most: float, *, is_open: bool = False) -> str:
-    """Say what a number must be."""
+    """Say in words which range a number must lie in."""
     if is_open:
         return f"it must be above {plain(least)}, and at most {plain(most)}"
     return f"it must be from {plain(least)} to {plain(most)}"
@@ -60,7 +60,7 @@ def plain(value: float) -> str:
 
 
 def packed(field: str, value: bytes, bytes_per_item: int, items_max: int) -> int:
-    """Return how many items a packed field holds."""
+    """Return how many items a packed field holds, checked to be whole and not too many."""
     num_items, rest = divmod(len(value), bytes_per_item)
     if rest:
         message = (
@@ -87,7 +87,7 @@ def lease_ids(field: str, value: bytes, ids_max: int) -> tuple[int, ...]:
 
 
 def request_id(value: str, field: str = "request_id") -> str:
-    """Return a request id that can be written into a log line."""
+    """Return a request id, checked so that it can be written into a log line."""
     if not 1 <= len(value) <= REQUEST_ID_CHARACTERS_MAX or not value.isprintable():
         message = f"{field} has {_described(value)}; it must have 1 to {REQUEST_ID_CHARACTERS_MAX}, all printable"
         raise InvalidError(
@@ -97,7 +97,7 @@ def request_id(value: str, field: str = "request_id") -> str:
 
 
 def label(field: str, value: str) -> str:
-    """Return a name for people, which may be empty."""
+    """Return a name for people, checked to be short and printable; it may be empty."""
     if len(value) > LABEL_CHARACTERS_MAX or not value.isprintable():
         message = f"{field} has {_described(value)}; it must have up to {LABEL_CHARACTERS_MAX}, all printable"
         raise InvalidError(message, resource=field, need=len(value), limit=LABEL_CHARACTERS_MAX)
@@ -105,10 +105,10 @@ def label(field: str, value: str) -> str:
 
 
 def parameters(named: Sequence[str], known: Sequence[str]) -> None:
-    """Check the names of a query's parameters against those that are known there.
+    """Check the names of a query's parameters against those that the path takes.
 
     Raises:
-        InvalidError: one is unknown, or there twice.
+        InvalidError: a name is unknown, or given twice.
     """
     for name in named:
         if name not in known:
@@ -120,7 +120,7 @@ def parameters(named: Sequence[str], known: Sequence[str]) -> None:
 
 
 def tenant(value: str) -> str:
-    """Return the name of a tenant, which may be empty."""
+    """Return the name of a tenant, checked not to be reserved; it may be empty."""
     if is_reserved(label("tenant", value)):
         message = f"tenant is {value[:80]!r}; {RULE}"
         raise InvalidError(message, resource="tenant", rule="reserved_name")
@@ -133,7 +133,7 @@ def _described(value: str) -> str:
 
 
 def one_of(field: str, value: str, names: Collection[str]) -> str:
-    """Return a name that is one of several."""
+    """Return a name, checked to be one of several."""
     if value not in names:
         message = f"{field} is {value[:40]!r}; it must be one of {', '.join(names)}"
         raise InvalidError(message, resource=field)
@@ -141,27 +141,27 @@ def one_of(field: str, value: str, names: Collection[str]) -> str:
 
 
 def priority(field: str, value: str) -> int:
-    """Return the number of a priority that is named."""
+    """Return the number of the named priority."""
     return PRIORITIES.index(one_of(field, value, PRIORITIES))
 
 
 def retain_priority(field: str, value: int) -> int:
-    """Return a number that says how long blocks stay."""
+    """Return a retain priority, which says how long blocks stay, checked to lie in its range."""
     return count(field, value, 0, RETAIN_PRIORITY_MAX)
 
 
 def seconds_retained(field: str, value: int) -> int:
-    """Return seconds for which blocks may be retained above others."""
+    """Return the seconds for which blocks are retained above others, checked to lie in their range."""
     return count(field, value, 0, SECONDS_RETAINED_MAX)
 
 
 def cache_name(value: str) -> str:
-    """Return a name that a cache may have."""
+    """Return the name of a cache, checked as every name is."""
     return name("cache", value)
 
 
 def name(field: str, value: str) -> str:
-    """Return a name that people and programs write."""
+    """Return a name that people and programs write, checked to be 1 to 63 of a-z, 0-9 and '-'."""
     if not _NAME.fullmatch(value):
         message = f"{field} is {value[:80]!r}; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
         raise InvalidError(message, resource=field)

@@ -1,4 +1,4 @@
-"""Own who may enter the daemon's directories, and the locks on them; what lies in them is others' business."""
+"""Own the privacy of the daemon's directories and the locks on them; what lies in them is others' business."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 _LOCK_FILE: Final = "kvleased.lock"
-"""The file that a daemon locks where it may make directories, and all versions know; else it locks the directory."""
+"""The file that is locked in a directory that the daemon may make, as all versions do; others are locked themselves."""
 PATIENCE_SECONDS: Final = 2.0
 """Seconds to wait for a lock: processes of a daemon that was killed are about to end."""
 _LOOK_SECONDS: Final = 0.02
@@ -21,12 +21,12 @@ class UnusableError(Exception):
 
 
 def enter(option: str, directory: Path, *, may_make: bool = False) -> int:
-    """Return a lock on a directory that only this user may enter; one that is missing is made where that is allowed.
+    """Return a lock on a directory that only this user may enter; make the directory if it is missing and may be made.
 
-    The mode of a directory that was there before is never changed: others may have their files in it.
+    The mode of an existing directory is never changed: others may have files in it.
 
     Raises:
-        UnusableError: it is not there, others may enter it, or another daemon is in it.
+        UnusableError: the directory is missing, others may enter it, or another daemon is in it.
     """
     try:
         _require_private(directory, may_make=may_make)
@@ -37,10 +37,10 @@ def enter(option: str, directory: Path, *, may_make: bool = False) -> int:
 
 
 def hold(option: str, directory: Path) -> int:
-    """Return a lock on a directory itself, which was entered: that on the file in it ends where the file is removed.
+    """Return a lock on an entered directory itself: the lock on the file in it is lost if the file is removed.
 
     Raises:
-        UnusableError: another daemon is in it.
+        UnusableError: another daemon is in the directory.
     """
     try:
         return _lock(option, directory.resolve(), may_make=False)
@@ -53,7 +53,7 @@ def require_memory(option: str, directory: Path) -> None:
     """Refuse a directory that is not in memory, where a pool would be as slow as a disk.
 
     Raises:
-        UnusableError: its file system is another one.
+        UnusableError: the directory is on a file system of another kind.
     """
     kind = _file_system(directory.stat().st_dev)
     if kind and kind not in _IN_MEMORY:
@@ -65,7 +65,7 @@ def require_memory(option: str, directory: Path) -> None:
 
 
 def _file_system(device: int) -> str:
-    """Return the kind of a file system by its device; nothing where the kernel does not tell."""
+    """Return the kind of the file system with this device number; "" if the kernel does not tell."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mounted, _, rest = line.partition(" - ")
@@ -115,7 +115,7 @@ def _check_status(directory: Path, status: os.stat_result, advice: str, *, may_m
 
 
 def _lock(option: str, directory: Path, *, may_make: bool) -> int:
-    """Return a descriptor that keeps every other daemon out of the same directory for as long as it is open."""
+    """Return a descriptor that keeps every other daemon out of the directory for as long as it is open."""
     if may_make:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(directory / _LOCK_FILE, flags, 0o600)

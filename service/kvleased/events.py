@@ -1,4 +1,4 @@
-"""Own the recent events and those who watch them; what happened and when is the caller's word."""
+"""Own the recent events and their watchers; what happened is for the caller to say."""
 
 import asyncio
 import time
@@ -11,31 +11,31 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 
 GAP: Final = "gap"
-"""The kind of the event that stands for events which are no longer kept."""
+"""The kind of event that stands for events which are no longer kept."""
 RESYNC: Final = "resync"
-"""The kind of the event that says that the last one seen is of another life, so that nobody knows what was missed."""
+"""The kind of event which says that the last event seen is of another life, so nobody knows what was missed."""
 SNAPSHOT: Final = "snapshot"
 
 _READ_PERCENT: Final = 75
-"""Of the watchers that there may be, up to which those who are no operators may come."""
+"""The percentage of the places for watchers that callers who are no operators may fill."""
 
 Snapshot = Callable[[str], Sequence[pb.CacheStats]]
-"""What a cache is at this instant; all of them where none is named."""
+"""Returns what a cache is at this instant; all caches if the name is empty."""
 
 _Event = tuple[int, str, str, int, int, int, int, str]
 
 
 class Events:
-    """A ring of the last events, numbered without end; sequence numbers never go back, not even over restarts."""
+    """A ring of the last events; their sequence numbers only grow, also over restarts."""
 
     def __init__(
         self, epoch: int, max_events: int, max_watchers: int, snapshot: Snapshot = lambda _: ()
     ) -> None:
         """Start an empty ring whose numbers lie above those of every earlier epoch."""
         self.snapshot = snapshot
-        """What is told at the beginning of a watch, and after what was missed."""
+        """Makes the snapshots for the beginning of a watch, and for after a gap."""
         self.is_known: Callable[[str], bool] = lambda _: True
-        """Tells whether there is a cache of a name."""
+        """Tells whether there is a cache of this name."""
         self._first = (epoch << EPOCH_SHIFT) + 1
         self._next = self._first
         self._ring: list[_Event | None] = [None] * max_events
@@ -63,7 +63,7 @@ class Events:
         num_blocks: int = 0,
         tenant: str = "",
     ) -> None:
-        """Add an event and wake whoever waits for one; all who may watch may know tenants by name."""
+        """Add an event and wake all watchers that wait; everybody who may watch may know the names of tenants."""
         sequence = self._next
         self._ring[sequence % len(self._ring)] = (
             sequence, kind, cache, worker_id, lease_id, num_blocks, time.time_ns(), tenant,
@@ -83,14 +83,14 @@ class Events:
         with_snapshot: bool = False,
         is_operator: bool = True,
     ) -> AsyncIterator[pb.WatchResponse]:
-        """Return events after a sequence number, oldest first, without end; a gap event stands for what is gone.
+        """Return the events after a sequence number, oldest first, without end; a gap event stands for lost events.
 
-        Where the number is of another life of the daemon, a resync event comes first. With snapshots, those of all
-        caches come first, and again after each of the two.
+        If the number is of another life of the daemon, a resync event comes first. With snapshots, those of the caches
+        come at the beginning, and again after each gap or resync event.
 
         Raises:
-            InvalidError: no event has such a number.
-            UnknownCacheError: there is no such cache, nor is any event kept of one that was there.
+            InvalidError: no event can have such a number.
+            UnknownCacheError: there is no such cache, and no event of an earlier cache of that name is kept.
             BusyError: there are as many watchers as are allowed, or the last places are kept for operators.
         """
         checks.count("after_sequence", after_sequence, 0, SEQUENCE_MAX)
@@ -113,7 +113,7 @@ class Events:
         self._num_watchers += 1
         try:
             position = after_sequence + 1 if after_sequence else self._oldest
-            # What ends with the last event of an earlier life has missed nothing that is kept.
+            # A watcher that has seen the last event before this life's first has missed nothing that is kept.
             is_other = bool(after_sequence) and not self._first - 1 <= after_sequence < self._next
             if is_other:
                 position = self._oldest
@@ -134,7 +134,7 @@ class Events:
                     event = self._ring[position % len(self._ring)]
                     assert event is not None, "hole in the ring"
                     position += 1
-                    # What happens to the daemon happens to each of its caches.
+                    # An event of the daemon, which names no cache, is an event of each cache.
                     if not cache or event[2] in {cache, ""}:
                         yield _to_proto(event)
                 else:
@@ -148,7 +148,7 @@ class Events:
         return any(event is not None and event[2] == cache for event in self._ring)
 
     def _snapshots(self, cache: str) -> Iterator[pb.WatchResponse]:
-        """Go through what caches are now, just after the newest event."""
+        """Return the snapshots of the caches, with the sequence number of the newest event."""
         sequence, now = self._next - 1, time.time_ns()
         found = self.snapshot(cache)
         return (

@@ -1,7 +1,7 @@
-"""Own when a host pool's file counts as cut off, as nothing may rely on it then; what a mover makes of it is its own.
+"""Own the check whether a host pool's file was cut off: then nothing may rely on it.
 
-Only files in `host_dir` can be cut off, by whoever may write there. What was behind the new end is gone, and stays so
-where the file is made longer again.
+Only files in `host_dir` can be cut off, by somebody who may write there. The bytes behind the new end are lost, even if
+the file is made longer again.
 """
 
 import os
@@ -27,14 +27,14 @@ def is_cut_off(entry: CacheEntry) -> bool:
 
 
 def look(entry: CacheEntry) -> bool:
-    """Look at the file of a cache's host pool; tell whether it was cut off since the last time."""
+    """Look at the file of a cache's host pool; tell whether it was cut off since the last look."""
     fd = entry.fds.get(HOST)
     if fd is None or is_cut_off(entry):
         return False
     try:
         num_bytes = os.fstat(fd).st_size
     except OSError:
-        return False  # that the question fails says nothing of the file
+        return False  # a failed fstat says nothing about the file
     if num_bytes >= entry.plan.host_bytes:
         return False
     _LOG.error(

@@ -1,4 +1,4 @@
-"""Own the replies that are remembered so that a retry gets the answer of the first try; refusals never are."""
+"""Own the remembered replies, by which a retry gets the answer of the first try; refusals are not remembered."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,22 +14,22 @@ from kvleased.access.callers import Caller
 T = TypeVar("T")
 
 Answer = Message | asyncio.Future[Message]
-"""A reply, or the promise of one."""
+"""A reply, or a future of one."""
 
 KEY_CHARACTERS_MAX: Final = 128
 """Characters of an idempotency key."""
 
 
 class Leaving(asyncio.Future[T]):
-    """A promise whose cancellation takes effect at once: what is given out next goes to somebody who is still there."""
+    """A future whose cancellation takes effect at once, so that what is given out next goes to a caller still there."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
-        """Take what is done when whoever waits has gone."""
+        """Take the function that is called when the waiting caller has gone."""
         super().__init__(loop=asyncio.get_running_loop())
         self._leave = leave
 
     def cancel(self, msg: object = None) -> bool:
-        """Cancel it, and leave."""
+        """Cancel the future, and call `leave` at once."""
         is_cancelled = super().cancel(msg)
         if is_cancelled:
             self._leave()
@@ -37,7 +37,7 @@ class Leaving(asyncio.Future[T]):
 
 
 class _Follower(Leaving[Message]):
-    """A promise of what another brings."""
+    """A future that gets the result of another one."""
 
     def __init__(self, hurry: Callable[[], None], leave: Callable[[], None]) -> None:
         super().__init__(leave)
@@ -52,7 +52,7 @@ class Shared:
     """A pending reply that several tries wait for; the work is given up only when all of them have gone."""
 
     def __init__(self, work: asyncio.Future[Message]) -> None:
-        """Wait for the work on behalf of those who follow."""
+        """Take the work, whose result all followers get."""
         self._work = work
         self._followers: set[asyncio.Future[Message]] = set()
         work.add_done_callback(self._settle)
@@ -64,7 +64,7 @@ class Shared:
         return follower
 
     def _hurry(self) -> None:
-        """Hand over at once what is there already: whoever leaves now has been answered, and must not lose it."""
+        """Hand over a result that is there already: a follower that leaves now has been answered, and must get it."""
         if self._work.done():
             self._settle(self._work)
 
@@ -105,14 +105,14 @@ class Replies:
         return reply
 
     def forget(self, name: tuple[str, str]) -> None:
-        """Drop a reply that is true no more."""
+        """Drop a reply that is no longer true."""
         del self._entries[name]
 
     def recall(self, verb: str, key: str, digest: int) -> Answer:
-        """Return the remembered reply to this very call, or the promise of it.
+        """Return the remembered reply to this very call, or a future of it.
 
         Raises:
-            IdReusedError: the key stands for a call with another body.
+            IdReusedError: the key was used for a call with another body.
         """
         known, reply = self._entries[verb, key]
         if known != digest:
@@ -123,14 +123,14 @@ class Replies:
     def promise(
         self, verb: str, key: str, digest: int, work: asyncio.Future[Message]
     ) -> asyncio.Future[Message]:
-        """Remember a reply that is not there yet, and return a future of it."""
+        """Remember a reply that is still pending, and return a future of it."""
         shared = Shared(work)
         self.remember(verb, key, digest, shared)
         work.add_done_callback(lambda done: self._settle((verb, key), digest, done))
         return shared.follow()
 
     def remember(self, verb: str, key: str, digest: int, reply: Message | Shared) -> None:
-        """Keep a reply for retries of its call."""
+        """Keep a reply for retries of its call; forget the oldest if there are too many."""
         self._entries[verb, key] = (digest, reply)
         if len(self._entries) > self._max_replies:
             self._entries.popitem(last=False)
@@ -145,10 +145,10 @@ class Replies:
 
 
 Unremembered = tuple[Replies, str, Message, Caller, int, Message]
-"""A reply that is on its way, last, and what it answers: verb, request, caller and salt; for whom it is, first."""
+"""A reply that is to be remembered: the caller's replies, verb, request, caller, salt, and the reply."""
 
 
 def digest_of(request: Message, salt: int = 0) -> int:
-    """Return 128 bits that tell one call's body from another's; no secret, as the key is the caller's own."""
-    # No request has a map, whose order could differ from one packing to the next.
+    """Return 128 bits that tell one call's body from another's; no secret is needed, as keys are the caller's own."""
+    # No request has a map field, whose order could differ from one packing to the next.
     return xxhash.xxh3_128_intdigest(request.SerializeToString(), salt)

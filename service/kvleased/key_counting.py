@@ -1,7 +1,7 @@
-"""Own whose key counts are kept and who reads them: one region for each tenant of a cache, made for its first reader.
+"""Own the regions of key counts and their readers: one for each tenant of a cache, made for its first reader.
 
-A tenant's region is handed to workers of that tenant alone, so that none learns anything of another's keys. It ends
-with its last reader, and all end with this life of the control process; a worker that attaches again gets a new one.
+A region is handed to workers of its tenant alone, so that no tenant learns about another's keys. It ends with its last
+reader, and all regions end with this life of the control process; a worker that attaches again gets a new one.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from kvleased.memory.key_counts import CountsRegion
 from kvleased.registry import CacheEntry, WorkerEntry
 
 BUCKETS_PER_BLOCK: Final = 16
-"""Of all tiers whose blocks are known here: so few keys in a full cache share the bucket of one that is not there."""
+"""Buckets for each block of the device, host and disk tiers: so many that an absent key seldom has a cached one's."""
 
 _LOG = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Shared:
-    """One tenant's counts, and how many workers read them."""
+    """The key counts of one tenant, and how many workers read them."""
 
     entry: CacheEntry
     tenant: int
@@ -34,10 +34,10 @@ class _Shared:
 
 
 class KeyCounting:
-    """The key counts of all caches and tenants, within their bytes."""
+    """The key counts of all caches and tenants, within a limit of bytes."""
 
     def __init__(self, epoch: int, bytes_max: int) -> None:
-        """Begin with none."""
+        """Start with none."""
         self._epoch = epoch
         self._bytes_max = bytes_max
         self._shared: dict[tuple[int, int], _Shared] = {}
@@ -53,9 +53,10 @@ class KeyCounting:
         return sum(one.region.num_bytes for one in self._shared.values())
 
     def join(self, worker: WorkerEntry) -> list[pb.Region]:
-        """Let a worker read its tenant's counts; describes their region, if there is one or can be.
+        """Let a worker read its tenant's counts; return a description of their region, if there is one or can be.
 
-        There is none where a remote store may have what nobody here knows of, or no room for it; then the worker asks.
+        There is none if a remote store may have keys that nobody here knows of, or if there is no room for the region;
+        then the worker asks the daemon instead.
         """
         shared = self._read_by.get(worker.worker_id) or self._of(worker.entry, worker.tenant_digest)
         if shared is None:
@@ -66,12 +67,12 @@ class KeyCounting:
         return [pb.Region(kind=KEY_COUNTS, region_bytes=shared.region.num_bytes, read_only=True)]
 
     def fds(self, worker_id: WorkerId) -> list[int]:
-        """Return the descriptor of what a worker reads, if it reads any; it stays this process's."""
+        """Return the descriptor of the region that a worker reads, if any; this process still owns it."""
         shared = self._read_by.get(worker_id)
         return [] if shared is None else [shared.region.read_only_fd]
 
     def leave(self, worker_id: WorkerId) -> None:
-        """Note that a worker reads no more; the last one's region ends."""
+        """Note that a worker no longer reads; a region ends with its last reader."""
         shared = self._read_by.pop(worker_id, None)
         if shared is None:
             return
@@ -82,12 +83,12 @@ class KeyCounting:
             shared.region.close()
 
     def close(self) -> None:
-        """End all regions; whoever reads them asks from now on."""
+        """End all regions; their readers ask the daemon from now on."""
         for worker_id in list(self._read_by):
             self.leave(worker_id)
 
     def _of(self, entry: CacheEntry, tenant: int) -> _Shared | None:
-        """Return a tenant's counts, made where there are none yet."""
+        """Return a tenant's counts; make them if there are none yet. None if there can be none."""
         place = (entry.pool, tenant)
         if place in self._shared:
             return self._shared[place]

@@ -1,7 +1,7 @@
-"""Own questions to a file system that may never answer: the loop waits for none of them longer than it is told.
+"""Own questions to a file system that may never answer: a caller waits for an answer only for a limited time.
 
-A call into the kernel that hangs can be neither cancelled nor killed, so it gets a thread that nobody has to wait for,
-also not at the end of the process; and there is one at a time, however often it is asked.
+A call into the kernel that hangs can be neither cancelled nor killed. So it gets a thread that nobody has to wait for,
+not even the end of the process; and there is one such thread at a time, however often the question is asked.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ class LookingAside:
     """Ask one question, again and again, in a thread."""
 
     def __init__(self, look: Callable[[], int], seconds_max: float) -> None:
-        """Take what asks, and the seconds that a caller waits for its answer."""
+        """Take the function that asks, and the seconds that a caller waits for its answer."""
         self._look = look
         self._seconds_max = seconds_max
         self._pending: asyncio.Future[int] | None = None
 
     async def answer(self) -> int:
-        """Return the answer; that of an earlier question which is still under way is as good.
+        """Return the answer; if an earlier question is still under way, wait for its answer instead.
 
         Raises:
-            TimeoutError: there is none yet.
-            OSError: what the file system says.
+            TimeoutError: there is no answer yet.
+            OSError: the file system refuses.
         """
         if self._pending is None or self._pending.done():
             self._pending = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ class LookingAside:
 
     def _ask(self, pending: asyncio.Future[int]) -> None:
         loop = pending.get_loop()
-        # When the loop is over, nobody waits any more.
+        # A loop that is closed raises RuntimeError; then nobody waits any more.
         with contextlib.suppress(RuntimeError):
             try:
                 found = self._look()
@@ -47,6 +47,6 @@ class LookingAside:
 
 
 def _take_note(pending: asyncio.Future[int]) -> None:
-    """Look at an error that may come when nobody waits for it any more, or asyncio would complain of it."""
+    """Retrieve an error that nobody may wait for any more, so that asyncio does not complain of it."""
     if not pending.cancelled():
         pending.exception()

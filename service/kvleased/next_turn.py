@@ -1,4 +1,4 @@
-"""Own the pause between two things that the event loop does: one in which it hears what has come meanwhile."""
+"""Own a pause between two pieces of work, in which the event loop reads what has arrived meanwhile."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,6 +8,6 @@ Arguments = TypeVarTuple("Arguments")
 
 
 def in_next_turn(callback: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
-    """Have something done after the loop has looked for what has come; `call_soon` alone has it done before."""
+    """Call a function after the loop has looked for input; `call_soon` alone would call it before that."""
     loop = asyncio.get_running_loop()
     loop.call_soon(loop.call_soon, callback, *arguments)

@@ -1,4 +1,4 @@
-"""Own when what is noted of the caches' requests is worked on: never before a caller has its answer."""
+"""Own when the notes of requests are worked on: never before the caller has its answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from kvleased.recording import Observer
 
 _GHOST_SECONDS: Final = 0.002
-"""Seconds that ghosts may take at once; calls wait meanwhile."""
+"""Seconds that all ghosts may work in one go; calls wait meanwhile."""
 _PAUSE_SECONDS: Final = 0.008
-"""Seconds between that and the next time."""
+"""Seconds from the end of the ghosts' work to its next beginning."""
 
 
 class Observing:
-    """The traces of all caches, and the time of their ghosts."""
+    """The traces of all caches, and the turns of their ghosts."""
 
     def __init__(self, registry: Registry) -> None:
-        """Take the caches that are looked at."""
+        """Take the caches that are observed."""
         self._registry = registry
         self._at_work: asyncio.TimerHandle | None = None
 
@@ -45,7 +45,7 @@ class Observing:
         return self._registry.cache(request.cache).observed().record(monotonic())
 
     def tick(self) -> None:
-        """Note leases that ended by themselves, and see to the ghosts."""
+        """Note the leases that have ended without a call, and let the ghosts work."""
         for entry in self._registry:
             if entry.observer is not None:
                 entry.observer.tick()
@@ -53,12 +53,12 @@ class Observing:
             self._work()
 
     def stop(self) -> None:
-        """Work no more."""
+        """Stop the ghosts' work."""
         if self._at_work is not None:
             self._at_work.cancel()
 
     def _work(self) -> None:
-        """Have ghosts look at what they have not seen yet, a little at a time."""
+        """Have the ghosts that are behind replay keys, a little at a time."""
         self._at_work = None
         ghosts = (entry.ghosts for entry in self._registry)
         behind = [one for one in ghosts if one is not None and one.is_behind]
@@ -69,7 +69,7 @@ class Observing:
 
 
 def noted(observer: "Observer", command: Command, respond: Respond) -> Respond:
-    """Return what responds to a command and has an observer note its reply."""
+    """Return a function that makes the response to a command, and has the observer note the reply."""
 
     def note(reply: object) -> Message:
         observer.saw(command, reply, monotonic())

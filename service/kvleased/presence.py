@@ -1,4 +1,4 @@
-"""Own whether the sockets are still where clients look for them; making them anew is a restart's business."""
+"""Own the check whether the sockets are still where clients look for them; only a restart makes them anew."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -13,10 +13,10 @@ _LOG = structlog.get_logger()
 
 
 class Presence:
-    """Looks whether files are those that there were at the start, and tells when some are not, or are again."""
+    """Looks whether files are still those of the start, and tells when some are gone, and when they are back."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        """Take who is told why nobody can connect; nothing where everybody can."""
+        """Take the function that is told why clients cannot connect, or "" when they can again."""
         self._tell = tell
         self._files: dict[Path, tuple[int, int] | None] = {}
         self._reason = ""
@@ -32,12 +32,12 @@ class Presence:
         self._looking = asyncio.create_task(self._look_again())
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._looking is not None:
             self._looking.cancel()
 
     def look(self) -> None:
-        """Tell where something has changed since the last look."""
+        """Tell if something has changed since the last look."""
         lost = [
             path
             for path, identity in self._files.items()
@@ -65,7 +65,7 @@ class Presence:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what a file is, whatever its name; None where there is none."""
+    """Return the device and inode of a file; None if there is none."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Own the question whether a daemon is live, ready or started, asked as cheaply as a container's probes need it."""
+"""Own the probe of a container: it asks cheaply whether a daemon is live, ready or started."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ _LOCAL_SCHEME: Final = "unix://"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Ask one probe, `livez` by default, over the Unix socket of REST; the status is 0 where the answer is good."""
+    """Ask one probe, `livez` by default, over the Unix socket of REST; return 0 if the answer is good."""
     probe = argv[0] if argv else PROBES[0]
     if probe not in PROBES or len(argv) > 1:
         wrong = (
@@ -56,7 +56,7 @@ def _ask(probe: str) -> str:
 
 
 def _socket() -> Path:
-    """Return where the settings have the socket by default or by environment, without the cost of reading them all."""
+    """Return the socket that the environment or the defaults name, without the cost of reading all settings."""
     address = os.environ.get(ADDRESS_VARIABLE, "")
     is_local = address.startswith(_LOCAL_SCHEME)
     directory = (

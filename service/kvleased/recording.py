@@ -1,6 +1,6 @@
-"""Own what is noted of a cache's requests beside serving them: its ghosts' share, and traces while somebody records.
+"""Own the notes of a cache's requests, for its ghosts, and for traces while somebody records one.
 
-What is noted leaves no tokens behind: keys leave this process only as digests under a secret of each recording.
+The notes have no tokens, and keys leave this process only as digests, keyed by a secret of each recording.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from kvleased.traces.ghosts import Ghosts
 WATCHERS_MAX: Final = 4
 """Recordings of one cache at once."""
 KEYS_QUEUED_MAX: Final = 1 << 18
-"""Keys of requests that wait for one recording's reader."""
+"""Keys of the requests that wait for the reader of one recording."""
 REQUESTS_QUEUED_MAX: Final = 1 << 13
-"""Requests that wait for one recording's reader."""
+"""Requests that wait for the reader of one recording."""
 
 _BYTES_PER_SECRET: Final = 32
 _BYTES_PER_DIGEST: Final = 8
 _KEYS_AT_ONCE: Final = 512
-"""Keys that are digested before other callers have their turn."""
+"""Keys that are digested in one go, before other callers have their turn."""
 _COMMIT: Final = int(pb.STEP_VERB_COMMIT)
 _EXTEND: Final = int(pb.STEP_VERB_EXTEND)
 _RELEASE: Final = int(pb.STEP_VERB_RELEASE)
@@ -52,10 +52,10 @@ class _Request:
 
 
 class Observer:
-    """What is noted of one cache; what nobody wants costs nothing."""
+    """The notes of one cache's requests; while nobody wants them, they cost nothing."""
 
     def __init__(self, core: Cache, tokens_per_key: int, ghosts: Ghosts | None = None) -> None:
-        """Take the cache that is looked at, and its ghosts if it has any."""
+        """Take the core of the cache that is observed, and its ghosts if it has any."""
         self.ghosts = ghosts
         self._core = core
         self._tokens_per_key = tokens_per_key
@@ -68,11 +68,11 @@ class Observer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody wants to know anything."""
+        """Whether there are neither ghosts nor recordings."""
         return self.ghosts is None and not self._recordings
 
     def saw(self, command: c.Command, reply: object, now: float) -> None:
-        """Note what a command was answered with; `now` is in monotonic seconds."""
+        """Note a command and its reply; `now` is in monotonic seconds."""
         if isinstance(reply, e.Reserved):
             if isinstance(command, c.Reserve):
                 self._granted(command, reply, now)
@@ -92,12 +92,14 @@ class Observer:
                 self._end([command.lease_id])
 
     def tick(self) -> None:
-        """Note the leases that have ended without their worker's word."""
+        """Note the leases that have ended without a call of their worker."""
         if self._requests:
             self._end(list(self._requests))
 
     def record(self, now: float) -> AsyncIterator[pb.TraceResponse]:
-        """Return the requests that are granted from now on, each when its lease has ended; the first has no keys.
+        """Return the requests that are granted from now on, each when its lease has ended.
+
+        The first message has no request: it only tells how many tokens a key covers.
 
         Raises:
             BusyError: there are as many recordings as are allowed.
@@ -120,7 +122,7 @@ class Observer:
 
     def _granted(self, command: c.Reserve, reply: e.Reserved, now: float) -> None:
         if not command.keys or reply.joined_id:
-            # What other ranks ask for in the same request was asked for once.
+            # A rank that joins a lease asks for keys that the first rank has asked for already.
             return
         if self.ghosts is not None:
             self.ghosts.offer(command.keys)
@@ -137,9 +139,9 @@ class Observer:
             )
 
     def _held(self, command: c.Exchange, reply: Exchanged, now: float) -> None:
-        """Note the keys of an exchange as a request that has ended: nobody can tell how long it lives.
+        """Note the keys that an exchange asked to hold as a request that has ended, as its end will not be told.
 
-        A key that is cached and was not held is asked for again, and counts then.
+        A key that is cached but was not held is left out: it is asked for again, and counts then.
         """
         blocks = np.frombuffer(reply.held_blocks, "<i4")
         is_told = blocks != NOT_HELD
@@ -163,7 +165,7 @@ class Observer:
                 recording.add(request)
 
     def _missed(self, keys: bytes, now: float) -> None:
-        """Note keys that nobody asked for as a request that found nothing; it was made before it is told of."""
+        """Note keys that an exchange reports as missed: a request that found nothing, and that was made earlier."""
         if self.ghosts is not None:
             self.ghosts.offer(keys)
         if self._recordings:
@@ -194,7 +196,7 @@ class Observer:
             request.last_token = last_token
 
     def _end(self, lease_ids: Iterable[int]) -> None:
-        """Hand over the requests of leases that live no more; what ranks share lives until the last of them parts."""
+        """Hand over the requests of leases that have ended; a lease that ranks share ends when the last rank parts."""
         for lease_id in lease_ids:
             if lease_id in self._requests and not self._core.has_lease(lease_id):
                 request = self._requests.pop(lease_id)
@@ -206,12 +208,12 @@ class _Recording:
     """One reader of a trace and what it has not read yet."""
 
     def __init__(self, *, began_at: float, tokens_per_key: int) -> None:
-        """Begin with a secret of its own, which nobody is told."""
+        """Begin with a new secret, which nobody is told."""
         self._began_at = began_at
         self._tokens_per_key = tokens_per_key
         self._secret = secrets.token_bytes(_BYTES_PER_SECRET)
         self._queue: deque[tuple[int, _Request]] = deque()
-        """Each request with the number of those that were dropped before it."""
+        """Each request, with the number of requests that were dropped just before it."""
         self._num_keys = 0
         self._num_dropped = 0
         self._waiting: asyncio.Future[None] | None = None
@@ -240,7 +242,7 @@ class _Recording:
         return num_dropped, request
 
     async def told(self, queued: tuple[int, _Request]) -> pb.TraceResponse:
-        """Return what the reader is told of a request."""
+        """Return the message that tells the reader of a request."""
         num_dropped, request = queued
         return pb.TraceResponse(
             timestamp_ms=round((request.granted_at - self._began_at) * 1000),
@@ -253,7 +255,7 @@ class _Recording:
         )
 
     async def _digests(self, keys: bytes) -> bytes:
-        """Return what the reader is told of keys; other callers have their turn meanwhile."""
+        """Return the digests of keys for the reader; other callers have their turn meanwhile."""
         digests = []
         for begin in range(0, len(keys), BYTES_PER_KEY * _KEYS_AT_ONCE):
             if begin:

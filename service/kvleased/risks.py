@@ -1,4 +1,4 @@
-"""Own what a start warns of: settings that put something at risk on this machine, or that do nothing."""
+"""Own the warnings at the start: settings that put something at risk on this machine, or that have no effect."""
 
 import resource
 from typing import Final
@@ -12,19 +12,19 @@ from kvleased.descriptors import ADVICE
 from kvleased.memory.limits import memory_limit_bytes
 
 _FDS_BESIDE: Final = 64
-"""Descriptors beside connections and workers: listeners, pools, movers, the log, files that are read."""
+"""Descriptors for all but connections and workers: listeners, pools, movers, the log, files that are read."""
 _NEEDS: Final = {
     "disk_bytes_max": "disk_dir",
     "remote_ttl_seconds": "remote_url",
     "remote_ms_max": "remote_url",
     "probe_port": "probe_host",
 }
-"""The settings that do nothing without another one, by which that is."""
+"""Settings that have no effect without another one, and which that is."""
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 
 
 def warn(settings: Settings) -> None:
-    """Say what the settings put at risk, and which of them do nothing."""
+    """Log what the settings put at risk, and which of them have no effect."""
     for name, needed in _NEEDS.items():
         value = getattr(settings, name)
         if value != Settings.model_fields[name].default and not getattr(settings, needed):
@@ -53,7 +53,7 @@ def warn(settings: Settings) -> None:
 
 
 def descriptors_needed(settings: Settings) -> int:
-    """Return the descriptors of as many connections, strangers' too, and workers as the settings allow."""
+    """Return the descriptors needed for all connections, also of strangers, and all workers that the settings allow."""
     members = strangers = 0
     for is_served, strangers_max in (
         (True, 0),

@@ -1,4 +1,4 @@
-"""Own what is done behind an answer: the effects of its command, then what the core left to be done; in their order."""
+"""Own the work behind an answer: the effects of the command, then what the core left to be done, in this order."""
 
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -10,16 +10,16 @@ from kvleased.next_turn import in_next_turn
 from kvleased.registry import CacheEntry
 
 CarryOut = Callable[[CacheEntry, Iterable[Effect]], None]
-"""Does what effects say."""
+"""Carries out the effects of a cache's core."""
 
 _LOG = structlog.get_logger()
 
 
 class Settling:
-    """What the last commands left to be done."""
+    """The work that the last commands left to be done."""
 
     def __init__(self, carry_out: CarryOut) -> None:
-        """Take what carries out effects."""
+        """Take the function that carries out effects."""
         self._carry_out = carry_out
         self.left: list[tuple[CacheEntry, Sequence[Effect]]] = []
         """The effects of each command that are not carried out yet."""
@@ -35,14 +35,14 @@ class Settling:
         self.left.append((entry, effects))
 
     def settle(self) -> None:
-        """Do all of it."""
+        """Carry out all effects, and have each core do what it left."""
         while self.left:
             self._settle(*self.left.pop(0))
 
     def settle_apart(self, entry: CacheEntry) -> None:
-        """Do what the core of a cache left in turns of their own, behind the one in which callers are answered.
+        """Do what the core of a cache left in turns of the loop of its own, after the turn that answers the caller.
 
-        Nobody sees when that is: the core does it before the next command, if that is first.
+        Nobody can see when that is: if a command comes first, the core does the rest before it.
         """
         if not entry.core.is_settled and entry.pool not in self._apart:
             self._apart.add(entry.pool)
@@ -51,9 +51,9 @@ class Settling:
     def once_settled(
         self, entry: CacheEntry, act: Callable[[CacheEntry], None], until: float
     ) -> None:
-        """Do something about a cache that would settle it first: after its last part, or when `until` has come.
+        """Do something to a cache once its core is settled, or when `until` (monotonic seconds) has come.
 
-        So what is left of a large move is not done all at once, only because some time has passed.
+        Doing it would settle the core first: waiting keeps a tick from doing the rest of a large move in one go.
         """
         if entry.core.is_settled or monotonic() >= until:
             act(entry)

@@ -1,4 +1,4 @@
-"""Own what is counted of a cache's calls beside its core: why they were refused, and how long they waited."""
+"""Own the counts of a cache's calls that its core does not keep: why they were refused, and how long they waited."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,12 +12,12 @@ WAIT_BOUNDS_SECONDS: Final = (
 )  # fmt: skip
 """Upper bounds of the histogram of waits."""
 REFUSALS_MAX: Final = 256
-"""Kinds of refusals that are told apart; all others go by one name."""
+"""Kinds of refusals that are counted apart; all others are counted together."""
 OTHER: Final = ("other", "other", "other")
 GRANTED: Final = "granted"
 REFUSED: Final = "refused"
 LEFT: Final = "left"
-"""What became of a call that waited; it left when its caller had gone."""
+"""What became of a call that waited; LEFT if its caller had gone."""
 
 
 class Tally:
@@ -26,13 +26,13 @@ class Tally:
     def __init__(self) -> None:
         """Start at zero."""
         self.refusals: Counter[tuple[str, str, str]] = Counter()
-        """By verb, code and reason: the rule that was broken, or what there was too little of."""
+        """Refusals by verb, code and reason: the rule that was broken, or the resource that ran short."""
         self.waits: Counter[tuple[str, str]] = Counter()
-        """By verb and what became of the call."""
+        """Waits by verb and by what became of the call."""
         self.wait_counts: dict[str, list[int]] = {}
-        """By verb: waits not longer than each bound and longer than the one before; the last is of what is above."""
+        """By verb: the waits between each bound and the one before it; the last count is of longer waits."""
         self.wait_seconds: dict[str, float] = {}
-        """Their sums."""
+        """By verb: the sum of all waits."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -63,13 +63,13 @@ class Wait:
     __slots__ = ("_tally", "began_at", "verb")
 
     def __init__(self, tally: Tally, verb: str) -> None:
-        """Begin."""
+        """Start the clock."""
         self._tally = tally
         self.verb = verb
         self.began_at = monotonic()
 
     def end(self, result: object) -> None:
-        """Count it, and its refusal if the result is one."""
+        """Count the wait, and the refusal if the result is one."""
         if isinstance(result, KVLeaseError):
             self._tally.ended(self, REFUSED)
             self._tally.refused(self.verb, result)
@@ -77,7 +77,7 @@ class Wait:
             self._tally.ended(self, GRANTED)
 
     def leave(self) -> None:
-        """Count it as one whose caller has gone."""
+        """Count the wait as one whose caller has gone."""
         self._tally.ended(self, LEFT)
 
 

@@ -1,4 +1,4 @@
-"""Own how caches and their lower tiers are told to people: whether each works, why not, and what calls do without."""
+"""Own what people are told of the lower tiers of caches: whether each works, why not, and what calls do without."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 READY: Final = "ready"
 SCANNING: Final = "scanning"
 DEGRADED: Final = "degraded"
-"""It works, but none of its slots is in use any more."""
+"""The tier works, but all of its slots are retired."""
 OFF: Final = "off"
 
 _HOST_WORKS: Final = Status(is_on=True)
-"""What is true of a host pool until its mover hangs."""
+"""The status of a host pool of which nothing else was heard."""
 _NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
 
 
@@ -30,7 +30,7 @@ def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
         is_on = entry.is_ready and host.is_on
         reason = host.reason or "its memory is being populated"
     else:
-        # What a remote store has room for is its own business.
+        # The number of slots of a remote store is not known here.
         info.num_slots = entry.plan.num_disk_slots if tier is Tier.DISK else 0
         store = entry.stores.get(tier, _NEVER_HEARD_OF)
         is_on, reason = store.is_on, store.reason
@@ -48,12 +48,12 @@ def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
 
 
 def is_up(tier: pb.TierInfo) -> bool:
-    """Tell whether blocks can be found in a tier, or be brought there."""
+    """Tell whether blocks can be found in a tier, or copied to it."""
     return tier.status not in {OFF, DEGRADED}
 
 
 def restrictions(registry: "Registry") -> dict[str, str]:
-    """Return what granted calls do without, for people: the caches or tiers that it is true of, by what it is."""
+    """Return the restrictions under which calls are granted, for people: each with the caches or tiers it holds for."""
     worn_out = [
         f"{tier.tier} of {entry.name}"
         for entry in registry

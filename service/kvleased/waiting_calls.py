@@ -1,4 +1,4 @@
-"""Own the calls that a core has wait: whose they are, when their time is up, and how they are answered."""
+"""Own the calls that a core makes wait: their callers, their deadlines, and how they are answered."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _DEADLINE_SLACK_SECONDS: Final = 0.001
 """Seconds after a caller's deadline at which the core is asked to end its waiting."""
 
 PassTime = Callable[[CacheEntry], None]
-"""Tells a cache's core what time it is."""
+"""Tells the core of a cache what time it is."""
 Cancel = Callable[[CacheEntry, int], None]
-"""Tells a cache's core that nobody waits with a ticket any more."""
+"""Tells the core of a cache that the caller of a ticket no longer waits."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A caller whom the core has wait."""
+    """A call that the core makes wait."""
 
     future: asyncio.Future[Message]
     respond: Respond
@@ -34,16 +34,16 @@ class _Waiting:
 
 
 class WaitingCalls:
-    """The calls of all caches that wait, by pool and ticket."""
+    """The waiting calls of all caches, by pool and ticket."""
 
     def __init__(self, pass_time: PassTime, cancel: Cancel) -> None:
-        """Take what is done at a deadline, and when a caller goes without an answer."""
+        """Take the functions for a deadline, and for a caller that goes without an answer."""
         self._pass_time = pass_time
         self._cancel = cancel
         self._by_ticket: dict[tuple[int, int], _Waiting] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Count the calls that wait."""
         return len(self._by_ticket)
 
     def __repr__(self) -> str:
@@ -53,16 +53,16 @@ class WaitingCalls:
     def promise(
         self, entry: CacheEntry, ticket: int, respond: Respond, wait: Wait, wait_ms: int
     ) -> asyncio.Future[Message]:
-        """Return the promise of an answer to a call that the core gave a ticket."""
+        """Return a future of the answer to a call that the core gave a ticket."""
         loop = asyncio.get_running_loop()
         future = Leaving[Message](lambda: self._leave(entry, ticket))
-        # The core ends waiting when it is told the time, so tell it at the very deadline.
+        # The core ends a wait only when it is told the time, so tell it right at the deadline.
         deadline = loop.call_later(wait_ms / 1000 + _DEADLINE_SLACK_SECONDS, self._pass_time, entry)
         self._by_ticket[entry.pool, ticket] = _Waiting(future, respond, deadline, wait)
         return future
 
     def wake(self, entry: CacheEntry, wake: Wake) -> None:
-        """Answer a call with what the core says, or its refusal; nothing happens if its caller has gone."""
+        """Answer a call with the core's reply or refusal; do nothing if its caller has gone."""
         waiting = self._by_ticket.pop((entry.pool, wake.ticket), None)
         if waiting is None:
             return
@@ -76,7 +76,7 @@ class WaitingCalls:
             waiting.future.set_result(waiting.respond(wake.result))
 
     def cancel_all(self) -> None:
-        """Have nobody wait any more: their calls are cancelled."""
+        """Cancel all calls that wait."""
         for waiting in list(self._by_ticket.values()):
             waiting.future.cancel()
 
