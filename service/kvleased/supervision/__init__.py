@@ -1,1 +1,1 @@
-"""The process that owns memory and children: how it starts them, and how it knows of their ends."""
+"""The process that owns memory and children: how it starts its children, and how it learns of their ends."""

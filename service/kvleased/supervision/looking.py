@@ -1,4 +1,4 @@
-"""Own the look at the GPU before the daemon starts; it takes a process of its own, so that no other has a driver."""
+"""Own the look at the GPU before the daemon starts, in a process of its own, so that no other loads a driver."""
 
 import json
 import subprocess
@@ -11,16 +11,16 @@ from kvlease.errors import InvalidError
 from kvleased.directories import UnusableError
 
 LOOK_SECONDS_MAX: Final = 60.0
-"""Seconds that a driver may take to wake a GPU; one that hangs takes for ever."""
+"""Seconds that a driver may take to wake a GPU; a driver that hangs would take for ever."""
 EX_CONFIG: Final = 78
 _ADVICE: Final = "; or leave --device out, for pools in CPU memory"
 
 
 def look_at(device: str, seconds_max: float = LOOK_SECONDS_MAX) -> dict[str, Any]:
-    """Return what the GPU of the setting `device` is.
+    """Return the facts about the GPU that the setting `device` names.
 
     Raises:
-        UnusableError: it cannot be used; the message says what to do.
+        UnusableError: the GPU cannot be used; the message says what to do.
     """
     command = [sys.executable, "-P", "-m", "kvleased", "look", device]
     try:
@@ -45,7 +45,7 @@ def look_at(device: str, seconds_max: float = LOOK_SECONDS_MAX) -> dict[str, Any
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print as JSON what a GPU is, or why it cannot be used; return the exit status."""
+    """Print the facts about a GPU as JSON, or why it cannot be used; return the exit status."""
     from kvleased.memory.cuda import Gpu  # noqa: PLC0415 - not in the process that looks
 
     try:

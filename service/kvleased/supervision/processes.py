@@ -1,4 +1,4 @@
-"""Own how the supervisor starts a child and knows of its end; when it does so is the supervisor's business."""
+"""Own how the supervisor starts a child and learns of its end; when to start one is the supervisor's business."""
 
 import contextlib
 import ctypes
@@ -18,16 +18,19 @@ MOVER: Final = "mover"
 DISK_MOVER: Final = "disk-mover"
 REMOTE_MOVER: Final = "remote-mover"
 MOVERS: Final = (MOVER, DISK_MOVER, REMOTE_MOVER)
-"""The roles of the processes that move bytes; each is killed and started again by itself."""
+"""The roles of the processes that move bytes; each can be killed and started again alone."""
 
 SUPERVISORS_FDS: Final = 64
-"""Descriptors that the supervisor may have beyond each of its children: for itself, and to start others."""
+"""Descriptors by which the supervisor's limit is above that of its children: for itself, and to start others."""
 _PR_SET_PDEATHSIG: Final = 1
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _WRITE_PAST_CACHES: Final = "glibc.cpu.x86_non_temporal_threshold"
 WRITE_PAST_CACHES_BYTES: Final = 20 << 10
-"""Bytes from which on a mover's memcpy writes past the caches, which then need not read the targets first: pools are
-larger than caches. The C library takes nothing below 16 KiB; other libraries and processors do not look at it."""
+"""Bytes from which on a mover's memcpy writes past the processor's caches, which are smaller than pools anyway.
+
+So the targets need not be read into the caches first. glibc accepts nothing below 16 KiB; other C libraries and
+processors ignore it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +43,13 @@ class Child:
     started: float = field(default_factory=time.monotonic)
 
     def ends(self, within_seconds: float | None) -> bool:
-        """Wait until the kernel says that the child is gone, so that it writes no more; None waits without a limit."""
+        """Wait until the kernel says that the child is gone, so that it writes no more; None waits without limit."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(None if within_seconds is None else within_seconds * 1e3))
 
     def reap(self) -> int:
-        """Return the status of a child that has ended; a debugger may keep that to itself, and nobody waits for it."""
+        """Return the status of a child that has ended, without waiting: -9 if a debugger withholds the status."""
         status = self.process.poll()
         os.close(self.pidfd)
         return -signal.SIGKILL if status is None else status
@@ -63,7 +66,7 @@ def movers_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Child:
-    """Start `kvleased <role>` afresh with the named descriptors and no others; no state of ours leaks into it.
+    """Start `kvleased <role>` as a new program with the named descriptors and no others, so it gets no state of ours.
 
     A lock on a directory is held until the last process with its descriptor has ended, so `lock_fds` keep other daemons
     out for as long as the child may write there.
@@ -90,7 +93,7 @@ def spawn(role: str, fds: Mapping[str, int], lock_fds: Sequence[int] = ()) -> Ch
 
 
 def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that copies; what the operator says of the same goes first."""
+    """Return the environment of a mover; the operator's value of the same tunable is kept."""
     told = environment.get(_TUNABLES, "")
     if _WRITE_PAST_CACHES in told:
         return dict(environment)
@@ -99,7 +102,7 @@ def _for_copies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def leave_descriptors() -> None:
-    """Have this process run out of descriptors before the supervisor does, which holds what this one has it keep."""
+    """Lower this process's limit of descriptors below the supervisor's, which keeps descriptors for this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft // 2, soft - SUPERVISORS_FDS), hard))
 
@@ -115,10 +118,10 @@ def die_with(parent_pid: int) -> None:
 
 
 def give_way() -> None:
-    """Have this process not interrupt the one that wakes it: with work for long, it can wait until a core is free.
+    """Keep this process from preempting the one that wakes it: its work is long, so it can wait for a free core.
 
-    Otherwise whoever hands it a batch, on a machine whose cores are all in use, goes on only when the scheduler lets it
-    have its core again, some milliseconds later.
+    Otherwise, on a machine whose cores are all busy, the process that hands it a batch loses its core, and goes on only
+    when the scheduler gives it one again, some milliseconds later.
     """
     # A sandbox may forbid it.
     with contextlib.suppress(OSError):

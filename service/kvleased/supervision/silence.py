@@ -1,7 +1,7 @@
-"""Own how long the control process has shown no sign of life, as the supervisor counts it; who acts on it is another.
+"""Own the supervisor's count of the seconds without a sign of life of the control process; it does not act on them.
 
-Time is counted in ticks of the supervisor's own. While it stood still itself, as a suspended machine or a frozen
-container has both stand still, there were none: so that time counts against nobody.
+Time is counted in ticks of the supervisor. While the supervisor stands still itself, such as in a suspended machine or
+a frozen container, there are no ticks, so that this time does not count.
 """
 
 from math import inf
@@ -10,18 +10,18 @@ from typing import Final
 BEAT_SECONDS: Final = 1.0
 """Seconds between two signs of life, and between two ticks."""
 SECONDS_MIN: Final = 3.0
-"""The least silence that may be too long: less would be a late beat or two."""
+"""The least silence that may be set as too long: less would be only a late beat or two."""
 
 
 class Silence:
-    """The ticks since the last sign of life; none are counted before the first, or where no silence is too long."""
+    """The ticks since the last sign of life; none are counted before the first sign, or if there is no limit."""
 
     def __init__(self, seconds_max: float) -> None:
-        """Take the seconds of silence that are too long; 0 for none."""
+        """Take the seconds of silence that are too long; 0 for no limit."""
         self._seconds_max = seconds_max
         self._ticks = 0
         self.due = inf
-        """When the next tick is due, in monotonic seconds; infinity where nothing is counted."""
+        """When the next tick is due, in monotonic seconds; infinity while nothing is counted."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -33,13 +33,13 @@ class Silence:
         return self._ticks * BEAT_SECONDS
 
     def heard(self, now: float) -> None:
-        """Count from here on: there was a sign of life."""
+        """Take a sign of life: count anew from here on."""
         self._ticks = 0
         if self._seconds_max:
             self.due = now + BEAT_SECONDS
 
     def end(self) -> None:
-        """Count no more, until there is a sign of life again."""
+        """Stop counting until there is a sign of life again."""
         self._ticks = 0
         self.due = inf
 

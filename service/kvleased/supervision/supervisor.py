@@ -1,14 +1,15 @@
-"""Own the memory and the children of the daemon; it has no network and decides nothing about blocks.
+"""Own the memory and the children of the daemon; the supervisor has no network and decides nothing about blocks.
 
-The supervisor keeps every descriptor that must outlive the control process: memory regions and proofs of life of the
-workers. When the control process ends it first kills all movers, so that no copy is still being written when the next
-control process reads the state, and then starts all of them anew over the same memory. A mover that ends is started
-again by itself. A control process that has shown life, and shows none for too long, is killed, and so ends as any
-other.
+The supervisor keeps every descriptor that must outlive the control process: memory regions, and the pidfds of workers.
+When the control process ends, the supervisor first kills all movers, so that no copy is still being written when the
+next control process reads the state, and then starts all of them anew over the same memory. A mover that ends is
+started again alone. A control process that has shown signs of life, and then none for too long, is killed and replaced
+like one that ended by itself.
 
-What was killed runs no instruction of its own any more. But it may hang in a call into the kernel, as on a disk that
-does not answer, and does not end before that does. From such a call a store's mover writes to no pool, as it reads to
-memory of its own; so nobody waits for it longer than a second, and its role is taken up again when it has ended.
+A killed process runs no instruction of its own any more. But it may hang in a call into the kernel, such as on a disk
+that does not answer, and then ends only when that call returns. Such a call of a store's mover does not write to a
+pool, because the mover reads into memory of its own. So nobody waits for its end longer than a second; a new mover is
+started when it has ended.
 """
 
 import contextlib
@@ -34,28 +35,28 @@ from kvleased.telemetry import logs
 from kvleased.telemetry.notifying import ALIVE, READY, STOPPING, Notifier
 
 EX_CONFIG: Final = 78
-"""Exit status of a control process that cannot start as configured, and of which a new try is pointless."""
+"""Exit status of a control process that cannot start as configured, so that another try is pointless."""
 STARTS_MAX: Final = 5
 """Starts of a control process that never served, after which the supervisor gives up."""
 BACKOFF_SECONDS_MAX: Final = 5.0
-"""Seconds between the end of a child that keeps ending and its next start."""
+"""Most seconds between the end of a child that keeps ending and its next start."""
 STEADY_SECONDS: Final = 5.0
-"""Seconds after which a child counts as well, and its failures as forgotten."""
+"""Seconds after which a child counts as steady, and its failures are forgotten."""
 FAILURES_ONCE_READY_MAX: Final = 1
-"""Failures of a control process that still count once it was ready."""
+"""Most failures of a control process that still count once it was ready."""
 STORE_SECONDS_MAX: Final = 1.0
-"""Seconds that the next control process waits for the end of movers of stores, which may hang in the kernel."""
+"""Seconds that the start of the next control process waits for the end of stores' movers, which may hang."""
 END_SECONDS_MAX: Final = 1.0
-"""Seconds that the end waits for children that were killed."""
+"""Seconds that the end of the supervisor waits for children that it has killed."""
 SPAWN_SECONDS_APART: Final = 1.0
-"""Seconds until a child is tried again that the kernel had no descriptor, memory or process for."""
+"""Seconds until the next try to start a child for which the kernel had no descriptor, memory or process."""
 RESTARTS: Final = ("ended", "silent")
-"""What became of a control process that another was started in the place of."""
+"""How a control process that was replaced had ended: by itself, or killed because it was silent."""
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that mean nothing here, and would end a process that does not say so."""
+"""Signals that mean nothing here, but would end a process that does not handle them."""
 _STANDARD_INPUT: Final = 0
 STOP_GRACE_SECONDS: Final = 5.0
-"""Seconds beyond the draining that the control process gets to stop."""
+"""Seconds that the control process gets to stop after the time for draining."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -73,10 +74,10 @@ class Supervisor:
         directory_fds: Mapping[str, int] = _NONE,
         notifier: Notifier | None = None,
     ) -> None:
-        """Take descriptors of the settings, of what locks directories, and of those that movers, by role, write in.
+        """Take descriptors of the settings, of locks on directories, and, by role, of directories that movers write to.
 
-        The control process is replaced when it has been silent for `silent_seconds_max`; 0 is never. The `notifier`
-        hears that it serves, each of its signs of life, and that it is told to end.
+        The control process is replaced when it has been silent for `silent_seconds_max`; 0 is never. The `notifier` is
+        told when the control process serves, of each of its signs of life, and when it is told to stop.
         """
         self._notifier = notifier or Notifier()
         self._settings_fd = settings_fd
@@ -95,7 +96,7 @@ class Supervisor:
         self._restarts = dict.fromkeys(RESTARTS, 0)
         self._epoch = 0
         self.epochs = Epochs()
-        """The numbers of lives."""
+        """Gives each life of the control process its number."""
         self._generations = dict.fromkeys(movers, 0)
         self._was_ready = False
         self._is_stopping = False
@@ -118,7 +119,7 @@ class Supervisor:
             for key, events in self._selector.select(wait_seconds):
                 self._dispatch(str(key.data), events, wake_end)
             self._run_due()
-            # After what it has said was read, so that a sign of life counts however late it is read.
+            # The link is read first, so that a sign of life counts however late it is read.
             if self._silence.tick(time.monotonic()):
                 self._replace_silent()
         self._end_children()
@@ -134,7 +135,7 @@ class Supervisor:
             if events & selectors.EVENT_READ:
                 self._read_link()
         elif what not in self._children:
-            # Another event of the same round has ended it.
+            # Another event of the same round has reaped this child.
             return
         elif what == CONTROL:
             self._control_ended()
@@ -168,7 +169,7 @@ class Supervisor:
         hello = {"op": "hello", "epoch": self._epoch, "num_kept": len(self._store)}
         self._send({**hello, "restarts": self._restarts})
         for message, fds in self._store.handover():
-            # It says nothing that would have one of them dropped before it has them all.
+            # The descriptors stay open: the control process drops none before it has got all of them.
             self._send(message, fds, stays=True)
         for role in self._movers:
             if role not in self._children:
@@ -195,7 +196,7 @@ class Supervisor:
     def _spawn(
         self, role: str, link_name: str, inherited: Mapping[str, int]
     ) -> tuple[Child, socket.socket] | None:
-        """Start a child, and watch it; return it with our end of its link. None where it is tried again in a second."""
+        """Start and watch a child; return it with our end of its link, or None if the start is tried again later."""
         ours: socket.socket | None = None
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -225,7 +226,7 @@ class Supervisor:
         return min(BACKOFF_SECONDS_MAX, 0.1 * 2 ** (failures - 2)) if failures > 1 else 0.0
 
     def _replace_silent(self) -> None:
-        """Kill a control process whose event loop stands still; its end is heard of as any other."""
+        """Kill a control process whose event loop stands still; its end is then handled like any other."""
         child = self._children[CONTROL]
         logs.line(
             "error",
@@ -240,12 +241,12 @@ class Supervisor:
 
     def _control_ended(self) -> None:
         status = self._reap(CONTROL)
-        # What it had sent before its end still counts; after that nobody speaks for it.
+        # Messages that it sent before its end still count.
         self._read_link()
         self._close_link()
         self._silence.end()
         if self._is_stopping:
-            # SIGTERM may have met it before it was able to drain anything.
+            # SIGTERM may have killed it before it handled that signal, when there was nothing to drain.
             self._status = 0 if status in {0, -signal.SIGTERM} else 1
         elif status == EX_CONFIG and not self._was_ready:
             self._status = EX_CONFIG
@@ -277,7 +278,7 @@ class Supervisor:
 
     def _mover_ended(self, role: str, status: int) -> None:
         if self._is_stopping or CONTROL not in self._children:
-            # The next control process starts with all of them.
+            # The start of the next control process starts all movers.
             return
         generation = self._generations[role]
         logs.line("warning", "mover_ended", role=role, status=status, generation=generation)
@@ -285,7 +286,7 @@ class Supervisor:
         self._due[role] = time.monotonic() + self._backoff(role)
 
     def _heed(self, signals: bytes) -> None:
-        """Stop; where only a hang-up came and there is no terminal, have changed credentials looked at instead."""
+        """Stop; but if only SIGHUP came and there is no terminal, have changed credentials taken instead."""
         if ignored := set(signals) & set(IGNORED):
             names = [signal.Signals(number).name for number in sorted(ignored)]
             logs.line("warning", "signals_ignored", signals=names)
@@ -300,13 +301,13 @@ class Supervisor:
     def _stop(self, signals: bytes) -> None:
         control = self._children.get(CONTROL)
         if self._is_stopping or control is None:
-            # A second ^C means it; a second SIGTERM comes of itself when a whole group is told to end.
+            # A second ^C ends at once. A second SIGTERM does not: it comes by itself when a whole group is told to end.
             if control is None or signal.SIGINT in signals:
                 self._status = 0 if control is None else 1
             return
         self._is_stopping = True
         self._notifier.tell(STOPPING)
-        # From here on there is a limit on all that it does.
+        # From here on the time to stop is limited anyway.
         self._silence.end()
         control.process.send_signal(signal.SIGTERM)
         self._due["kill"] = time.monotonic() + self._drain_seconds + STOP_GRACE_SECONDS
@@ -330,10 +331,10 @@ class Supervisor:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # Said once when the other end went with messages unread; what it sent before follows.
+                # Raised once if the other end closed with messages unread; what it sent before follows.
                 continue
             if received is None:
-                # The control process is about to end; its pidfd says when it has.
+                # The control process is about to end; its pidfd tells when it has ended.
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(self._link)
                 return
@@ -344,7 +345,7 @@ class Supervisor:
         if operation == "recycle_mover":
             role = message["role"]
             if message["generation"] == self._generations[role] and role in self._children:
-                # Its end is heard of as any other: one that hangs in the kernel must not hold up this process.
+                # Do not wait for its end, which its pidfd tells: if it hangs in the kernel, that must not block us.
                 self._children[role].process.kill()
         elif operation == "alive":
             if not (self._is_stopping or self._is_too_silent):
@@ -353,7 +354,7 @@ class Supervisor:
         elif operation == "ready":
             self._was_ready = True
             self._notifier.tell(READY)
-            # It can start, so whatever ended the ones before it, the next one need not wait for long.
+            # It was able to start, so the next one need not wait long, whatever ended the ones before.
             self._failures[CONTROL] = min(self._failures[CONTROL], FAILURES_ONCE_READY_MAX)
         else:
             for reply, reply_fds in self._store.act(message, fds):

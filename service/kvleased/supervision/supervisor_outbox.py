@@ -1,4 +1,4 @@
-"""Own what the supervisor has to tell the control process and the socket between them has no room for yet."""
+"""Own the supervisor's messages to the control process for which the socket has no room yet."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ from kvleased.telemetry import logs
 
 
 class SupervisorOutbox:
-    """The messages that wait, each with descriptors that stay open until it is sent."""
+    """The messages that wait, each with descriptors that stay open until the message is sent."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start with none."""
         self._waiting: deque[tuple[bytes, Sequence[int], bool]] = deque()
 
     def __repr__(self) -> str:
@@ -24,21 +24,21 @@ class SupervisorOutbox:
         return f"<SupervisorOutbox {len(self._waiting)} waiting>"
 
     def __len__(self) -> int:
-        """Count what waits."""
+        """Count the messages that wait."""
         return len(self._waiting)
 
     def send(
         self, link: socket.socket | None, message: Message, fds: Sequence[int] = (), *, stays: bool
     ) -> None:
-        """Send a message, when there is room; `stays` says that its descriptors are open until then by themselves."""
+        """Send a message as soon as there is room; `stays` says that its descriptors stay open without duplicates."""
         payload = keeper.encode(message)
         if link is not None and not self._waiting and _is_sent(link, payload, fds):
             return
-        # Duplicates only of what may be closed meanwhile: as many as are kept may be all that this process may have.
+        # Duplicate only descriptors that may be closed meanwhile: the kept ones may already be nearly all it may have.
         self._waiting.append((payload, fds if stays else _duplicates(fds), not stays))
 
     def flush(self, link: socket.socket | None) -> None:
-        """Send what there is room for; what nobody reads any more counts as sent."""
+        """Send the messages for which there is room; a message that nobody reads any more counts as sent."""
         while link is not None and self._waiting:
             payload, fds, is_ours = self._waiting[0]
             if not _is_sent(link, payload, fds):
@@ -48,7 +48,7 @@ class SupervisorOutbox:
                 _close_all(fds)
 
     def discard(self) -> None:
-        """Send none of it."""
+        """Drop all messages."""
         for _, fds, is_ours in self._waiting:
             if is_ours:
                 _close_all(fds)
@@ -56,17 +56,17 @@ class SupervisorOutbox:
 
 
 def _is_sent(link: socket.socket, payload: bytes, fds: Sequence[int]) -> bool:
-    """Send a message; false where there is no room yet, for it or for more descriptors on their way."""
+    """Send a message; return false if there is no room yet for it, or for more descriptors in flight."""
     try:
         socket.send_fds(link, [payload], fds)
     except OSError as error:
-        # To who has gone nothing needs to be said any more.
+        # Any other error means that the receiver has gone, and needs no message.
         return error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS)
     return True
 
 
 def _duplicates(fds: Sequence[int]) -> list[int]:
-    """Return duplicates, or none of them where this process may have no more: who is told knows what that means."""
+    """Return duplicates, or none if this process may have no more: the receiver knows what missing ones mean."""
     found: list[int] = []
     try:
         found.extend(os.dup(fd) for fd in fds)
