@@ -1,1 +1,1 @@
-"""What the daemon says of itself: logs, spans, and notes to whoever started it."""
+"""What the daemon tells about itself: logs, spans, addresses, and messages to the service manager."""

@@ -1,4 +1,4 @@
-"""Own how the daemon says where everything is: as an event of its log, and at a terminal so that people can read it."""
+"""Own how the daemon announces its addresses: as an event of its log, and at a terminal also as text for people."""
 
 import sys
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _LOG = structlog.get_logger()
 
 
 def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
-    """Say where everything is: as an event of the log, and at a terminal also so that people can read it."""
+    """Announce all addresses: as an event of the log, and at a terminal also as text for people."""
     _LOG.info(
         "ready",
         epoch=epoch,
@@ -30,7 +30,7 @@ def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
 
 
 def leave_page(directory: Path, addresses: Mapping[str, str]) -> None:
-    """Leave the page's address beside the sockets for `kvlease ui`, which knows no port; none without a page."""
+    """Write the page's address to a file beside the sockets, for `kvlease ui`; without a page there is no file."""
     file = directory / PAGE_FILE
     try:
         file.unlink(missing_ok=True)
@@ -38,14 +38,14 @@ def leave_page(directory: Path, addresses: Mapping[str, str]) -> None:
             file.touch(0o600, exist_ok=False)
             file.write_text(f"{address}\n", encoding="utf-8")
     except OSError as error:
-        # Nobody needs it but who does not know the port: no reason to serve nobody.
+        # Only people who do not know the port need the file: its lack is no reason to end.
         _LOG.warning("page_address_not_left", file=str(file), reason=error.strerror)
 
 
 def addresses_of(
     settings: Settings, http_port: int, grpc_port: int, probe_port: int
 ) -> dict[str, str]:
-    """Return where everything is, less what is not there."""
+    """Return the address of everything that is served, by name."""
     is_plain, host = settings.tls_cert_file is None, _in_url(settings.tcp_host)
     http = f"{'http' if is_plain else 'https'}://{host}:{http_port}" if http_port else ""
     probes = f"http://{_in_url(settings.probe_host)}:{probe_port}" if probe_port else ""
@@ -66,24 +66,24 @@ def addresses_of(
 
 
 def grpc_on_tcp(settings: Settings, port: int) -> str:
-    """Return where gRPC is on TCP, with this port."""
+    """Return the address of gRPC on TCP, with this port."""
     scheme = "grpc" if settings.tls_cert_file is None else "grpcs"
     return f"{scheme}://{_in_url(settings.tcp_host)}:{port}"
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands before a port."""
+    """Return a host as it is written before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def _in_url(host: str) -> str:
-    """Return a host as an address to open has it: where all are listened on, that of this machine.
+    """Return a host as it stands in a URL to open; for a host that stands for all addresses, that is 127.0.0.1.
 
-    `::` is all of IPv4, too, and these alone where there is no IPv6.
+    This holds for `::`, too: it includes all addresses of IPv4, and these alone where there is no IPv6.
     """
     return "127.0.0.1" if ip_address(host).is_unspecified else bracketed(host)
 
 
 def _where_open(host: str, port: int) -> str:
-    """Say where others than this machine reach a port on all of its addresses; nothing where it has one alone."""
+    """Return the host and port if the host stands for all addresses, so that other machines reach it; else ""."""
     return f"{bracketed(host)}:{port}" if ip_address(host).is_unspecified else ""

@@ -1,7 +1,7 @@
 """Own the form of the logs: JSON, one event a line, on standard error; never token ids, keys or tokens of workers.
 
-The supervisor and the mover import little and write lines with `line`; the control process uses structlog, whose lines
-have the same fields.
+The supervisor and the movers import little, and write lines with `line`. The control process uses structlog, whose
+lines have the same fields.
 """
 
 import json
@@ -36,12 +36,12 @@ def line(level: str, event: str, **fields: object) -> None:
 
 
 def hold_up_nobody() -> None:
-    """Write lines by a thread from now on: who reads them too slowly, or not at all, loses some, and is told so."""
+    """Have a thread write the lines from now on: a reader that is too slow loses some, and is told how many."""
     streams.take_over(_lost)
 
 
 def catch_all(role: str) -> None:
-    """Have whatever nobody expected in this process logged as one event, with its traceback in a field."""
+    """Log every uncaught exception of this process as one event, with its traceback in a field."""
 
     def log(
         kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
@@ -56,7 +56,7 @@ def catch_all(role: str) -> None:
 
 
 def import_structlog() -> None:
-    """Import structlog without rich, which it would import for a console that nobody sees here, in 0.15 s."""
+    """Import structlog without rich, which takes 0.15 s to import and only serves a console that nobody sees here."""
     absent = [name for name in ("rich", "rich.console") if name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
@@ -77,7 +77,7 @@ def configure(level: str) -> None:
             structlog.processors.add_log_level,
             _headed,
             structlog.processors.ExceptionRenderer(
-                # Locals of a failed call are keys and tokens.
+                # The local variables of a failed call may be keys and tokens.
                 structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
             ),
             structlog.processors.JSONRenderer(default=str),
@@ -104,16 +104,16 @@ def _now() -> str:
 
 
 def _headed(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Begin a line as `line` does: when, how severe, what, and whose."""
+    """Begin a line as `line` does: with timestamp, level, event and process id."""
     head = {"timestamp": _now(), "level": event.pop("level"), "event": event.pop("event")}
     return {**head, "pid": os.getpid(), **event}
 
 
 class _Lines(logging.Handler):
-    """Write what libraries log in the same form."""
+    """Writes the log records of libraries in the same form."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record, with its traceback but without the values in it."""
+        """Write one record, with its traceback but without the values of variables."""
         level = record.levelname.lower()
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
         fields = {"trace": trace} if trace else {}

@@ -1,4 +1,4 @@
-"""Own the file that spans are appended to: one that fails costs spans, and neither calls nor the daemon's end."""
+"""Own the file that spans are appended to: if it fails, spans are lost, but neither calls nor the daemon fail."""
 
 import errno
 import os
@@ -8,19 +8,19 @@ from typing import Final
 from kvleased.telemetry import logs
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-"""A pipe shall hold up nobody: neither one that nobody reads yet, nor one whose reader is slow."""
+"""Non-blocking, so that a pipe without a reader, or with a slow one, holds up nobody."""
 _MODE: Final = 0o600
-"""Of a file that is made; one that is there keeps its mode."""
+"""The mode of a new file; an existing one keeps its mode."""
 
 
 class SpanFile:
-    """What OpenTelemetry writes spans to, as to any stream of text."""
+    """The stream of text that OpenTelemetry writes spans to."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, which is made where it is missing.
+        """Open the file; make it if it is missing.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         self._path = path
         try:
@@ -32,21 +32,21 @@ class SpanFile:
             raise OSError(errno.ENXIO, reason, str(path)) from error
         self._pending = bytearray()
         self._is_torn = False
-        """Whether the last line that went out lacks its end."""
+        """Whether the last written line lacks its end."""
         self._num_lost = 0
-        """Lines that were lost since one was last written."""
+        """Lines that were lost since a line was last written."""
 
     def __repr__(self) -> str:
         """Show the path."""
         return f"<SpanFile {self._path}>"
 
     def write(self, text: str) -> int:
-        """Take a line, with its end; it goes out with the next flush."""
+        """Take a line, with its end; the next flush writes it."""
         self._pending += text.encode()
         return len(text)
 
     def flush(self) -> None:
-        """Write what was taken; what cannot be written is lost, which the log tells of when it begins and ends."""
+        """Write the lines that were taken; if that fails they are lost, and the log tells when losses begin and end."""
         lines, self._pending = bytes(self._pending), bytearray()
         if not lines:
             return
@@ -60,12 +60,12 @@ class SpanFile:
             self._num_lost = 0
 
     def close(self) -> None:
-        """Write the rest, and let go of the file."""
+        """Write the rest, and close the file."""
         self.flush()
         os.close(self._fd)
 
     def _write(self, lines: bytes) -> None:
-        # What hangs behind half a line would be lost with it.
+        # A line that followed a torn one directly would be lost with it.
         rest = memoryview(b"\n" + lines if self._is_torn else lines)
         while rest:
             done = os.write(self._fd, rest)

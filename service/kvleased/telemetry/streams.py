@@ -1,7 +1,7 @@
-"""Own what a process writes to its standard streams: nobody ever waits for who reads it, and nothing fails by it.
+"""Own the writing to the standard streams of a process: it never waits for a reader, and it never fails.
 
-A log reader may be slow, stopped or gone, a log's disk full. So each stream is written by a thread of its own, from
-a queue of so many pieces; what finds no place there, or cannot be written, is lost, and counted.
+The reader of a log may be slow, stopped or gone, or its disk full. So each stream is written by a thread of its own,
+from a queue of limited length. Text that finds no place there, or cannot be written, is lost and counted.
 """
 
 import atexit
@@ -16,9 +16,9 @@ from queue import SimpleQueue
 from typing import Final, TextIO, cast
 
 PIECES_MAX: Final = 4096
-"""Pieces of text, mostly lines, that wait to be written at most."""
+"""Most pieces of text, mostly lines, that wait to be written."""
 DRAIN_SECONDS_MAX: Final = 1.0
-"""Seconds for which a process that ends waits until all is written."""
+"""Seconds that a process that ends waits at most until all is written."""
 _STANDARD_FDS: Final = (0, 1, 2)
 
 
@@ -26,15 +26,15 @@ class Unhurried(io.TextIOBase):
     """A text stream over a descriptor whose writers never wait and never fail."""
 
     def __init__(self, fd: int, lost: Callable[[int], str]) -> None:
-        """Take a descriptor, and what makes the line that tells how many pieces were lost before it; "" for none."""
+        """Take a descriptor, and a function that makes a line for a number of lost pieces, or "" for no line."""
         super().__init__()
         self._fd, self._lost = fd, lost
         self._pieces: SimpleQueue[str | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_refused = 0
-        """Pieces for which there was no place; counted by who writes, as the others are by the thread alone."""
+        """Pieces for which the queue had no place; only the callers of `write` count these."""
         self._num_unwritten = self._num_told = 0
-        """Pieces that could not be written, and those lost that a line has told of."""
+        """Pieces that could not be written, and lost pieces that a line has told of; only the thread counts these."""
         self._is_torn = False
         """Whether the last piece was cut short."""
 
@@ -44,7 +44,7 @@ class Unhurried(io.TextIOBase):
         return f"<Unhurried fd {self._fd}, {self._pieces.qsize()} wait, {num_lost} lost>"
 
     def writable(self) -> bool:
-        """Tell that it is."""
+        """Say that the stream can be written."""
         return True
 
     def fileno(self) -> int:
@@ -52,11 +52,11 @@ class Unhurried(io.TextIOBase):
         return self._fd
 
     def isatty(self) -> bool:
-        """Tell whether people read it."""
+        """Tell whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
     def write(self, text: str) -> int:
-        """Have a piece of text written when there is room for it."""
+        """Queue a piece of text if there is room for it, and drop it otherwise."""
         if self._thread is None:
             self._thread = _started(self._run)
         if self._pieces.qsize() < PIECES_MAX:
@@ -66,7 +66,7 @@ class Unhurried(io.TextIOBase):
         return len(text)
 
     def drain(self, seconds_max: float = DRAIN_SECONDS_MAX) -> None:
-        """Wait until all is written, or for so many seconds; what is written later begins another thread."""
+        """Wait until all is written, or for `seconds_max`; a later write starts another thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._pieces.put(None)
@@ -81,7 +81,7 @@ class Unhurried(io.TextIOBase):
                 self._num_unwritten += 1
 
     def _put(self, text: str) -> bool:
-        """Write a piece, if need be on a line of its own; tell whether all of it was."""
+        """Write a piece, on a new line if the last one was cut short; tell whether all of it was written."""
         data = (("\n" if self._is_torn else "") + text).encode(errors="backslashreplace")
         try:
             while data:
@@ -92,7 +92,7 @@ class Unhurried(io.TextIOBase):
         return True
 
     def _written(self, data: bytes) -> int:
-        """Write a part and return its bytes, though somebody may have made the descriptor one that does not wait."""
+        """Write a part and return its bytes; wait even if somebody has made the descriptor non-blocking."""
         while True:
             try:
                 return os.write(self._fd, data)
@@ -101,21 +101,21 @@ class Unhurried(io.TextIOBase):
 
 
 def take_over(lost: Callable[[int], str]) -> None:
-    """Have both streams of this process written by threads from now on; `lost` tells of what the log lacks."""
+    """Have both streams of this process written by threads from now on; `lost` makes the line about lost log lines."""
     streams = Unhurried(sys.stdout.fileno(), lambda _: ""), Unhurried(sys.stderr.fileno(), lost)
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in streams)
     atexit.register(drain)
 
 
 def drain() -> None:
-    """Wait, for a second at most, until what this process has said is written: before it ends at once."""
+    """Wait, for a second at most, until all output is written; call it before the process ends abruptly."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Unhurried):
             stream.drain()
 
 
 def open_closed() -> None:
-    """Put /dev/null where a standard stream was closed: its number would be that of the next file to be opened."""
+    """Open /dev/null for each standard stream that is closed; otherwise the next file opened would get its number."""
     for fd in _STANDARD_FDS:
         try:
             os.fstat(fd)
@@ -130,7 +130,7 @@ def open_closed() -> None:
 
 
 def _started(run: Callable[[], None]) -> threading.Thread:
-    """Start a thread to which no signal is delivered: those are for who handles them."""
+    """Start a thread to which no signal is delivered, so that signals reach the threads that handle them."""
     thread = threading.Thread(target=run, name="kvleased-stream", daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

@@ -1,7 +1,7 @@
-"""Own the spans of calls and copies, where the settings want any; sending them is OpenTelemetry's business.
+"""Own the spans of calls and copies, if the settings ask for any; sending them is OpenTelemetry's business.
 
 Spans name verbs, transports, caches and codes, and count blocks; they carry no token, key, request or tenant.
-Where REST or gRPC has a span of a request already, those of the calls are below it.
+If REST or gRPC has made a span of a request, the spans of its calls are below it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SERVICE_NAME: Final = "kvleased"
 _COPIES_MAX: Final = 4_096
-"""Spans of copies that are under way at once; those of further ones are left out."""
+"""Spans of copies under way at once; further copies get none."""
 _BYTES_PER_ID: Final = 4
 
 
@@ -49,14 +49,14 @@ class Tracing:
         self._now: Span | None = None
         """The span of the call that is being answered."""
         self._copies: dict[tuple[int, int], Span] = {}
-        """By pool and copy: the spans of copies under way."""
+        """The spans of copies under way, by pool and copy id."""
 
     def __repr__(self) -> str:
         """Show life: how many copies are under way."""
         return f"<Tracing {len(self._copies)} copies>"
 
     def start(self) -> None:
-        """Open the way out.
+        """Set up the exporters.
 
         Raises:
             MissingOtelError: OpenTelemetry is not installed.
@@ -75,7 +75,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer(SERVICE_NAME)
 
     def stop(self) -> None:
-        """Send what there is, and close the way out."""
+        """End all spans, send them, and close the exporters."""
         for span in self._copies.values():
             span.end()
         self._copies.clear()
@@ -97,7 +97,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
 
             self._out = SpanFile(self._file)
-            # It is written to and flushed, no more.
+            # The exporter only writes to it and flushes it.
             found.append(ConsoleSpanExporter(out=cast("IO[str]", self._out), formatter=_line))
         return found
 
@@ -105,20 +105,20 @@ class Tracing:
 
     @property
     def provider(self) -> Any:
-        """What makes spans, once started: OpenTelemetry's TracerProvider."""
+        """OpenTelemetry's TracerProvider, once started."""
         return self._provider
 
     @contextmanager
     def request(
         self, name: str, traceparent: str, attributes: Mapping[str, str]
     ) -> "Iterator[Span]":
-        """Make the span of a request, below the one that its caller names; calls within it are below it."""
+        """Make the span of a request, below the span that its caller names; spans of calls within it are below it."""
         from opentelemetry.trace import SpanKind, use_span  # noqa: PLC0415 -- an extra
 
         span: Span = self._tracer.start_span(
             name, context=_context(traceparent), kind=SpanKind.SERVER, attributes=attributes
         )
-        # What goes wrong is told by its code: a message may name what no span shall.
+        # The span tells an error by its code only: a message may name what no span may carry.
         with use_span(
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
@@ -127,9 +127,9 @@ class Tracing:
     # Calls
 
     def call(self, verb: str, transport: str, traceparent: str) -> "Span":
-        """Begin the span of a call, below its request's or the one that its caller names, where there is none.
+        """Begin the span of a call, below its request's span, or else below the span that its caller names.
 
-        What follows belongs to it until `leave`.
+        Copies that begin before `leave` belong to it.
         """
         from opentelemetry.trace import (  # noqa: PLC0415 -- an extra
             SpanKind,
@@ -149,13 +149,13 @@ class Tracing:
         return span
 
     def leave(self) -> None:
-        """Say that nothing that follows belongs to the last call."""
+        """Say that copies from here on do not belong to the last call."""
         self._now = None
 
     # Copies
 
     def copy_began(self, pool: int, cache: str, copy: Copy) -> None:
-        """Begin the span of a copy that a call has led to, from its way to the mover until it has answered."""
+        """Begin the span of a copy that a call has led to; it lasts from the sending to the mover until its answer."""
         if self._now is None or len(self._copies) >= _COPIES_MAX:
             return
         from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415 -- an extra
@@ -173,7 +173,7 @@ class Tracing:
         )
 
     def moved(self, batch: Moved) -> None:
-        """Make the span of a batch of a copy, of as many nanoseconds until now as its mover has measured."""
+        """Make the span of a batch of a copy; it ends now, and is as long as its mover has measured."""
         copy = self._copies.get((batch.pool, batch.copy_id))
         if copy is None:
             return
@@ -189,7 +189,7 @@ class Tracing:
         span.end(now)
 
     def copy_ended(self, pool: int, command: Command) -> None:
-        """End the span of a copy of which the mover has spoken, or of all of a pool whose mover died."""
+        """End the span of a copy that the mover has answered, or of all copies of a pool whose mover died."""
         if isinstance(command, CopyDone | CopyFailed | CopyLost):
             span = self._copies.pop((pool, command.copy_id), None)
             if span is not None:
@@ -207,7 +207,7 @@ _OUTCOMES: Final = {"CopyDone": "done", "CopyFailed": "failed", "CopyLost": "los
 
 
 def finish(span: "Span", code: str) -> None:
-    """End the span of a call that was answered under a code."""
+    """End the span of a call, answered with this code."""
     from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 -- an extra
 
     span.set_attribute("kvlease.code", code)
@@ -217,7 +217,7 @@ def finish(span: "Span", code: str) -> None:
 
 
 def _context(traceparent: str) -> Any:
-    """Return the context that a caller names; what is malformed names none, as the standard wants it."""
+    """Return the context that a caller names; a malformed one counts as none, as the standard says."""
     from opentelemetry.context import Context  # noqa: PLC0415 -- an extra
     from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
         TraceContextTextMapPropagator,
@@ -234,14 +234,14 @@ def _line(span: "ReadableSpan") -> str:
 
 
 Ask = Callable[[str, Message, Caller], Answer]
-"""What answers a call."""
+"""Answers a call."""
 
 
 def traced(tracing: Tracing, answer: Ask, settle: Callable[[], None]) -> Ask:
-    """Return what answers calls as `answer` does, each in a span of its own, below which its copies are."""
+    """Return a function that answers calls as `answer` does, each in a span of its own, with its copies below it."""
 
     def within(verb: str, request: Message, caller: Caller) -> Answer:
-        # What the last call left to be done is not this one's.
+        # Work that the last call left does not belong to this call.
         settle()
         span = tracing.call(verb, caller.transport, caller.traceparent)
         try:
@@ -262,7 +262,7 @@ def traced(tracing: Tracing, answer: Ask, settle: Callable[[], None]) -> Ask:
 
 
 def _code_of(done: "asyncio.Future[Message]") -> str:
-    """Return the code under which a call that had to wait was answered."""
+    """Return the code with which a waiting call was answered."""
     if done.cancelled():
         return "CANCELLED"
     error = done.exception()
