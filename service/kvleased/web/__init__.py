@@ -1,4 +1,4 @@
-"""Own the page at /ui: what an operator looks at in a browser. What it shows is `verbs.picturing`'s business."""
+"""Own the page at /ui, which operators look at in a browser; `verbs.picturing` decides what it shows."""
 
 from kvleased.web.page import Page
 

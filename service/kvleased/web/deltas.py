@@ -1,4 +1,4 @@
-"""Own how pictures travel: whole, or as the cells that differ from the picture before; and how they are packed."""
+"""Own how pictures are sent and packed: whole, or as the cells that differ from the picture before."""
 
 import json
 from base64 import b64encode
@@ -11,13 +11,13 @@ from kvleased.core.views.picture import LOOKS
 from kvleased.verbs.picturing import PoolName, Shown
 
 _WHOLE_FROM: Final = 4
-"""A picture of which more than one cell in so many differs is sent whole: that is shorter then."""
+"""If more than one cell in so many differs, the picture is sent whole, which is shorter then."""
 
 Sheet = dict[str, object]
 
 
 def head(name: PoolName, shown: Shown) -> Sheet:
-    """Return what a picture is of."""
+    """Return the description of a picture: its pool, blocks, cells and tenants."""
     picture = shown.picture
     return {
         "cache": name.cache,
@@ -38,7 +38,7 @@ def packed(name: PoolName, shown: Shown) -> bytes:
 
 
 def change(name: PoolName, shown: Shown, before: Shown | None) -> Sheet | None:
-    """Return what is to be sent to who has seen the picture before; None where nothing has changed."""
+    """Return what to send to a viewer who has the picture `before`; None if nothing has changed."""
     if before is shown:
         return None
     whole = head(name, shown)

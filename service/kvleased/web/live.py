@@ -1,4 +1,4 @@
-"""Own the live stream: who looks, and what each is sent how often."""
+"""Own the live stream: its viewers, and what each is sent how often."""
 
 import asyncio
 import json
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from kvleased.api.rest.events import Streams
 
 PERIOD_SECONDS: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two updates."""
 VIEWERS_MAX: Final = 16
-"""Streams at once."""
+"""Most streams at once."""
 
 
 class Viewers:
-    """Those who look."""
+    """The viewers of all pages."""
 
     def __init__(self, gallery: Gallery) -> None:
-        """Remember what there is to be seen."""
+        """Remember where the pictures come from."""
         self.gallery = gallery
         self.num_viewers = 0
 
@@ -46,7 +46,7 @@ class Viewers:
 
         Raises:
             UnknownCacheError: there is no such cache.
-            BusyError: too many look already.
+            BusyError: there are as many viewers as are allowed.
         """
         if self.num_viewers >= VIEWERS_MAX:
             message = f"{self.num_viewers} look already, the most that are allowed; close a page"
@@ -56,7 +56,7 @@ class Viewers:
 
 
 class Live(Answer):
-    """A response that goes on until the onlooker leaves, may not look any more, or the daemon stops."""
+    """A response that goes on until the viewer leaves, may not look any more, or the daemon stops."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Live(Answer):
         headers: list[tuple[bytes, bytes]],
         check: Callable[[], None],
     ) -> None:
-        """Remember who looks at what."""
+        """Remember the viewer and the cache that it looks at."""
         super().__init__(200, headers, b"")
         self._request = request
         self._viewers = viewers
@@ -75,7 +75,7 @@ class Live(Answer):
         self._seen: dict[PoolName, Shown] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send what is to be seen until one side has had enough."""
+        """Send figures and changes until the viewer leaves or the daemon stops."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         gone = asyncio.ensure_future(until_gone(self._request))
         streams: Streams = self._request.app.state.streams
@@ -95,13 +95,13 @@ class Live(Answer):
         await send({"type": "http.response.body", "body": b""})
 
     async def _look(self, send: Send) -> None:
-        """Send what has changed; one pool after the other, so that calls are answered in between."""
+        """Send the figures and what has changed, one pool after the other, so that calls are answered in between."""
         gallery = self._viewers.gallery
         await send(_event(b"figures", gallery.sheet()))
         try:
             pools = gallery.pools(self._cache)
         except UnknownCacheError:
-            # It was deleted; the figures tell.
+            # The cache was deleted; the figures tell that.
             return
         self._seen = {name: self._seen[name] for name in pools if name in self._seen}
         for name in pools:

@@ -33,12 +33,12 @@ FILES: Final = {
     "sums.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""The static files, and what each is."""
+"""The static files, and the content type of each."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the page may load and do: its own files, nothing inline, nothing of others, and nobody's frame."""
+"""What the page may load and do: only its own files, nothing inline or from other hosts, and not in a frame."""
 
 _FOLDER: Final = Path(__file__).with_name("static")
 _GUARDS: Final = (
@@ -59,7 +59,7 @@ class _File:
 
 
 class _Asked(NamedTuple):
-    """What a query names."""
+    """The parameters of a query."""
 
     cache: str
     tier: str
@@ -70,14 +70,14 @@ class Page:
     """The page; nothing is read or computed before somebody asks for it."""
 
     def __init__(self, gallery: Gallery) -> None:
-        """Remember where to look."""
+        """Remember where the pictures come from."""
         self._gallery = gallery
         self._viewers = Viewers(gallery)
         self._files: Mapping[str, _File] = {}
         self._daemon: Backend
 
     def add_to(self, app: Starlette, daemon: Backend) -> None:
-        """Serve the page beside the API; like the probes it is no part of the API's description."""
+        """Serve the page beside the API; like the probes, it is not part of the API's description."""
         self._daemon = daemon
         routes: tuple[tuple[str, Callable[[Request], Awaitable[Response]]], ...] = (
             ("/ui", self.file),
@@ -90,7 +90,7 @@ class Page:
             app.router.add_route(path, answers, methods=["GET"], include_in_schema=False)
 
     async def file(self, request: Request) -> Response:
-        """Return a static file; these say nothing of the daemon, so everybody who can connect may have them."""
+        """Return a static file; files tell nothing about the daemon, so everybody who can connect may have them."""
         name = request.path_params.get("name", "index.html")
         kind = FILES.get(name)
         if kind is None:
@@ -129,7 +129,7 @@ class Page:
         return _or_refusal(answered)
 
     async def live(self, request: Request) -> Response:
-        """Begin to stream what is to be seen."""
+        """Begin to stream figures and pictures."""
 
         def answered() -> Response:
             caller = admitted(self._daemon, OF_PATH[request.scope["path"]], request)
@@ -154,7 +154,7 @@ class Page:
 
 
 def _or_refusal(answered: Callable[[], Response]) -> Response:
-    """Return what a request is answered with, or the problem document of why it is not."""
+    """Return the answer to a request, or the problem document that says why it is refused."""
     try:
         return answered()
     except KVLeaseError as error:
@@ -165,7 +165,7 @@ def _read(request: Request, names: tuple[str, ...]) -> _Asked:
     """Read a query strictly.
 
     Raises:
-        InvalidError: it makes no sense.
+        InvalidError: a parameter is unknown, given twice, or malformed.
     """
     query = request.scope["query_string"].decode("latin-1")
     asked = parse_qsl(query, keep_blank_values=True)
