@@ -1,1 +1,1 @@
-"""Who may come in, as whom, and what each may do."""
+"""Who may call the daemon, in which role, and what each role may do."""

@@ -1,7 +1,7 @@
-"""Own which tokens and which certificate a control process begins with, and their copies that outlive it.
+"""Own the tokens and the certificate that a control process begins with, and their copies that outlive it.
 
-The supervisor keeps the copies, in memory alone. So files that cannot be used leave in force what was read before, also
-where the control process that had read it has ended.
+The supervisor keeps the copies, in memory alone. So if files cannot be used, the credentials that were read before stay
+in force, even if the control process that had read them has ended.
 """
 
 import json
@@ -20,16 +20,16 @@ from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 
 _PREFIX: Final = "credentials/"
-"""What the names of kept copies start with."""
+"""The beginning of the names of kept copies."""
 _TLS: Final = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 """The settings that name the files of TLS."""
 
 
 class Copies:
-    """Copies of what is in force."""
+    """Copies of the credentials in force."""
 
     def __init__(self, keeper: KeeperLink, kept: Iterable[Kept]) -> None:
-        """Take over those of an earlier life."""
+        """Take over the copies of an earlier life."""
         self._keeper = keeper
         self._found: dict[str, Mapping[str, str]] = {}
         for item in kept:
@@ -39,15 +39,15 @@ class Copies:
                 self._found[item.name.removeprefix(_PREFIX)] = json.loads(content)
 
     def __repr__(self) -> str:
-        """Show of what there were copies, and never the copies."""
+        """Show what there were copies of, but never the copies."""
         return f"<Copies of {', '.join(self._found) or 'nothing'}>"
 
     def of(self, what: str) -> Mapping[str, str]:
-        """Return what an earlier life had in force; nothing where there was none."""
+        """Return the credentials that an earlier life had in force; empty if there were none."""
         return self._found.get(what, {})
 
     def keep(self, what: str, parts: Mapping[str, str]) -> None:
-        """Have a copy kept in place of the one before."""
+        """Have the supervisor keep a copy in place of the one before."""
         fd = _memory(what, json.dumps(dict(parts)))
         self._keeper.keep(f"{_PREFIX}{what}", fd, {})
         os.close(fd)
@@ -60,12 +60,12 @@ def begin(
     take_tokens: Callable[[tokens.Keyring], None],
     take_certificate: Callable[[TlsFiles], None],
 ) -> Settings:
-    """Take the tokens as they are now, and have changes of them and of the certificate taken from now on.
+    """Take the tokens as they are now, and take changes of them and of the certificate from now on.
 
-    Returns the settings with the files that TLS can be served with, which are copies where the others cannot be used.
+    Returns the settings with files that TLS can be served with: copies, if the configured files cannot be used.
 
     Raises:
-        UnusableError: some cannot be used, and there is no copy.
+        UnusableError: files cannot be used, and there is no copy.
     """
 
     def took_tokens(keyring: tokens.Keyring) -> None:
@@ -89,7 +89,7 @@ def begin(
         _copy(files, copies)
         return settings
     renewal.note_unusable(CERTIFICATE, unusable)
-    # They are read once more by each server that starts, so they stay for as long as this process.
+    # Each server that starts reads the copies once more, so they stay open for as long as this process lives.
     paths = {name: Path(f"/proc/self/fd/{_memory(name, text)}") for name, text in written.items()}
     return settings.model_copy(update=paths)
 
@@ -106,7 +106,7 @@ def _begin_tokens(
         raise unusable
     renewal.watch_tokens(settings.token_paths, take)
     if unusable is None:
-        # Once they are watched: a change that comes meanwhile is seen at the first look.
+        # Only now that they are watched, so that the first look sees a change that comes meanwhile.
         take(tokens.load(settings.token_paths))
     else:
         take(tokens.Keyring.of_words(written))
@@ -114,7 +114,7 @@ def _begin_tokens(
 
 
 def _reason(act: Callable[[], object]) -> UnusableError | None:
-    """Return why something cannot be used; None where it can."""
+    """Return why something cannot be used; None if it can."""
     try:
         act()
     except UnusableError as error:
@@ -123,14 +123,14 @@ def _reason(act: Callable[[], object]) -> UnusableError | None:
 
 
 def _copy(files: TlsFiles, copies: Copies) -> None:
-    """Have the files of TLS kept that were just taken; where one has gone since, the copies before stay."""
+    """Have copies kept of the TLS files that were just taken; if one has gone since, the earlier copies stay."""
     paths = zip(_TLS, (files.cert_file, files.key_file, files.client_ca_file), strict=True)
     with suppress(OSError):
         copies.keep(CERTIFICATE, {name: path.read_text("latin-1") for name, path in paths if path})
 
 
 def _memory(name: str, text: str) -> int:
-    """Return a descriptor of memory that has a text in it."""
+    """Return a descriptor of memory that contains a text."""
     fd = os.memfd_create(f"kvlease:{name}", os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     with open(fd, "w", encoding="latin-1", closefd=False) as file:

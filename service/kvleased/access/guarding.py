@@ -1,4 +1,4 @@
-"""Own the question whether a caller may do something: who is behind a token, and what is said to whoever may not."""
+"""Own the check whether a caller may do something: who owns a token, and what a refused caller is told."""
 
 from collections.abc import AsyncIterator
 from functools import cache
@@ -14,22 +14,22 @@ from kvleased.registry import Registry
 
 
 class Guard:
-    """Admits callers, or refuses them before anything of their call is looked at."""
+    """Admits callers, or refuses them before anything else of their call is looked at."""
 
     def __init__(self, registry: Registry, keyring: Keyring) -> None:
-        """Take who knows the workers' tokens, and who the others."""
+        """Take the registry, which knows the workers' tokens, and the keyring, which knows the tokens of roles."""
         self._workers = registry.by_token
         self._strangers = Strangers()
         self.keyring = keyring
 
     def admit(self, allowed: Roles, caller: Caller, asked: str = "") -> Caller:
-        """Return the caller as who he is; a token that is no worker's has done its work, and is taken away.
+        """Return the caller with its role; the token of a role is removed from it, as only workers need theirs later.
 
-        `asked` is the verb or the path that a refusal is told by in the log.
+        `asked` is the verb or the path by which the log tells of a refusal.
 
         Raises:
-            UnknownWorkerError: nobody has this token, or there is none and one is needed.
-            NotYoursError: the caller's role may not.
+            UnknownWorkerError: nobody has this token, or none was sent and one is needed.
+            NotYoursError: the caller's role may not do this.
         """
         token = caller.token
         if token in self._workers:
@@ -45,7 +45,7 @@ class Guard:
         if caller.role not in allowed or (caller.role is Role.STRANGER and caller.token):
             error = _refusal(caller, allowed, asked)
             if allowed is not OWN:
-                # A worker whose token was lost with the daemon is no stranger, and attaches again.
+                # A worker whose token was lost with the daemon is no stranger: it will attach again.
                 self._strangers.refused(asked, caller, error.code)
             raise error
         return caller
@@ -76,19 +76,19 @@ class Guard:
             yield answer
 
     def knows(self, token: str, /) -> bool:
-        """Whether a token is a worker's, or that of a role."""
+        """Tell whether a token is that of a worker or of a role."""
         return token in self._workers or self.keyring.role_of(token) is not Role.STRANGER
 
 
 def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
-    """Return what is said to whoever may not."""
+    """Return the refusal of a caller that may not do this."""
     if caller.role is Role.STRANGER and caller.token and allowed is OWN and asked:
-        # A part of a verb that is a worker's own over REST is refused as the whole verb is over the others.
+        # An operation of REST that is a worker's own is refused as the whole verb is over other transports.
         allowed = of_verb(asked)
     if caller.role is Role.STRANGER and not caller.token:
         return _unknown("no token was sent", allowed)
     if allowed == OWN:
-        # The very words of the local socket; whoever may attach is told how to become a worker.
+        # The same words as on the local socket: they tell how to become a worker.
         return UnknownWorkerError(resource="token")
     if caller.role is Role.STRANGER:
         return _unknown("the token is none that this daemon knows", allowed)
@@ -100,13 +100,13 @@ def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
 
 
 def _unknown(what: str, allowed: Roles) -> UnknownWorkerError:
-    """Return the refusal of a caller whom nobody knows."""
+    """Return the refusal of an unknown caller."""
     return UnknownWorkerError(_words_to_unknown(what, allowed), resource="token")
 
 
 @cache
 def _words_to_unknown(what: str, allowed: Roles) -> str:
-    """Return the words that say whose token it takes, and where that is; a flood of strangers hears the same few."""
+    """Say whose token is needed, and where it is; cached, as a flood of strangers is told the same few texts."""
     if allowed == OWN:
         return f"{what}: attach first and send the token that attach returned"
     where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"

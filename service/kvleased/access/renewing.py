@@ -1,7 +1,7 @@
-"""Own the taking of changed tokens and certificates while the daemon runs; what is done with them is told to it.
+"""Own the taking of changed tokens and certificates while the daemon runs; callers say what is done with them.
 
-What has changed on disk is taken as a whole or not at all: where it cannot be used, the old stays in force. A
-certificate that is not valid by its dates is of no use to anybody who checks it, so that it is taken for such a file.
+A change on disk is taken as a whole or not at all: if the files cannot be used, the old ones stay in force. A
+certificate that is not valid by its dates counts as unusable, too, because clients that check it would refuse it.
 """
 
 import asyncio
@@ -23,66 +23,66 @@ from kvleased.directories import UnusableError
 
 TOKENS: Final = "tokens"
 CERTIFICATE: Final = "certificate"
-"""What is watched."""
+"""The two kinds of credentials that are watched."""
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the files."""
 _LOG = structlog.get_logger()
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Inode, change in nanoseconds and bytes of each file; None where there is none."""
+"""Inode, modification time in nanoseconds, and bytes of each file; None for a missing file."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """Files that go together."""
+    """Files that are taken together."""
 
     paths: tuple[Path, ...]
     take: Callable[[], None]
-    """Takes what is in them; raises UnusableError."""
+    """Takes what is in the files; raises UnusableError."""
     seen: _Stamp
     is_stale: bool = False
     valid_at: float = math.inf
-    """The second since 1970 from which what could not be taken can be, unchanged."""
+    """The second since 1970 from which the unchanged files can be taken, if they could not be yet."""
 
 
 class OutOfDateError(UnusableError):
-    """A certificate is not valid yet, or no more."""
+    """A certificate is not valid yet, or no longer."""
 
     def __init__(self, message: str, *, valid_at: float) -> None:
-        """Say so, and from which second since 1970 it is valid; infinity where it has ended."""
+        """Take the message, and the second since 1970 from which it is valid; infinity if it has ended."""
         super().__init__(message)
         self.valid_at = valid_at
 
 
 class Renewal:
-    """What was read of the files of tokens and certificates, and what is in them now."""
+    """Watches the files of tokens and certificates, and takes what has changed."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Watch nothing yet; `now` is the second since 1970."""
+        """Watch nothing yet; `now` returns the seconds since 1970."""
         self._now = now
         self._watched: dict[str, _Watched] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        """Show what could not be taken."""
+        """Show what is watched, and what could not be taken."""
         stale = [what for what, is_stale in self.stale.items() if is_stale]
         return f"<Renewal of {', '.join(self._watched) or 'nothing'}, stale: {', '.join(stale) or 'none'}>"
 
     @property
     def stale(self) -> Mapping[str, bool]:
-        """Of `tokens` and `certificate`, whether what is on disk cannot be used, so that the old is in force."""
+        """Whether the files of `tokens` and of `certificate` cannot be used, so that the old ones are in force."""
         return {what: watched.is_stale for what, watched in self._watched.items()}
 
     def watch_tokens(self, paths: Mapping[Role, Path], take: Callable[[Keyring], None]) -> None:
-        """Have `take` called with the tokens whenever they have changed since now; call it before they are read."""
+        """Call `take` with the tokens whenever their files change from now on; call this before reading them."""
         if paths:
             self._watch(TOKENS, paths.values(), lambda: take(tokens.load(paths)))
 
     def watch_certificate(self, files: TlsFiles | None, take: Callable[[TlsFiles], None]) -> None:
-        """Have `take` called when the files of TLS have changed since now; it raises UnusableError, taking nothing.
+        """Call `take` whenever the TLS files change from now on; if they cannot be used, it raises UnusableError.
 
-        It is not called with a certificate that is not valid by its dates. One that is there now is served with all the
-        same, as the local sockets need none: that is told.
+        It is not called with a certificate that is not valid by its dates. If that holds for the certificate of now, it
+        is served all the same, as the local sockets need none, and a warning is logged.
         """
         if files is None:
             return
@@ -105,16 +105,16 @@ class Renewal:
             )
 
     def start(self) -> None:
-        """Look now and then from now on."""
+        """Look at the files now and then from now on."""
         self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._looking is not None:
             self._looking.cancel()
 
     def look(self, *, is_told: bool = False) -> None:
-        """Take what has changed; where one `is_told` to, also what has not."""
+        """Take the files that have changed, or all files if `is_told`."""
         for what, watched in self._watched.items():
             stamp = _stamp(watched.paths)
             is_valid_now = self._now() >= watched.valid_at
@@ -140,7 +140,7 @@ class Renewal:
                 _LOG.info("credentials_taken", what=what)
 
     def note_unusable(self, what: str, error: UnusableError) -> None:
-        """Tell that files cannot be used, so that the old ones are in force."""
+        """Note and log that files cannot be used, so that the old ones stay in force."""
         self._watched[what].is_stale = True
         _LOG.error(
             "credentials_not_taken",
@@ -150,7 +150,7 @@ class Renewal:
         )
 
     def _put_off(self, what: str, error: OutOfDateError) -> None:
-        """Have it taken once it is valid, where it will be."""
+        """Note that a certificate is to be taken once it is valid, if it ever will be."""
         watched = self._watched[what]
         watched.is_stale = True
         watched.valid_at = error.valid_at
@@ -166,7 +166,7 @@ class Renewal:
 
 
 def _check_dates(cert_file: Path, now: float) -> None:
-    """Raise OutOfDateError where a certificate is not valid now; what cannot be read is not for us to judge."""
+    """Raise OutOfDateError if a certificate is not valid now; one that cannot be read is judged elsewhere."""
     found = validity(cert_file)
     if found is None:
         return
@@ -186,7 +186,7 @@ def _moment(second: float) -> str:
 
 
 def _stamp(paths: Iterable[Path]) -> _Stamp:
-    """Return what changes when a file is written or another takes its place, be it behind a link."""
+    """Return a stamp that changes when a file is written or replaced, even behind a link."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

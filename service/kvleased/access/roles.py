@@ -1,6 +1,6 @@
-"""Own who may do what: the roles of callers, and the one table of what each of them may call and read.
+"""Own who may do what: the roles of callers, and the one table of what each role may call and read.
 
-How a caller comes to a role is the adapters' business (peer, certificate) and `tokens`' (bearer tokens).
+The adapters (peer, certificate) and `tokens` (bearer tokens) decide which role a caller has.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,21 @@ from typing import Final
 
 
 class Role(Enum):
-    """What the daemon takes a caller for; the value is the word for it."""
+    """The role of a caller; the value is the word for it."""
 
     STRANGER = "stranger"
-    """Nobody known: over TCP, without a token."""
+    """Unknown: a caller over TCP without a token that the daemon knows."""
     READER = "reader"
-    """Looks at everything, and changes nothing."""
+    """May look at everything, and change nothing."""
     JOINER = "joiner"
-    """May attach, and so become a worker; knows of caches, and of nothing in them."""
+    """May register caches and attach, and so become a worker; may know of caches, but not of what is in them."""
     WORKER = "worker"
-    """Attached: by the token that attach returned, for its own leases and its own tenant's blocks alone."""
+    """Attached, and known by the token that attach returned: for its own leases and its own tenant's blocks alone."""
     OPERATOR = "operator"
-    """Everything but what is a worker's own: leases are those of the worker that reserved them."""
+    """May do everything but what is a worker's own, as a lease belongs to the worker that reserved it."""
 
-    # There is one object of each. Enum's own hash is written in Python, and each call is looked up by its role.
+    # There is one object of each member, so identity will do: Enum's own hash is written in Python, and every call
+    # hashes a role.
     __hash__ = object.__hash__
 
 
@@ -30,13 +31,13 @@ Roles = frozenset[Role]
 
 _STRANGER, _READER, _JOINER, _WORKER, _OPERATOR = Role
 ANYBODY: Final = frozenset(Role)
-"""Says nothing of the daemon that its port does not say."""
+"""For what tells no more about the daemon than its open port."""
 KNOW: Final = frozenset({_READER, _JOINER, _WORKER, _OPERATOR})
 LOOK: Final = frozenset({_READER, _WORKER, _OPERATOR})
-"""A worker sees its own tenant's."""
+"""For looking; a worker sees only what is its own tenant's."""
 LOOK_AT_ALL: Final = frozenset({_READER, _OPERATOR})
 JOIN: Final = frozenset({_JOINER, _OPERATOR})
-"""Whoever may name a cache and a tenant; the token of one worker makes no other one."""
+"""For callers that may name a cache and a tenant; a worker's token cannot attach another worker."""
 USE: Final = frozenset({_WORKER, _OPERATOR})
 OWN: Final = frozenset({_WORKER})
 RULE: Final = frozenset({_OPERATOR})
@@ -77,10 +78,10 @@ OF_VERB: Final[Mapping[str, Roles]] = {
     "unpin": USE,
     "watch": LOOK_AT_ALL,
 }
-"""Who may call a verb, over whatever transport; a verb that is not listed is the operator's."""
+"""Who may call a verb, over any transport; a verb that is not listed is the operator's."""
 
 OF_OPERATION: Final[Mapping[str, Roles]] = {"detach": OWN, "end_worker": RULE}
-"""The same for operations of REST that are a part of what their verb is."""
+"""Who may call an operation of REST that is only a part of its verb."""
 
 OF_PATH: Final[Mapping[str, Roles]] = {
     "/livez": ANYBODY,
@@ -95,14 +96,14 @@ OF_PATH: Final[Mapping[str, Roles]] = {
     "/ui/data/map": LOOK_AT_ALL,
     "/ui/data/block": LOOK_AT_ALL,
 }
-"""Who may ask for what is served beside the API."""
+"""Who may request a path that is served beside the API."""
 
 OF_SERVICE: Final[Mapping[str, Roles]] = {
     "grpc.health.v1.Health": ANYBODY,
     "grpc.reflection.v1.ServerReflection": ANYBODY,
     "grpc.reflection.v1alpha.ServerReflection": ANYBODY,
 }
-"""Who may call the services that are served beside kvlease's own over gRPC."""
+"""Who may call a service of gRPC that is served beside kvlease's own."""
 
 
 def of_verb(verb: str) -> Roles:

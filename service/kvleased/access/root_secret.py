@@ -1,4 +1,4 @@
-"""Own the root secret of a supervisor's life: where it comes from, and that its file is not lost while it is in use."""
+"""Own the root secret of a supervisor's life: where it comes from, and that its file is restored while it is in use."""
 
 import os
 import secrets
@@ -19,17 +19,17 @@ _LOG = structlog.get_logger()
 
 
 async def load(kept: Sequence[Kept], keeper: KeeperLink, path: Path | None) -> bytes:
-    """Return the secret of this supervisor's life, and take it from its file, or make one, where there is none yet.
+    """Return the secret of this supervisor's life; if there is none yet, read it from its file, or make one.
 
     Raises:
-        UnusableError: the file is not what it was when the supervisor started.
+        UnusableError: the file is no longer as it was when the supervisor started.
     """
     fds = [item.fd for item in kept if item.name == _KEPT_AS]
     fd = fds[0] if fds else await keeper.create(_KEPT_AS, secret.NUM_BYTES, {})
     try:
         found = os.pread(fd, secret.NUM_BYTES, 0)
         if not any(found):
-            # New, or its maker was killed before it wrote; either way nobody has seen a key of it.
+            # The region is new, or its maker was killed before it wrote: either way nobody has seen a key made with it.
             found = secrets.token_bytes(secret.NUM_BYTES) if path is None else secret.read(path)
             os.pwrite(fd, found, 0)
     finally:
@@ -38,7 +38,7 @@ async def load(kept: Sequence[Kept], keeper: KeeperLink, path: Path | None) -> b
 
 
 def restore_aside(path: Path, content: bytes) -> None:
-    """Have the secret lie in its file again if that has gone, without waiting for its disk."""
+    """Write the secret to its file again if the file has gone, without waiting for the disk."""
     Thread(target=_restore, args=(path, content), name="secret", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""Own the file of the root secret, which tenants' keys are derived from, so that they are the same in every life."""
+"""Own the file of the root secret; tenants' keys are derived from it, so that they are the same in every life."""
 
 import contextlib
 import errno
@@ -15,12 +15,12 @@ _ADVICE: Final = "make one by: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
 def ensure(path: Path, other: Path | None = None) -> None:
-    """Have a secret in a file: check the one that is there, else take the one in another file, or make one.
+    """See that a file has a secret: check an existing one, else copy the one in the other file, else make one.
 
-    The other file, too, has it afterwards, where there was none; one that has another secret stays as it is.
+    If the other file did not exist, it gets the secret, too; if it has another secret, it stays as it is.
 
     Raises:
-        UnusableError: there is one that cannot be used, or none can be made.
+        UnusableError: an existing secret cannot be used, or none can be made.
     """
     _ensure(path, other)
     if other is not None:
@@ -40,7 +40,7 @@ def _ensure(path: Path, other: Path | None) -> None:
 
 
 def _found(path: Path | None) -> bytes:
-    """Return the secret in a file; nothing where there is no such file."""
+    """Return the secret in a file; empty if there is no such file."""
     if path is None:
         return b""
     try:
@@ -54,7 +54,7 @@ def read(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UnusableError: it is no file of this user alone, or not as long as a secret is.
+        UnusableError: the file is not this user's alone, or is not as long as a secret.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -92,10 +92,10 @@ def _check(path: Path, status: os.stat_result) -> None:
 
 
 def restore(path: Path, content: bytes) -> None:
-    """Have a secret that is in use lie in its file again, where that has gone with its directory.
+    """Write a secret that is in use to its file again, if the file has gone with its directory.
 
     Raises:
-        UnusableError: another one lies there by now, or it cannot be written.
+        UnusableError: the file has another secret by now, or cannot be written.
     """
     try:
         found = read(path)
@@ -112,7 +112,7 @@ def restore(path: Path, content: bytes) -> None:
 
 
 def _make(path: Path, content: bytes) -> None:
-    """Make a secret that is either whole or not there; of several who make one at once, one wins."""
+    """Make a secret file, whole or not at all; if several processes make one at once, one wins."""
     own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(own, flags, 0o600)
@@ -132,6 +132,6 @@ def _write(fd: int, content: bytes) -> None:
         os.write(fd, content)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            # Huge pages can be mapped, but a secret is not worth one.
+            # A file of huge pages can be mapped, but a secret is not worth a huge page.
             raise OSError(errno.EINVAL, "files of huge pages cannot be written") from error
         raise

@@ -1,6 +1,6 @@
-"""Own what the log says of those whom nobody let in: of each kind one line in ten seconds, however many there are.
+"""Own the log lines about refused callers: for each kind at most one line in ten seconds, however many there are.
 
-What such callers send is theirs to choose, so nothing of it is repeated, and never a token.
+Such callers choose what they send, so the log repeats nothing of it, and never a token.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _LOG = structlog.get_logger()
 
 
 class Seldom:
-    """Lines of one kind: the first at once, then one in ten seconds with the number and the last of those meanwhile."""
+    """Lines of one kind: the first at once, then one in ten seconds, with the count and the fields of the last."""
 
     def __init__(self, event: str) -> None:
         """Take the name of the event."""
@@ -39,11 +39,11 @@ class Seldom:
         if seconds_left <= 0:
             self.tell_held_back()
         elif self._timer is None:
-            # Else the last of a flood would be told when the next one comes, or never.
+            # Otherwise the last of a flood would be logged only when the next one comes, or never.
             self._timer = asyncio.get_running_loop().call_later(seconds_left, self.tell_held_back)
 
     def tell_held_back(self) -> None:
-        """Write the line of those that were held back, if there are any."""
+        """Write one line for all that were held back, if there are any."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -54,7 +54,7 @@ class Seldom:
 
 
 class Strangers:
-    """Callers who were refused for who they are, told apart by what they asked for."""
+    """Callers that were refused because of who they are, told apart by what they asked for."""
 
     def __init__(self) -> None:
         """Start with nobody."""
@@ -65,7 +65,7 @@ class Strangers:
         return f"<Strangers {len(self._refused)} kinds of calls>"
 
     def refused(self, asked: str, caller: Caller, code: str) -> None:
-        """Tell of a refusal; `asked` is a verb or a path of ours, so that there are only so many."""
+        """Log a refusal; `asked` is a verb or a path of ours, so that there are only few kinds."""
         seldom = self._refused.get(asked)
         if seldom is None:
             seldom = self._refused[asked] = Seldom("caller_refused")

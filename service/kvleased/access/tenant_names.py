@@ -1,14 +1,14 @@
-"""Own which names are no tenant's: those that metrics give to tenants without one, such as "(others)"."""
+"""Own the names that no tenant may have: metrics use them for tenants that they do not name, such as "(others)"."""
 
 from typing import Final
 
 RESERVED: Final = "("
-"""What such names begin with."""
+"""The beginning of reserved names."""
 RULE: Final = (
     f"names that begin with {RESERVED!r} are those that metrics use themselves; choose another"
 )
 
 
 def is_reserved(name: str) -> bool:
-    """Tell whether no tenant may have a name."""
+    """Tell whether a name is reserved, so that no tenant may have it."""
     return name.startswith(RESERVED)

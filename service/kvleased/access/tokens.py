@@ -1,6 +1,6 @@
-"""Own the files of the bearer tokens by which callers over TCP are readers, joiners or operators.
+"""Own the files of the bearer tokens that make callers over TCP readers, joiners or operators.
 
-Workers' tokens are none of these: attach hands them out, and the registry knows them.
+Workers' tokens are not among them: attach hands them out, and the registry knows them.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from kvleased.directories import UnusableError
 _NUM_BYTES: Final = 16
 """Random bytes of a token that we make; it is written in hex."""
 CHARACTERS_MIN: Final = 16
-"""The shortest token that is taken from a file: 64 bits in hex."""
+"""Characters of the shortest token that is accepted from a file: 64 bits in hex."""
 CHARACTERS_MAX: Final = 512
-"""Characters of a token."""
+"""Characters of the longest token."""
 _ADVICE: Final = "make one by: (umask 077; openssl rand -hex 16 > FILE)"
 
 
@@ -29,16 +29,16 @@ class Keyring:
     """The tokens of roles."""
 
     def __init__(self, tokens: Mapping[Role, str]) -> None:
-        """Remember whose tokens they are."""
+        """Take the token of each role."""
         self._tokens = tuple((role, token.encode()) for role, token in tokens.items())
 
     def __repr__(self) -> str:
-        """Show which roles have a token, and never the tokens."""
+        """Show which roles have a token, but never the tokens."""
         return f"<Keyring {', '.join(role.value for role, _ in self._tokens) or 'empty'}>"
 
     @classmethod
     def of_words(cls, words: Mapping[str, str]) -> "Keyring":
-        """Return the tokens that `words` told."""
+        """Return the keyring of the tokens that `words` returned."""
         return cls({Role(role): token for role, token in words.items()})
 
     @property
@@ -51,7 +51,7 @@ class Keyring:
         return self.words.get(role.value) == other.words.get(role.value)
 
     def role_of(self, token: str) -> Role:
-        """Return whose a token is, in a time that does not tell how much of it was right; a stranger's, if nobody's."""
+        """Return the role of a token, or STRANGER; the time that this takes does not tell how much of it was right."""
         found, given = Role.STRANGER, token.encode("utf-8", "surrogateescape")
         for role, own in self._tokens:
             if compare_digest(own, given):
@@ -60,10 +60,10 @@ class Keyring:
 
 
 def ensure(paths: Mapping[Role, Path]) -> Keyring:
-    """Have a token in each file: check those that are there, and make the others; returns them.
+    """See that each file has a token: check those that exist, and make the others; return them.
 
     Raises:
-        UnusableError: there is one that cannot be used, none can be made, or two roles have the same.
+        UnusableError: a token cannot be used, or cannot be made, or two roles have the same.
     """
     for path in paths.values():
         if not path.exists():
@@ -76,10 +76,10 @@ def ensure(paths: Mapping[Role, Path]) -> Keyring:
 
 
 def load(paths: Mapping[Role, Path]) -> Keyring:
-    """Return the tokens in files that are there.
+    """Return the tokens in existing files.
 
     Raises:
-        UnusableError: one cannot be used, or two roles have the same.
+        UnusableError: a token cannot be used, or two roles have the same.
     """
     tokens: dict[Role, str] = {}
     for role, path in paths.items():
@@ -93,7 +93,7 @@ def load(paths: Mapping[Role, Path]) -> Keyring:
 
 def _read(path: Path) -> str:
     try:
-        # A link is followed: that is how Kubernetes mounts what it keeps.
+        # Links are followed: Kubernetes mounts secrets by links.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         message = f"token file {path} cannot be used: {error.strerror}"
@@ -128,7 +128,7 @@ def _check(path: Path, status: os.stat_result) -> None:
 
 
 def _make(path: Path) -> None:
-    """Make a token that is either whole or not there; of several who make one at once, one wins."""
+    """Make a token file, whole or not at all; if several processes make one at once, one wins."""
     own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -1,9 +1,9 @@
-"""Own how many workers there may be, and how many of those places are kept for whom; who they are is the registry's.
+"""Own how many workers there may be, and how many places are kept for which tenant; the registry has the workers.
 
-- Half of the places is divided by `min_percent`: what is a tenant's of them is kept for it, whoever comes for it.
-- Callers with a joiner's token or certificate, who come over TCP, have half of the places together at most, beside what
-  is kept for their tenants.
-- Where tenants have limits, the last eighth is for tenants that have no worker yet, or are below what is kept for them.
+- Half of the places are divided by `min_percent`: a tenant's part of them is kept for it, whoever attaches for it.
+- Callers with a joiner's token or certificate, who come over TCP, have at most half of the places together, apart from
+  those that are kept for their tenants.
+- If tenants have limits, the last eighth is for tenants that have no worker yet, or fewer than are kept for them.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ class WorkerAllowances:
     """The places of workers, under the limits of tenants."""
 
     def __init__(self, tenants: Mapping[str, TenantSettings], max_workers: int) -> None:
-        """Divide them."""
+        """Divide the places."""
         self._max_workers = max_workers
         self._max_joiners = max(1, max_workers // _JOINERS_ONE_IN)
         self._kept = _kept(tenants, max_workers // _MINIMA_ONE_IN)
         self._num_new = max_workers // _NEWCOMERS_ONE_IN if tenants else 0
 
     def __repr__(self) -> str:
-        """Show how many there are, and for whom some are kept."""
+        """Show how many places there are, and for whom some are kept."""
         return f"<WorkerAllowances {self._max_workers}, kept {self._kept}>"
 
     def under(self, tenants: Mapping[str, TenantSettings]) -> "WorkerAllowances":
@@ -40,10 +40,10 @@ class WorkerAllowances:
         return WorkerAllowances(tenants, self._max_workers)
 
     def require_one(self, tenant: str, has: Counter[str], num_joiners: int | None) -> None:
-        """Refuse a worker of a tenant for which there is no place; `num_joiners` is None for whoever is no joiner.
+        """Refuse a worker of a tenant if there is no place for it; `num_joiners` is None if it is no joiner.
 
         Raises:
-            BusyError: there is none, or those that are left are kept for others.
+            BusyError: there is no place, or those that are left are kept for others.
         """
         num_left = self._max_workers - has.total()
         if num_left <= 0:
