@@ -1,1 +1,1 @@
-"""The verbs: each checks its request, asks the core, and turns the core's reply into the response of the same name."""
+"""The verbs: each checks its request, asks the core, and turns the core's reply into the verb's response."""

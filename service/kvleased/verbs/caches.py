@@ -1,4 +1,4 @@
-"""Own the verbs on caches: plan, register, get, list, stats; and bringing caches back after a restart."""
+"""Own the verbs on caches (plan, register, get, list, stats), and the return of caches after a restart."""
 
 import asyncio
 import os
@@ -53,8 +53,11 @@ from kvleased.verbs.shapes import shape_of
 _LOG = structlog.get_logger()
 
 Earlier = tuple[Mapping[WorkerId, int], float, Mapping[WorkerId, Place], Mapping[WorkerId, int]]
-"""What the core must know beside its records: the living workers by tenant digest, the time, their places, and the
-names of the magazines that they share."""
+"""What a recovered core must know beside its records.
+
+By worker id, the tenant digests of the living workers; the time; the workers' places in their engines; and the digests
+of their magazines.
+"""
 
 
 class CacheVerbs:
@@ -73,7 +76,7 @@ class CacheVerbs:
         """Take what the verbs work with."""
         self._registry = registry
         self.rules = Rules(settings.tenants, settings.max_tenants)
-        """What tenants may have."""
+        """The limits of tenants."""
         self._settings = settings
         self._epoch = epoch
         self._id_count = IdCount(epoch)
@@ -86,11 +89,11 @@ class CacheVerbs:
         self._root_secret = b""
 
     def take_secret(self, root_secret: bytes) -> None:
-        """Take what tenants' digests are derived from, before the first call."""
+        """Take the secret that tenants' digests are derived from, before the first call."""
         self._root_secret = self._maker.root_secret = root_secret
 
     def note_store(self, entry: CacheEntry) -> None:
-        """Have it kept which file the disk store of a cache lies in, and whether its slots are known."""
+        """Have the supervisor keep which file a cache's disk store is, and whether its slots are known."""
         self._maker.note_store(entry)
 
     @property
@@ -108,7 +111,7 @@ class CacheVerbs:
 
     def plan(self, request: pb.PlanRequest, _: Caller) -> Answer:
         """Compute a plan."""
-        # Explaining a large plan takes longer than the other callers should wait.
+        # It takes a thread, as explaining a large plan takes longer than other callers should wait.
         return asyncio.ensure_future(
             asyncio.to_thread(plans.answer, request, self._maker.device_bytes_default)
         )
@@ -119,12 +122,12 @@ class CacheVerbs:
         return asyncio.ensure_future(self._register(name, request.inputs, request.options))
 
     def get_cache(self, request: pb.GetCacheRequest, caller: Caller) -> Answer:
-        """Describe one cache, to a worker its own."""
+        """Describe one cache; a worker may ask only for its own."""
         name = inspecting.seen_by(self._registry, caller, request.cache)
         return pb.GetCacheResponse(info=self._registry.cache(name).info())
 
     def list_caches(self, _: pb.ListCachesRequest, caller: Caller) -> Answer:
-        """Describe all caches, to a worker its own."""
+        """Describe all caches; a worker is told only of its own."""
         own = inspecting.seen_by(self._registry, caller, "")
         infos = [entry.info() for entry in self._registry if own in {"", entry.name}]
         return pb.ListCachesResponse(caches=infos)
@@ -142,11 +145,11 @@ class CacheVerbs:
         )
 
     def told(self, name: str) -> list[pb.CacheStats]:
-        """Describe the cache of a name, if there is one; all of them where there is no name."""
+        """Describe the cache of this name, if there is one; all caches if the name is empty."""
         return [_stats(entry) for entry in self._registry if name in {"", entry.name}]
 
     def inspect(self, request: pb.InspectRequest, caller: Caller) -> Answer:
-        """List who uses a cache, or waits for it."""
+        """List who uses a cache or waits for it."""
         return inspecting.inspect(self._registry, request, caller)
 
     def recover(
@@ -157,10 +160,10 @@ class CacheVerbs:
         magazines: Mapping[str, Mapping[WorkerId, int]],
         now: float,
     ) -> None:
-        """Bring back every cache whose regions were kept, and tell of files that are none's.
+        """Bring back every cache whose regions were kept, and log files that belong to no cache.
 
-        `workers` are the living ones, by cache and tenant digest; `places` what some of them are to their engines,
-        and `magazines` which ones they share.
+        By cache and worker id, `workers` has the tenant digests of the living workers, `places` the engines and ranks
+        of those that have an engine, and `magazines` the digests of the magazines that they share.
         """
         self.name_tenants()
         self._registry.memory_shortages.recover(self._keeper, kept)
@@ -184,7 +187,7 @@ class CacheVerbs:
             options = from_metadata(registration.metadata["options"])
             gpu_regions = gpu_regions_of(items)
             sizes = regions.region_sizes(planned, self._shape_of(planned, options))
-            # A descriptor of a GPU's memory tells of no length, and nobody can cut it off.
+            # A descriptor of GPU memory has no length to check, and nobody can cut that memory off.
             if regions.are_whole(
                 fds, {kind: sizes[kind] for kind in sizes if kind not in gpu_regions}
             ):
@@ -192,7 +195,7 @@ class CacheVerbs:
                 entry = self._make_entry(name, planned, options, made, earlier=earlier)
                 entry.is_scanned = registration.metadata["is_scanned"]
                 entry.disk_file_id = registration.metadata["disk_file_id"]
-                # A registration that an earlier build kept says nothing of drains.
+                # A registration that was kept by an earlier build lacks these fields.
                 entry.is_draining = registration.metadata.get("is_draining", False)
                 entry.num_populatings = registration.metadata.get("num_populatings", 0)
                 entry.was_ready = registration.metadata.get("was_ready", False)
@@ -200,13 +203,13 @@ class CacheVerbs:
                 self._maker.populate(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was cut off")
-        # Its registration was never answered, or its deletion was under way.
+        # The registration was never answered, the deletion was under way, or a file is not whole.
         for item in items.values():
             self._keeper.drop(item.name)
             os.close(item.fd)
 
     def name_tenants(self) -> None:
-        """Have the tenants that have limits go by their names, with the revisions of what was set."""
+        """Give the registry the names of tenants with limits, their places for workers, and their revisions."""
         names = named((TENANT_DEFAULT, *self.rules.tenants), self._root_secret)
         self._registry.known_tenants = names
         registry = self._registry
@@ -216,7 +219,7 @@ class CacheVerbs:
     def limits_for(
         self, entry: CacheEntry, tenants: Mapping[str, TenantSettings], usable_blocks: int
     ) -> c.Limit:
-        """Return what tenants may have of a cache that grants so many blocks.
+        """Return the limits of tenants in a cache that grants `usable_blocks`.
 
         Raises:
             NeverFitsError: the minima are more than the pool.
@@ -225,11 +228,11 @@ class CacheVerbs:
 
     @property
     def maker(self) -> Maker:
-        """What makes the memory of caches."""
+        """The maker of caches' memory."""
         return self._maker
 
     def _go_on(self, entry: CacheEntry) -> None:
-        """Go on with what operators had changed of a cache: its size, and whether it is drained."""
+        """Apply what operators had changed of a cache in earlier lives: its size, and whether it is drained."""
         if entry.core.shape.parked_blocks:
             usable_blocks = entry.core.shape.usable_blocks
             limits = self.limits_for(entry, self.rules.tenants, usable_blocks)
@@ -239,11 +242,11 @@ class CacheVerbs:
             entry.core.handle(c.Drain(is_daemon=self._registry.is_draining), 0.0)
 
     async def stop(self) -> None:
-        """End what runs in the background."""
+        """Stop what runs in the background."""
         await self._maker.stop()
 
     def _shape_of(self, plan: CachePlan, options: pb.CacheOptions) -> CacheShape:
-        """Return the numbers that the core of a cache works with, its tenants' limits among them."""
+        """Return the numbers that the core of a cache works with, including the limits of its tenants."""
         shape = shape_of(plan, self._settings, options)
         return with_tenants(shape, self.rules.tenants, self._root_secret, plan.bytes_per_block)
 
@@ -270,7 +273,7 @@ class CacheVerbs:
             pool = "device_blocks" if inputs.device_blocks else "device_bytes"
             await self._maker.require_room(name, planned, options, pool)
             made = await self._maker.create(name, planned, options)
-            # Nobody can be attached to what outlived the container.
+            # No worker can be attached to a host pool that outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
             entry = self._make_entry(
                 name, planned, options, made, earlier=earlier, is_other_container=True
@@ -336,10 +339,10 @@ class CacheVerbs:
 def _equal_registration(
     entry: CacheEntry, planned: CachePlan, asked: pb.CacheOptions
 ) -> pb.RegisterCacheResponse:
-    """Describe the cache that exists if the registration is equal.
+    """Describe the existing cache, if its registration is equal.
 
     Raises:
-        LayoutMismatchError: it is not; the message names what differs.
+        LayoutMismatchError: the registrations differ; the message names what differs.
     """
     differing = plan_differences(entry.plan, planned) + option_differences(entry.options, asked)
     if differing:
@@ -352,7 +355,7 @@ def _equal_registration(
 
 
 def _haunt(entry: CacheEntry) -> None:
-    """Give a cache its ghosts; those of a version that knew other policies are no reason not to start."""
+    """Give a cache its ghosts; start without them if another version wrote them with policies unknown here."""
     if not entry.options.ghosts:
         return
     from kvleased.traces.ghosts import Ghosts, read_ghosts  # noqa: PLC0415 -- few caches have any

@@ -1,4 +1,4 @@
-"""Own the verb that ends a cache: who stands against it, whether its disk store goes with it, and what is left."""
+"""Own the verb that ends a cache: what prevents it, whether its disk store is removed too, and what is left."""
 
 import asyncio
 from typing import Final
@@ -17,27 +17,27 @@ from kvleased.tiers import Tiers
 from kvleased.verbs.making import Maker
 
 _WORKERS_NAMED_MAX: Final = 8
-"""Workers that a refusal names."""
+"""Most workers that a refusal names."""
 _LOG = structlog.get_logger()
 
 
 class Deleter:
-    """End caches, with their disk stores where that is asked for."""
+    """Ends caches, with their disk stores if that is asked for."""
 
     def __init__(self, registry: Registry, maker: Maker, tiers: Tiers, events: Events) -> None:
-        """Take what it works with."""
+        """Take the objects that it works with."""
         self._registry = registry
         self._maker = maker
         self._tiers = tiers
         self._events = events
 
     def delete_cache(self, request: pb.DeleteCacheRequest, caller: Caller) -> Answer:
-        """Free a cache that no worker is attached to; with a purge, once the file of its disk store is gone.
+        """Delete a cache that no worker is attached to; with `purge`, remove the file of its disk store first.
 
         Raises:
-            UnknownCacheError: there is none of that name.
-            CacheInUseError: workers are attached to it.
-            WrongStateError: its disk store is to be purged and is off; nothing has changed.
+            UnknownCacheError: there is no cache of that name.
+            CacheInUseError: workers are attached to the cache.
+            WrongStateError: the disk store is to be purged, but cannot be; nothing has changed.
         """
         entry = self._registry.cache(request.cache)
         self._require_unused(entry)
@@ -46,7 +46,7 @@ class Deleter:
         return self._end(entry, caller, keeps_disk=entry.has_tier(Tier.DISK))
 
     async def _purge(self, entry: CacheEntry, caller: Caller) -> pb.DeleteCacheResponse:
-        """Remove the store before the cache: who is cut off in between finds the cache, and can call again."""
+        """Remove the store before the cache, so that a caller that is cut off in between can call again."""
         if reason := await self._tiers.purge(entry):
             message = (
                 f"the disk store of cache {entry.name} cannot be purged: {reason}; mend that and call again, or delete "
@@ -55,7 +55,7 @@ class Deleter:
             raise WrongStateError(message, resource="disk", rule="store_off")
         if self._registry.by_pool.get(entry.pool) is not entry:
             raise UnknownCacheError(f"cache {entry.name} was deleted meanwhile", resource="cache")
-        # A worker that came meanwhile keeps the cache, whose store begins anew.
+        # If a worker has attached meanwhile, the cache stays, and its store begins anew.
         self._require_unused(entry)
         return self._end(entry, caller, keeps_disk=False)
 

@@ -1,4 +1,4 @@
-"""Own how two records are compared for people: which fields differ, each by its path and with both values."""
+"""Own the comparison of two records for people: the fields that differ, each with its path and both values."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from kvlease.plan import CachePlan
 from kvlease.spec import LayerSpec
 
 _NAMED_MAX: Final = 12
-"""Differences that are named; the others are counted."""
+"""Most differences that are named; further ones are counted."""
 _VALUE_CHARACTERS_MAX: Final = 64
 _DERIVED: Final = ("layout_fingerprint", "waste")
-"""Fields that say nothing which the others do not; they come last."""
+"""Fields that are derived from the others; they come last."""
 
 
 def plan_differences(old: CachePlan, new: CachePlan) -> list[str]:
-    """Return what differs between two plans, such as "groups[0].spec.head_size (64, not 128)"; nothing if equal."""
+    """Return the differences of two plans, such as "groups[0].spec.head_size (64, not 128)"; empty if equal."""
     found = list(differences(old, new))
     found.sort(key=lambda text: text.startswith(_DERIVED))
     if len(found) > _NAMED_MAX:

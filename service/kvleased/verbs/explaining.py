@@ -1,4 +1,4 @@
-"""Own how the reasons why a prefix was not found are told: in numbers, and in one sentence with what to change."""
+"""Own how the reasons of misses are told: in numbers, and in one sentence that says what to change."""
 
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -16,13 +16,13 @@ from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.runner import Respond
 
 Run = Callable[[CacheEntry, c.Command, Respond], Answer]
-"""What hands a command to a core."""
+"""Gives a command to a core."""
 
 AddMisses = Callable[[pb.ReserveResponse, e.Reserved], pb.ReserveResponse]
-"""What adds the misses of a grant to the response that tells of it."""
+"""Adds the misses of a grant to the response."""
 
 ANOTHER_TENANT: Final = "another tenant"
-"""How tenants are called to workers that are not theirs."""
+"""What workers are told instead of another tenant's name."""
 _SECONDS_SHOWN_MIN: Final = 0.1
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _SENTENCES: Final = {
@@ -46,7 +46,7 @@ _SENTENCES: Final = {
         "the last {tokens} cannot fill a block of {block_tokens} tokens, and only full blocks are kept"
     ),
 }
-"""What is said of the reasons that need no more than numbers put in."""
+"""The sentences of the reasons that only need numbers filled in."""
 _SILENCES: Final = {
     None: "",
     Silence.OFF: "; the remote store may have them, but does not work at present; kvlease caches says why",
@@ -54,11 +54,11 @@ _SILENCES: Final = {
         "; the remote store may have them, but did not answer this call; kvlease caches says whether it works"
     ),
 }
-"""What is said of the remote store beside the reason."""
+"""What a sentence adds about the remote store."""
 
 
 def explain(registry: Registry, run: Run, caller: Caller, cache: str, lease_id: LeaseId) -> Answer:
-    """Tell why the rest of a lease's prefix was not found: a worker of its own leases, an operator of any."""
+    """Tell why the rest of a lease's prefix was not found; a worker may ask for its own leases, an operator for any."""
     worker = registry.worker(caller.token) if caller.token else None
     entry = registry.cache(cache) if cache else registry.cache_of(caller)
     command = c.Explain(worker_id=None if worker is None else worker.worker_id, lease_id=lease_id)
@@ -66,16 +66,16 @@ def explain(registry: Registry, run: Run, caller: Caller, cache: str, lease_id: 
 
 
 class Explainer:
-    """Tell one caller of the misses in one cache."""
+    """Tells one caller about the misses in one cache."""
 
     def __init__(self, registry: Registry, entry: CacheEntry, worker: WorkerEntry | None) -> None:
-        """Remember who is told: a worker, or with None an operator, who may know all tenants by name."""
+        """Remember the caller: a worker, or None for an operator, who may know the names of all tenants."""
         self._registry = registry
         self._entry = entry
         self._worker = worker
 
     def add_misses(self, response: pb.ReserveResponse, reply: e.Reserved) -> pb.ReserveResponse:
-        """Say in the response to a reserve what was not found."""
+        """Add to the response to a reserve what was not found."""
         if reply.misses:
             response.misses.extend(self._misses(reply.misses))
         return response
@@ -191,7 +191,7 @@ def _left_out(miss: Missed) -> str:
 
 
 def _ago(miss: Missed, now: float) -> str:
-    """Return how long ago blocks left, with a space before it; nothing where that is not known."""
+    """Return how long ago blocks left, with a space before it; empty if that is not known."""
     if miss.first_left_at is None or miss.last_left_at is None:
         return ""
     first, last = _span(now - miss.first_left_at), _span(now - miss.last_left_at)
@@ -199,7 +199,7 @@ def _ago(miss: Missed, now: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return a span of time in its largest whole unit, with a space before it."""
+    """Return a span of time in the largest unit that fits, with a space before it."""
     for unit, length in _SPANS:
         if seconds >= length:
             return f" {int(seconds // length)} {unit}"

@@ -1,4 +1,4 @@
-"""Own the figures of each cache at one instant, tenants by their names; how metrics call them is not known here."""
+"""Own the figures of each cache at one instant, with tenants by name; how metrics name them is not known here."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from kvleased.traces.ghosts import GhostFigures
 
 OTHERS: Final = "(others)"
-"""The name under which the blocks of all tenants are counted that are neither configured nor attached."""
+"""The name that stands for all tenants that are neither configured nor attached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one cache has and does at one instant."""
+    """The figures of one cache at one instant."""
 
     census: Census
     waiting: Mapping[str, int]
-    """Waiting calls by the priority that they have come to; they add up to those of the census."""
+    """Waiting calls by the priority that they have reached; their sum is the census's number."""
     tenants: Mapping[tuple[str, str], int]
     """Device blocks by tenant and state: "used", and of these "held" and "pinned"."""
     pools: Mapping[str, Mapping[str, int]]
-    """Blocks by tier and state, of the tiers that it has."""
+    """Blocks by tier and state, of the tiers that the cache has."""
     are_up: Mapping[str, bool]
-    """Whether its lower tiers work, by tier."""
+    """Whether each of its lower tiers works."""
     ghosts: "Sequence[GhostFigures]" = ()
     num_ghost_keys_dropped: int = 0
 
@@ -54,7 +54,7 @@ def figures(registry: Registry) -> dict[str, Figures]:
 
 
 def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
-    """Return the blocks by state of every tier of a cache that counts them."""
+    """Return the blocks by state, for every tier of a cache whose blocks are counted."""
     pools = {Tier.DEVICE: census.device, Tier.HOST: census.host, Tier.DISK: census.disk}
     return {
         tier.value: counts
@@ -64,13 +64,13 @@ def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
 
 
 def waiting_by_priority(census: Census) -> dict[str, int]:
-    """Return the waiting calls by the name of the priority that they have come to."""
+    """Return the number of waiting calls by the name of the priority that they have reached."""
     counts = census.waiting_by_priority
     return {name: counts.get(priority, 0) for priority, name in enumerate(checks.PRIORITIES)}
 
 
 def _tenants(core: Cache, names: Mapping[int, str]) -> Counter[tuple[str, str]]:
-    # Who left long ago may have blocks yet; of such tenants there may be as many as blocks.
+    # Tenants that left long ago may still have blocks, and there may be as many such tenants as blocks.
     blocks: Counter[tuple[str, str]] = Counter()
     for one in core.list_tenants():
         name = names.get(one.tenant_digest, OTHERS)

@@ -1,6 +1,6 @@
-"""Own the verb inspect: who uses a cache or waits for it, a page at a time.
+"""Own the verb inspect: it lists who uses a cache or waits for it, a page at a time.
 
-It changes nothing and names neither keys nor tokens.
+It changes nothing, and names neither keys nor tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +28,13 @@ ENTRIES_MAX: Final = 256
 def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> pb.InspectResponse:
     """List the workers, leases, pins, waiting calls, tenants or magazines of a cache, by id.
 
-    A worker sees its own tenant's alone, and of its own cache.
+    A worker sees only those of its own tenant, in its own cache.
 
     Raises:
-        UnknownCacheError: there is no such cache, or it is none of the worker's business.
-        InvalidError: there is no such list, the limit is above that of a page, or the id before it is negative.
-        UnknownWorkerError: the token is nobody's.
+        UnknownCacheError: there is no such cache.
+        NotYoursError: a worker asks about another cache than its own.
+        InvalidError: there is no such list, the limit is above that of a page, or `after_id` is negative.
+        UnknownWorkerError: nobody has this token.
     """
     asking = registry.worker(caller.token) if caller.token else None
     entry = registry.cache(request.cache)
@@ -50,10 +51,10 @@ def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> p
 
 
 def seen_by(registry: Registry, caller: Caller, name: str) -> str:
-    """Return the name of the cache that a caller may look at; for a worker that is its own, named or not.
+    """Return the name of the cache that a caller asks about; for a worker that is its own, named or not.
 
     Raises:
-        NotYoursError: a worker asks about another one.
+        NotYoursError: a worker asks about another cache than its own.
     """
     if not caller.token:
         return name
@@ -64,7 +65,7 @@ def seen_by(registry: Registry, caller: Caller, name: str) -> str:
 
 
 class _Page(NamedTuple):
-    """Which entries are asked for."""
+    """The entries that are asked for."""
 
     own: int | None
     """The digest of the only tenant whose entries are seen; None sees all."""
@@ -122,7 +123,7 @@ def _seen_workers(registry: Registry, own: int | None) -> list[WorkerEntry]:
 def _tenants(
     registry: Registry, entry: CacheEntry, own: int | None, places: range
 ) -> pb.InspectResponse:
-    """List the tenants at some places of the list; `own` is the digest of the only one to be seen, None sees all."""
+    """List the tenants at some places; `own` is the digest of the only tenant that is seen, or None to see all."""
     names = registry.tenant_names()
     seen = [one for one in entry.core.list_tenants() if own in (None, one.tenant_digest)]
     page = [(place + 1, one) for place, one in enumerate(seen) if place in places]
@@ -135,7 +136,7 @@ def _tenants(
 def _magazines(
     registry: Registry, entry: CacheEntry, own: int | None, places: range
 ) -> pb.InspectResponse:
-    """List the magazines at some places; `own` is the digest of the only tenant whose are seen, None sees all."""
+    """List magazines; `own` is the digest of the only tenant whose magazines are seen, or None to see all."""
     names = registry.tenant_names()
     found = entry.core.list_magazines(monotonic())
     seen = [one for one in found if own in (None, one.tenant_digest)]
@@ -154,7 +155,7 @@ _LISTINGS: Final[dict[str, Callable[[Registry, CacheEntry, _Page], pb.InspectRes
 _OF_TENANTS: Final[
     dict[str, Callable[[Registry, CacheEntry, int | None, range], pb.InspectResponse]]
 ] = {"tenants": _tenants, "magazines": _magazines}
-"""Lists that go by place."""
+"""Lists whose entries are asked for by their place."""
 
 
 def _worker(worker: WorkerEntry) -> pb.WorkerInfo:
@@ -244,10 +245,10 @@ def _magazine(facts: "MagazineFacts", names: Mapping[int, str]) -> pb.MagazineIn
 
 
 def tenant_name(names: Mapping[int, str], digest: int) -> str:
-    """Return how a tenant is called in lists: by its name, or by its digest where that is not known."""
+    """Return the name of a tenant for lists, or its digest in hex if the name is not known."""
     return names.get(digest, f"{digest:016x}")
 
 
 def _milliseconds(seconds: float) -> int:
-    # The clock of the wall may be set back.
+    # The wall clock may be set back.
     return max(0, int(seconds * 1000))

@@ -1,4 +1,4 @@
-"""Own the verbs that a scheduler calls on blocks, leases and pins; what they decide is the core's business."""
+"""Own the verbs that a scheduler calls on blocks, leases and pins; the core makes the decisions."""
 
 import asyncio
 from collections.abc import Mapping
@@ -203,7 +203,7 @@ class LeaseVerbs:
     def step(self, request: pb.StepRequest, caller: Caller) -> Answer:
         """Carry out the operations of one scheduler step."""
         worker = self._registry.worker(caller.token)
-        # Whether the columns fit each other is the core's to say; each is read but once, for reading one copies it.
+        # The core checks that the columns fit each other. Each column is read only once, because reading copies it.
         command = c.Step(
             worker_id=worker.worker_id,
             verbs=request.verbs,
@@ -298,7 +298,7 @@ class LeaseVerbs:
         return checks.count("wait_ms", wait_ms, 0, self._wait_ms_max) if wait_ms else 0
 
     def _tenant(self, caller: Caller) -> int | None:
-        """Return whose blocks a call may be about; None, for an operator, is everybody's."""
+        """Return the digest of the tenant whose blocks a call may be about; None, for an operator, is all tenants."""
         return self._registry.worker(caller.token).tenant_digest if caller.token else None
 
     def _worker_id(self, caller: Caller, lease_id: int) -> WorkerId | None:
@@ -317,7 +317,7 @@ def _noted(
     respond: Respond,
     fields: Mapping[str, object] = MappingProxyType({}),
 ) -> Respond:
-    """Return what responds to a call on cached blocks, and has the log tell of it where no worker called."""
+    """Return a function that responds to a call on cached blocks, and logs the call if it is an operator's."""
     if caller.token:
         return respond
 

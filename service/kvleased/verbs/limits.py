@@ -1,6 +1,6 @@
-"""Own the limits of tenants that hold now, and the way from them to those in blocks that a core works with.
+"""Own the limits of tenants that are in force, and their conversion to the limits in blocks that a core works with.
 
-They begin as the settings say, and a call can replace them; what they mean is told in `core.tenants`.
+The settings give the first limits, and calls can replace them; `core.tenancy.tenants` tells what they mean.
 """
 
 import os
@@ -21,25 +21,25 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.registry import tenant_digest, tenant_key
 
 REVISION_MAX: Final = 2**53 - 1
-"""The last revision that limits can have, which JSON carries exactly."""
+"""The last revision that limits can have: JSON carries no larger number exactly."""
 _DEFAULTS: Final = TenantSettings()
 _PREFIX: Final = "tenant/"
-"""What the names of kept limits start with."""
+"""The beginning of the names of kept limits."""
 
 
 class Rules:
-    """The limits of all tenants that have any of their own, each with a revision: 0 where the settings say them."""
+    """The limits of all tenants that have their own, each with a revision: 0 if they come from the settings."""
 
     def __init__(self, configured: Mapping[str, TenantSettings], max_tenants: int) -> None:
-        """Begin with what the settings say."""
+        """Begin with the limits from the settings."""
         self.tenants: dict[str, TenantSettings] = dict(configured)
         self._configured = frozenset(configured)
         self._revisions: dict[str, int] = {}
-        """Of what calls have set, oldest first; also of as many tenants as may have limits that have none any more."""
+        """The revisions of limits that calls have set, oldest first; up to `max_tenants` are of removed limits."""
         self._max_tenants = max_tenants
 
     def __repr__(self) -> str:
-        """Show life: how many there are, and how many of them were set by a call."""
+        """Show life: how many limits there are, and how many were set by a call."""
         return f"<Rules {len(self.tenants)} tenants, {len(self._revisions)} set>"
 
     def of(self, tenant: str) -> tuple[TenantSettings, int]:
@@ -47,7 +47,7 @@ class Rules:
         return self.tenants.get(tenant, TenantSettings()), self._revisions.get(tenant, 0)
 
     def with_one(self, tenant: str, limits: TenantSettings) -> dict[str, TenantSettings]:
-        """Return the limits of all tenants, had one these; who has the defaults has none of its own.
+        """Return the limits of all tenants as they would be if one had these; a tenant with the defaults is left out.
 
         Raises:
             BusyError: there are as many tenants with limits as are allowed.
@@ -63,7 +63,7 @@ class Rules:
         return self.tenants | {tenant: limits}
 
     def set(self, tenant: str, limits: TenantSettings, revision: int) -> None:
-        """Take over limits that were checked; the defaults leave the tenant none of its own."""
+        """Set limits that were checked; with the defaults the tenant has no limits of its own."""
         self._revisions.pop(tenant, None)
         self._revisions[tenant] = revision
         if limits == _DEFAULTS:
@@ -74,17 +74,17 @@ class Rules:
     # Restarts
 
     def keep(self, keeper: KeeperLink, tenant: str) -> None:
-        """Have a tenant's limits kept for the next life of the control process."""
+        """Have the supervisor keep a tenant's limits for the next life of the control process."""
         limits, revision = self.of(tenant)
         metadata = {"tenant": tenant, "limits": limits.model_dump(), "revision": revision}
-        # The store keeps descriptors; this one only carries the metadata.
+        # The supervisor keeps descriptors; this one only carries the metadata.
         stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         keeper.keep(_name_of(tenant), stand_in, metadata)
         os.close(stand_in)
         self._forget_removed(keeper)
 
     def _forget_removed(self, keeper: KeeperLink) -> None:
-        """Drop the revisions of those whose limits were removed longest ago, where they are too many."""
+        """If there are too many revisions of removed limits, drop those that were removed longest ago."""
         known = self._configured.union(self.tenants)
         removed = [name for name in self._revisions if name not in known]
         for name in removed[: -self._max_tenants]:
@@ -92,7 +92,7 @@ class Rules:
             keeper.drop(_name_of(name))
 
     def recover(self, kept: Iterable[Kept]) -> None:
-        """Go on with the limits that calls had set in an earlier life."""
+        """Take over the limits that calls had set in an earlier life."""
         for item in kept:
             if item.name.startswith(_PREFIX):
                 found = item.metadata
@@ -125,7 +125,7 @@ def limits_of(
     usable_blocks: int,
     bytes_per_block: int,
 ) -> Limit:
-    """Return the limits in blocks of a cache that can grant so many.
+    """Return the limits of tenants in blocks, for a cache that can grant `usable_blocks`.
 
     Raises:
         NeverFitsError: the minima are more than the pool.
@@ -141,14 +141,14 @@ def limits_of(
 
 
 def named(tenants: Iterable[str], root_secret: bytes) -> dict[int, str]:
-    """Return the names of tenants by the digests that the core knows them by."""
+    """Return the names of tenants by their digests in the core."""
     return {tenant_digest(tenant_key(root_secret, name)): name for name in tenants}
 
 
 def _minima(
     tenants: Mapping[str, TenantSettings], usable_blocks: int, bytes_per_block: int
 ) -> dict[str, int]:
-    """Return the minima, rounded up for as long as they are no more than the pool together."""
+    """Return the minima in blocks, rounded up as far as their sum does not exceed the pool."""
     shares = {
         name: max(
             _part(usable_blocks, tenant.min_percent), Fraction(tenant.min_bytes, bytes_per_block)
@@ -191,5 +191,5 @@ def _limits(
 
 
 def _part(num_blocks: int, percent: float) -> Fraction:
-    """Return a share of blocks, free of the error that 29 % of 100 would have otherwise."""
+    """Return a share of blocks exactly: in floating point, 29 % of 100 would not be 29."""
     return Fraction(str(percent)) * num_blocks / 100

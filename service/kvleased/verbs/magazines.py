@@ -1,4 +1,4 @@
-"""Own the verbs on magazines, by which engines that keep their own block tables take and give blocks by their ids."""
+"""Own the verbs on magazines, by which engines with block tables of their own take and give blocks by block id."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,7 @@ class MagazineVerbs:
         """Change the magazine that the worker shares."""
         worker = self._registry.worker(caller.token)
         checks.count("sequence", request.sequence, 0, JSON_INTEGER_MAX)
-        # Whether the columns fit each other is the core's to say; each is read but once, for reading one copies it.
+        # The core checks that the columns fit each other. Each column is read only once, because reading copies it.
         command = c.Exchange(
             worker_id=worker.worker_id,
             sequence=request.sequence,

@@ -1,4 +1,4 @@
-"""Own the making of a cache's memory and its end: room for it, its regions and files, and the populating of them."""
+"""Own the making and the end of a cache's memory: the room for it, its regions and files, and their populating."""
 
 import contextlib
 import os
@@ -29,11 +29,11 @@ from kvleased.verbs.options import to_metadata
 from kvleased.verbs.populating import Populator
 
 PREFIX: Final = "cache/"
-"""What the names of kept regions start with."""
+"""The beginning of the names of kept regions."""
 HOST_RETRY_MS: Final = 2000
-"""After how long to register again where a host pool's files cannot be used as they are."""
+"""Milliseconds after which to register again if the files of a host pool cannot be used as they are."""
 DISK_SECONDS_MAX: Final = 2.0
-"""Seconds that a registration waits for a word of the disk stores' file system, which may hang."""
+"""Seconds that a registration waits for an answer of the disk stores' file system, which may hang."""
 _LOG = structlog.get_logger()
 
 ShapeOf = Callable[[CachePlan, pb.CacheOptions], CacheShape]
@@ -46,11 +46,11 @@ class Regions:
     fds: dict[str, int]
     gpu_regions: dict[str, GpuRegion]
     has_found_host: bool
-    """Whether the host pool has what an earlier life of the container left."""
+    """Whether the host pool is one that an earlier life of the container left."""
 
 
 class Maker:
-    """Make, populate and give back the memory of caches."""
+    """Makes, populates and gives back the memory of caches."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Maker:
         tiers: Tiers,
         shape_of: ShapeOf,
     ) -> None:
-        """Take what it works with."""
+        """Take the objects that it works with."""
         self._registry = registry
         self._settings = settings
         self._keeper = keeper
@@ -79,19 +79,19 @@ class Maker:
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
         self.device_bytes_default = settings.device_bytes_default or limit_bytes // 4
         self.root_secret = b""
-        """What names files apart from those of other daemons; set before the first call."""
+        """Makes the names of files differ from those of other daemons; set before the first call."""
 
     # Room
 
     async def require_room(
         self, name: str, planned: CachePlan, options: pb.CacheOptions, pool: str
     ) -> None:
-        """Refuse a cache that there is no memory or no disk for; `pool` is what its pool's size was given as.
+        """Refuse a cache for which there is no memory or no disk; `pool` is the input that gave its pool's size.
 
-        What an earlier life left of the same cache is what it will lie in, and takes nothing beside it.
+        Files that an earlier life left of the same cache do not count: the cache will use them.
 
         Raises:
-            NeverFitsError: what is needed, what is left, and the limit.
+            NeverFitsError: there is too little; it says what is needed, what is left, and the limit.
             PoolFullError: the file system of the disk stores does not say how large it is.
         """
         need = planned.host_bytes + (0 if self._settings.is_on_gpu else planned.device_bytes)
@@ -119,10 +119,10 @@ class Maker:
         return sum(entry.bytes_in_use for entry in self._registry)
 
     def require_room_to_grow(self, entry: CacheEntry, need: int) -> None:
-        """Refuse to bring memory of a cache back that another one has taken meanwhile.
+        """Refuse to bring back memory of a cache that another cache has taken meanwhile.
 
         Raises:
-            PoolFullError: what is needed, what is left, and the limit.
+            PoolFullError: there is too little; it says what is needed, what is left, and the limit.
         """
         available = self._memory_bytes_max - self._used_bytes
         if need > available:
@@ -155,7 +155,7 @@ class Maker:
             )
 
     async def _disk_limit(self) -> int:
-        """Return the bytes that all disk stores may take where no setting says it."""
+        """Return the bytes that all disk stores may take if no setting says so."""
         try:
             return await self._disk_looking.answer()
         except TimeoutError:
@@ -174,7 +174,7 @@ class Maker:
         ) from None
 
     def _unclaimed_bytes(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> int:
-        """Return what files of other caches take that are not registered, where a host pool is to lie beside them."""
+        """Return the bytes of files of unregistered caches in host_dir; 0 if the plan puts no host pool there."""
         directory = self._settings.host_dir
         if directory is None or not planned.host_bytes:
             return 0
@@ -184,7 +184,7 @@ class Maker:
         return 0
 
     def tell_unclaimed(self) -> None:
-        """Log which files of host pools there are that no registered cache has, perhaps one's of another size."""
+        """Log the files of host pools that belong to no registered cache, perhaps to one that had another size."""
         if self._settings.host_dir is not None:
             with contextlib.suppress(OSError):
                 host_files.tell_unclaimed(self._settings.host_dir, self._identities())
@@ -204,7 +204,7 @@ class Maker:
     # Regions
 
     async def create(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> Regions:
-        """Make the regions of a cache, or find those that outlived the container; have the supervisor keep all.
+        """Make the regions of a cache, or find those that outlived the container; have the supervisor keep them all.
 
         Raises:
             PoolFullError: the memory cannot be had.
@@ -240,7 +240,7 @@ class Maker:
     def _open_host(
         self, fds: dict[str, int], name: str, planned: CachePlan, options: pb.CacheOptions
     ) -> bool:
-        """Open the files of a host pool, have them kept, and tell whether they were there before."""
+        """Open the files of a host pool, have the supervisor keep them, and tell whether they existed before."""
         assert self._settings.host_dir is not None, "asked before"
         identity = self._identity(Tier.HOST, name, planned, options)
         sizes = regions.host_sizes(planned, self._shape_of(planned, options))
@@ -262,7 +262,7 @@ class Maker:
         return files.is_found
 
     def note_store(self, entry: CacheEntry) -> None:
-        """Have it kept which file's slots the records tell of, and whether the next life need not look through it."""
+        """Have the supervisor keep for the next life how far a cache is: its disk file, scan, drain, and populating."""
         _, digest = regions.packed_plan(entry.plan)
         registration = _registration(digest, entry.options) | {
             "is_scanned": entry.is_scanned,
@@ -281,7 +281,7 @@ class Maker:
     def _identity(
         self, tier: Tier, name: str, planned: CachePlan, options: pb.CacheOptions
     ) -> bytes:
-        """Return 32 bytes that name what a cache has in a tier, others for any other meaning of bytes, or secret."""
+        """Return 32 bytes that name a cache's files in a tier; another meaning of the bytes, or secret, has others."""
         num_slots = planned.num_slots if tier is Tier.HOST else planned.num_disk_slots
         facts = (
             tier.value,
@@ -297,12 +297,12 @@ class Maker:
     # Life
 
     def populate(self, entry: CacheEntry) -> None:
-        """Make the cache's memory exist, in the background unless it does already."""
+        """Populate the cache's memory, in the background unless it is populated already."""
         sizes = regions.sizes_to_populate(entry.plan, self._shape_of(entry.plan, entry.options))
-        # What lies on a GPU is there as soon as it is made.
+        # Memory on a GPU exists as soon as it is allocated.
         for kind in entry.gpu_regions:
             entry.bytes_populated += sizes.pop(kind)
-        # What was given back of a pool that was made smaller stays so.
+        # If a pool was made smaller, the memory that it gave back is not populated again.
         if entry.bytes_given_back or all(
             cpu.is_populated(entry.fds[kind], num_bytes) for kind, num_bytes in sizes.items()
         ):
@@ -313,13 +313,13 @@ class Maker:
         self._populator.start(entry, sizes)
 
     def _begin(self, entry: CacheEntry) -> None:
-        """Have it kept that populating has begun, for the next life if this one ends amid it."""
+        """Have the supervisor keep that populating has begun, for the next life if this one ends amid it."""
         entry.num_populatings += 1
         self.note_store(entry)
 
     def _give_up(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache that cannot have all of it."""
-        # Files in which nothing was found would keep the memory that the next try is short of.
+        # If no blocks were found in the host pool's files, delete them: they take memory that the next try needs.
         has_blocks = entry.core.census().host["ready"]
         (self.drop if has_blocks else self.delete)(entry)
 
@@ -353,7 +353,7 @@ class Maker:
                 _LOG.warning("host_files_not_deleted", cache=entry.name, error=str(error))
 
     def drop(self, entry: CacheEntry) -> None:
-        """Give back the memory of a cache; files stay for when it is registered again."""
+        """Give back the memory of a cache; its files stay for another registration."""
         self._populator.cancel(entry)
         self._registry.drop_cache(entry)
         self._tiers.unmap(entry)
@@ -367,7 +367,7 @@ class Maker:
 
 
 def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:
-    """Return what is to be known of those regions of a cache, by kind, that lie on a GPU."""
+    """Return the facts about those regions of a cache that lie on a GPU, by kind."""
     return {
         kind: GpuRegion(**item.metadata)
         for kind, item in kept.items()
@@ -376,7 +376,7 @@ def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:
 
 
 def disk_bytes(plan: CachePlan) -> int:
-    """Return the bytes of the file of a cache's disk store; 0 where it has none."""
+    """Return the bytes of the file of a cache's disk store; 0 if it has none."""
     if not plan.num_disk_slots:
         return 0
     return disk_file.file_bytes(plan.num_disk_slots, plan.bytes_per_slot)

@@ -1,4 +1,4 @@
-"""Own the verbs of an operator on what runs: drain, clear, resize, and what tenants may have."""
+"""Own the verbs by which an operator changes a running daemon: drain, clear, resize, and the limits of tenants."""
 
 import asyncio
 import os
@@ -32,16 +32,16 @@ from kvleased.verbs.runner import Runner, Verb
 from kvleased.verbs.tenant_limits import limits_from
 
 _DRAIN: Final = "daemon/drain"
-"""What is kept while an operator drains the daemon."""
+"""The name of the descriptor that is kept while an operator drains the daemon."""
 _HOLDERS_NAMED_MAX: Final = 1_024
-"""Leases that an answer names, and pins."""
+"""Most leases, and most pins, that an answer names."""
 _BYTES_PER_ID: Final = 8
 _DEFAULTS: Final = TenantSettings()
 _LOG = structlog.get_logger()
 
 
 class OperatorVerbs:
-    """The verbs by which an operator changes what runs; workers may call none of them."""
+    """The verbs by which an operator changes a running daemon; workers may call none of them."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class OperatorVerbs:
             require_room=caches.maker.require_room_to_grow,
         )
         self.root_secret = b""
-        """What tenants' digests are derived from; set before the first call."""
+        """The secret that tenants' digests are derived from; set before the first call."""
 
     @property
     def table(self) -> Mapping[str, Verb]:
@@ -83,7 +83,7 @@ class OperatorVerbs:
         }
 
     def recover(self, kept: Iterable[Kept]) -> None:
-        """Go on with a drain of the daemon that an earlier life had begun; before the caches are brought back."""
+        """Go on with a drain of the daemon that an earlier life had begun; call this before caches are brought back."""
         for item in kept:
             if item.name == _DRAIN:
                 self._registry.is_draining = True
@@ -92,7 +92,7 @@ class OperatorVerbs:
     # Drain
 
     def drain(self, request: pb.DrainRequest, caller: Caller) -> Answer:
-        """Have a cache, or the daemon, grant nothing new; a second call tells how far the first has come."""
+        """Stop new grants in a cache or in the whole daemon; a second call tells how far the drain has come."""
         entries = self._drained(request.cache)
         if request.cache:
             (entry,) = entries
@@ -103,7 +103,7 @@ class OperatorVerbs:
                 _LOG.info("cache_drained", cache=entry.name, **caller.who)
         elif not self._registry.is_draining:
             self._registry.is_draining = True
-            # The store keeps descriptors; that there is one says it all.
+            # The supervisor keeps descriptors; the mere existence of this one says that the daemon is drained.
             stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._keeper.keep(_DRAIN, stand_in, {})
             os.close(stand_in)
@@ -116,7 +116,7 @@ class OperatorVerbs:
         )
 
     def undrain(self, request: pb.UndrainRequest, caller: Caller) -> Answer:
-        """Have a cache, or the daemon, grant leases again; what was drained by itself stays so until it is named."""
+        """Grant leases again in a cache or the daemon; a cache drained by itself stays drained until it is named."""
         entries = self._drained(request.cache)
         if request.cache:
             (entry,) = entries
@@ -137,7 +137,7 @@ class OperatorVerbs:
         )
 
     def _of_drains(self, entry: CacheEntry) -> c.Drain | c.Undrain:
-        """Return what a cache is to be told, whose drains have just ended or changed."""
+        """Return the command for a cache whose drains have just ended or changed."""
         if entry.is_draining or self._registry.is_draining:
             return c.Drain(is_daemon=self._registry.is_draining)
         return c.Undrain()
@@ -151,7 +151,7 @@ class OperatorVerbs:
     # Clear and resize
 
     def clear(self, request: pb.ClearRequest, caller: Caller) -> Answer:
-        """Drop what is cached, of one tenant or of all, but for what is held."""
+        """Drop the cached blocks of one tenant or of all, except those that are held."""
         entry = self._registry.cache(request.cache)
         entry.require_ready()
         checks.tenant(request.tenant)
@@ -185,7 +185,7 @@ class OperatorVerbs:
         )
 
     def _digest_of(self, entry: CacheEntry, tenant: str) -> int:
-        """Return the digest of a tenant by its name, or as lists write it where they know no name."""
+        """Return the digest of a tenant, given by its name, or by its digest as lists write it if they know no name."""
         shown = {
             f"{one.tenant_digest:016x}": one.tenant_digest for one in entry.core.list_tenants()
         }
@@ -195,7 +195,8 @@ class OperatorVerbs:
         """Take blocks of a pool out of use and give their memory back, or bring them back into use."""
         entry = self._registry.cache(request.cache)
         entry.require_ready()
-        # The thread that gives memory back goes on when the caller leaves, and nobody may bring that back meanwhile.
+        # Shielded: the thread that gives memory back goes on even if the caller leaves, and the lock must stay held
+        # so that nobody brings that memory back meanwhile.
         return asyncio.shield(self._resize(entry, request, caller))
 
     async def _resize(
@@ -210,16 +211,16 @@ class OperatorVerbs:
     # Tenants
 
     def get_tenant(self, request: pb.GetTenantRequest, _: Caller) -> Answer:
-        """Tell what a tenant may have, and the revision of that."""
+        """Tell the limits of a tenant and their revision."""
         tenant = checks.request_id(checks.tenant(request.tenant), "tenant")
         return self._told(pb.GetTenantResponse, tenant)
 
     def set_tenant(self, request: pb.SetTenantRequest, caller: Caller) -> Answer:
-        """Give a tenant other limits in all caches, or in none; whoever comes late changes nothing.
+        """Give a tenant other limits in all caches, or in none; a call with an old revision changes nothing.
 
         Raises:
             StaleRevisionError: the tenant has limits of this revision, or of a later one.
-            KVLeaseError: in some cache they cannot be had.
+            KVLeaseError: some cache cannot have these limits.
         """
         tenant = checks.request_id(checks.tenant(request.tenant), "tenant")
         limits = limits_from(request.limits)
@@ -236,7 +237,7 @@ class OperatorVerbs:
         return self._told(pb.SetTenantResponse, tenant)
 
     def _rule(self, tenants: Mapping[str, TenantSettings]) -> None:
-        """Have all caches go by the limits of tenants, or none."""
+        """Apply the limits of tenants to all caches, or to none."""
         try:
             check_minima(tenants)
         except ValueError as error:
@@ -258,7 +259,7 @@ class OperatorVerbs:
 
 
 def _revision_after(tenant: str, before: int, wanted: int, limits: TenantSettings) -> int:
-    """Return the revision that limits get; after the last one they can only be removed, which begins anew."""
+    """Return the revision that limits get; after the last one, limits can only be removed, which restarts at 0."""
     checks.count("revision", wanted, 0, REVISION_MAX)
     if wanted == REVISION_MAX and limits == _DEFAULTS:
         return 0

@@ -1,6 +1,7 @@
-"""Own how a cache is kept: the options of a registration with nothing left to a default, and which plans they suit.
+"""Own the options of a registration, with all defaults filled in, and the check that they suit a plan.
 
-What a plan wants of the node (a disk, a remote store) is checked here, too; whether there is room for it is `making`'s.
+Whether the node has what a plan needs (a disk, a remote store) is checked here, too; whether there is room is checked
+in `making`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,10 @@ EVICTION_POLICIES: Final = POLICIES
 
 
 def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
-    """Return options with nothing left to a default.
+    """Return options with all defaults filled in.
 
     Raises:
-        InvalidError: one of them is none that there is, or contradicts another.
+        InvalidError: an option has an unknown value, or contradicts another.
     """
     found = pb.CacheOptions(
         integrity=_one_of("integrity", options.integrity, INTEGRITIES),
@@ -47,9 +48,9 @@ def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
 
 
 def option_differences(old: pb.CacheOptions, asked: pb.CacheOptions) -> list[str]:
-    """Return what differs from resolved options, such as "write_policy (on-evict, not write-through)".
+    """Return the differences from resolved options, such as "write_policy (on-evict, not write-through)".
 
-    What was not asked for differs from nothing: a worker need not know what an operator chose.
+    An option that was not asked for never differs: a worker need not know what an operator chose.
     """
     new = resolved(asked)
     names = [field.name for field, _ in asked.ListFields()]
@@ -58,7 +59,7 @@ def option_differences(old: pb.CacheOptions, asked: pb.CacheOptions) -> list[str
 
 
 def to_metadata(options: pb.CacheOptions) -> dict[str, Any]:
-    """Return options as JSON has them, to be kept over restarts."""
+    """Return options in the form of JSON, to be kept over restarts."""
     return {
         field.name: list(value) if field.is_repeated else value
         for field, value in options.ListFields()
@@ -71,7 +72,7 @@ def from_metadata(metadata: Mapping[str, Any]) -> pb.CacheOptions:
 
 
 def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settings) -> None:
-    """Refuse a plan whose tiers this daemon cannot have, and a write policy that leads nowhere.
+    """Refuse a plan with tiers that this daemon cannot have, and a write policy without a tier to write to.
 
     Raises:
         InvalidError: the message says what to change.

@@ -1,6 +1,6 @@
-"""Own what the page is told: pictures of pools and a sheet of all figures; how they travel is not known here.
+"""Own what the page is told: pictures of pools, and a sheet of all figures; how they are sent is not known here.
 
-Nothing is computed unless somebody asks, and no more than once a moment however many do.
+Nothing is computed unless a viewer asks, and at most once a moment, however many viewers ask.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,20 +20,20 @@ from kvleased.verbs.inspecting import tenant_name
 from kvleased.verbs.refused import Codes, refusals
 
 POOLS_MAX: Final = 16
-"""Pools of which one onlooker sees pictures."""
+"""Most pools of which one viewer sees pictures."""
 LEASES_SHOWN_MAX: Final = 50
-"""Leases that the page lists."""
+"""Most leases that the page lists."""
 WAITING_SHOWN_MAX: Final = 20
-"""Waiting calls that the page lists."""
+"""Most waiting calls that the page lists."""
 FRESH_SECONDS: Final = 0.4
-"""For so long what one onlooker was shown is shown to others, too."""
+"""Seconds for which a picture or sheet made for one viewer is shown to others, too."""
 
 Sheet = dict[str, object]
-"""A part of what is told, ready to be written as JSON."""
+"""A part of what the page is told, ready to be written as JSON."""
 
 
 class PoolName(NamedTuple):
-    """Which pool a picture is of."""
+    """The pool that a picture shows."""
 
     cache: str
     tier: str
@@ -48,7 +48,7 @@ class Shown:
 
 
 class Gallery:
-    """What can be looked at of all caches."""
+    """The pictures and figures of all caches."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Gallery:
         codes: Callable[[], Codes],
         movers: Callable[[], Mapping[str, Sheet]],
     ) -> None:
-        """Take the caches, and who knows of answered calls and of copies."""
+        """Take the caches, and the functions that return the counts of answered calls and the figures of movers."""
         self._registry = registry
         self._epoch = epoch
         self._codes = codes
@@ -67,11 +67,11 @@ class Gallery:
         self._sheet: tuple[float, Sheet] = (-FRESH_SECONDS, {})
 
     def __repr__(self) -> str:
-        """Show life: pictures that are kept."""
+        """Show life: the number of pictures that are kept."""
         return f"<Gallery {len(self._shown)} pictures>"
 
     def pools(self, cache: str = "") -> list[PoolName]:
-        """Return the pools of a cache, or of all, that there are pictures of; no more than can be shown.
+        """Return the pools of a cache, or of all caches, that have pictures; at most POOLS_MAX.
 
         Raises:
             UnknownCacheError: there is no such cache.
@@ -82,7 +82,7 @@ class Gallery:
         return found[:POOLS_MAX]
 
     def shown(self, name: PoolName) -> Shown:
-        """Return the picture of a pool, which may be a moment old.
+        """Return the picture of a pool; it may be a moment old.
 
         Raises:
             UnknownCacheError: there is no such cache.
@@ -112,7 +112,7 @@ class Gallery:
         return sheet
 
     def sheet(self) -> Sheet:
-        """Return all figures, which may be a moment old."""
+        """Return all figures; they may be a moment old."""
         taken_at, sheet = self._sheet
         if monotonic() - taken_at > FRESH_SECONDS:
             sheet = self._make_sheet()
@@ -144,7 +144,7 @@ class Gallery:
 
 
 def _tiers(entry: CacheEntry) -> Iterable[Tier]:
-    """Return the tiers whose blocks are counted."""
+    """Return the tiers of a cache whose blocks are counted."""
     return (
         tier
         for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)

@@ -1,6 +1,6 @@
-"""Own what the verbs do with plans before memory is made: plan, explain, and say what cannot be carried out yet.
+"""Own what the verbs do with plans before memory is made: plan, explain, and refuse what no cache can carry out.
 
-The planner itself is imported with the first plan: a control process that is started again needs none to go on.
+The planner is imported with the first plan: a control process that was restarted does not need it to go on.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from kvleased.verbs import shapes
 
 
 def answer(request: pb.PlanRequest, device_bytes_default: int) -> pb.PlanResponse:
-    """Compute a plan, and explain it where that was asked for.
+    """Compute a plan, and explain it if that was asked for.
 
     Raises:
-        InvalidError: the inputs contradict themselves, or name a change that is none.
+        InvalidError: the inputs contradict themselves, or a what-if names no change.
         NeverFitsError: the memory is too small.
     """
     from kvleased.planning import report, what_ifs  # noqa: PLC0415 - see above
@@ -30,7 +30,7 @@ def answer(request: pb.PlanRequest, device_bytes_default: int) -> pb.PlanRespons
 
 
 def planned(message: pb.PlanInputs, device_bytes_default: int) -> tuple[PlanInputs, CachePlan]:
-    """Return the inputs of a plan, with the default budget where they name none, and the plan.
+    """Return the inputs of a plan, with the default budget if they name none, and the plan.
 
     Raises:
         InvalidError: the inputs contradict themselves.
@@ -53,7 +53,7 @@ def _is_given(ranks: Sequence[pb.RankInputs]) -> bool:
 
 
 def require_servable(planned: CachePlan) -> None:
-    """Refuse a plan that is right but keeps nothing, that no mover can carry out, or that lacks a null block."""
+    """Refuse a valid plan that keeps nothing, that no cache can carry out, or that lacks a null block."""
     if not planned.groups:
         message = "the plan has no layer that keeps anything, so there is no memory to share; give at least 1 layer"
         raise InvalidError(message, resource="layers", rule="keeps_nothing", need=1, available=0)

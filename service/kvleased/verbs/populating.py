@@ -1,4 +1,4 @@
-"""Own the populating of caches' memory in the background; what is populated, and what follows, is told."""
+"""Own the populating of caches' memory in the background; callers say what is populated, and what follows."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from kvleased.memory_shortages import ADVICE, MemoryShortages
 from kvleased.registry import CacheEntry
 
 _ENDS_MAX: Final = 2
-"""Ends of the control process amid populating, and failures before, after which a cache is given up."""
+"""Ends of the control process amid populating, and earlier failures, after which a cache is given up."""
 _LOG: Final = structlog.get_logger()
 
 
 class Populator:
-    """Make the memory of caches exist, one task a cache; one whose memory cannot be had is given up."""
+    """Populates the memory of caches, in one task for each; a cache whose memory cannot be had is given up."""
 
     def __init__(
         self,
@@ -28,29 +28,31 @@ class Populator:
         make_ready: Callable[[CacheEntry], None],
         give_up: Callable[[CacheEntry], None],
     ) -> None:
-        """Take who hears that it begins, and that a cache has its memory or cannot have it; a chunk is one go."""
+        """Take the bytes populated in one go, and what is called when a cache begins, is ready, or is given up."""
         self._chunk_bytes = chunk_bytes
         self._memory_shortages = memory_shortages
         self._begin = begin
         self._turn = asyncio.Lock()
-        """Whose is the turn, of the caches that were populated when an earlier life ended: if that was for one of them,
-        the next end tells of which."""
+        """Makes caches take turns whose populating an earlier life did not finish.
+
+        If one of them ends the control process again, it is then clear which.
+        """
         self._make_ready = make_ready
         self._give_up = give_up
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        """What goes on, by cache."""
+        """The tasks under way, by cache."""
 
     def start(self, entry: CacheEntry, sizes: Mapping[str, int]) -> None:
-        """Begin with the regions of these sizes, by kind."""
+        """Begin to populate the regions of a cache; `sizes` has their bytes by kind."""
         task = asyncio.ensure_future(self._populate(entry, sizes))
         self.tasks[entry.name] = task
         task.add_done_callback(lambda ended: self._forget(entry.name, ended))
 
     def gives_up(self, entry: CacheEntry, sizes: Mapping[str, int]) -> bool:
-        """Give a cache up whose populating has ended the lives before, as where the kernel kills for want of memory.
+        """Give up a cache whose populating the last lives did not survive, such as when the kernel kills for memory.
 
-        One such end may be anything's; another one, or one after a failure that was told, would go on so without end.
-        A cache that was ready once had its memory, and what its workers have there is not ended by a guess.
+        One such end may have any cause. A second one, or one after a noted failure, would repeat itself without end. A
+        cache that was ready once is kept: it had its memory, and its workers must not lose theirs because of a guess.
         """
         num_ends = entry.num_populatings
         failures = self._memory_shortages.num_failures(entry.name, entry.plan)
@@ -71,17 +73,17 @@ class Populator:
         return True
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
-        # Another cache may have the name by now, and be populated.
+        # Another cache of the same name may be populated by now.
         if self.tasks.get(name) is ended:
             del self.tasks[name]
 
     def cancel(self, entry: CacheEntry) -> None:
-        """Go on no more with a cache."""
+        """Stop populating a cache."""
         with contextlib.suppress(KeyError):
             self.tasks.pop(entry.name).cancel()
 
     async def stop(self) -> None:
-        """End all that goes on."""
+        """Stop all tasks, and wait for their end."""
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Own the proofs of a worker's death: descriptors that become readable when its process has ended."""
+"""Own the proofs of a worker's death: pidfds, which become readable when its process has ended."""
 
 import os
 import select
@@ -9,7 +9,12 @@ from kvleased.access.callers import Caller
 
 
 def own_pidfd(caller: Caller) -> int | None:
-    """Return a descriptor of our own that tells of the caller's end, or None where there can be none."""
+    """Return a pidfd of the caller that the daemon owns, or None if there can be none.
+
+    Raises:
+        InvalidError: the descriptor that the caller sent is not a pidfd of its process.
+        UnknownWorkerError: the process has ended.
+    """
     if caller.pidfd is not None:
         _require_own(caller.pidfd, caller.peer_pid)
         return os.dup(caller.pidfd)
@@ -23,7 +28,7 @@ def own_pidfd(caller: Caller) -> int | None:
 
 
 def require_proof(request: pb.AttachRequest, pidfd: int | None) -> None:
-    """Refuse a magazine to a process whose death cannot be proven: it would hold its blocks for ever."""
+    """Refuse a magazine to a process whose death cannot be proven: its blocks might stay held for ever."""
     if request.magazine and pidfd is None:
         message = (
             "a magazine needs a worker whose death can be proven; attach over the local socket"
@@ -32,9 +37,9 @@ def require_proof(request: pb.AttachRequest, pidfd: int | None) -> None:
 
 
 def _require_own(fd: int, peer_pid: int) -> None:
-    """Refuse a descriptor that is none of the calling process: it might never become readable, or at any time.
+    """Refuse a descriptor that is not a pidfd of the caller: it might become readable at any time, or never.
 
-    Whose it is can be told only of a caller whom the kernel names: not of one in another PID namespace.
+    If the caller is in another PID namespace, the kernel does not tell its process id, and only the kind is checked.
     """
     with open(f"/proc/self/fdinfo/{fd}") as info:  # noqa: PTH123 -- a file of the kernel
         pids = [int(line.removeprefix("Pid:")) for line in info if line.startswith("Pid:")]
@@ -50,14 +55,14 @@ def _require_own(fd: int, peer_pid: int) -> None:
 
 
 def process_of(pidfd: int) -> int:
-    """Return the number of a pidfd's process; 0 where another PID namespace hides it, or it has ended."""
+    """Return the process id of a pidfd; 0 if another PID namespace hides it, or if the process has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}") as info:  # noqa: PTH123 -- a file of the kernel
         found = [int(line.removeprefix("Pid:")) for line in info if line.startswith("Pid:")]
     return max(0, *found, 0)
 
 
 def same_process(one: int, other: int) -> bool:
-    """Tell whether two pidfds are of one process; older kernels cannot tell processes apart and always say yes."""
+    """Tell whether two pidfds are of one process; older kernels cannot tell them apart, so the answer is then yes."""
     return os.fstat(one).st_ino == os.fstat(other).st_ino
 
 

@@ -1,6 +1,6 @@
-"""Own what is told of refused calls: by cache, verb, code and reason, each with what to do about it.
+"""Own the counts of refused calls for people: by cache, verb, code and reason, each with what to do about it.
 
-What a cache refused has the reason that its metric has; who was refused before any cache was asked has none.
+A refusal by a cache has the same reason as in its metric; a refusal before any cache was asked has none.
 """
 
 from collections import Counter
@@ -27,16 +27,16 @@ ADVICE: Final[Mapping[str, str]] = {
     "set), or tell it; more memory changes nothing.",
     Reason.KEPT_LEASES.value: "The rows of the block table that are free are kept for other tenants. Raise max_leases.",
 }
-"""What to do where there was no room, by the reason, as docs/runbooks/KvleasePoolExhausted.md has it."""
+"""What to do if there was no room, by the reason, as in docs/runbooks/KvleasePoolExhausted.md."""
 _NONE: Final[Mapping[str, Tally]] = {}
 _OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})
-"""The codes of those who find no room; the others say themselves what to do."""
+"""The codes of refusals for want of room; other errors say themselves what to do."""
 
 _OF_CODE: Final[Mapping[str, str]] = {
     UnknownWorkerError.code: "No token was sent, or nobody has it. A worker attaches again; kvlease reads any other "
     "token from the file that KVLEASE_TOKEN_FILE names. The log says who it was (caller_refused).",
 }
-"""The same by the code, where the page is looked at by others than those who were refused."""
+"""What to do by the code, in words for readers of the page, who are not the callers that were refused."""
 
 
 def refusals(codes: Codes, tallies: Mapping[str, Tally] = _NONE) -> list[dict[str, object]]:
@@ -69,7 +69,7 @@ def refusals(codes: Codes, tallies: Mapping[str, Tally] = _NONE) -> list[dict[st
 
 
 def _why(code: str, reason: str) -> str:
-    """Return what to do: by the reason where there was no room, else what the error says of itself."""
+    """Return what to do: by the reason if there was no room, else as the error's docstring says."""
     if code in _OF_ROOM and reason in ADVICE:
         return ADVICE[reason]
     if code in _OF_CODE:

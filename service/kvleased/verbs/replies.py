@@ -1,4 +1,4 @@
-"""Own the messages that answer the verbs on leases and blocks; a field that says nothing is left out."""
+"""Own the responses to the verbs on leases and blocks; fields with their default are left out."""
 
 from kvlease.errors import KVLeaseError
 from kvlease.faults import error_to_proto
@@ -9,7 +9,7 @@ from kvleased.verbs.explaining import AddMisses
 
 def reserved(reply: e.Reserved) -> pb.ReserveResponse:
     """Answer a reserve."""
-    # Fields that are set one by one take two thirds of the time that naming them to the class does.
+    # Setting fields one by one takes two thirds of the time of passing them to the constructor.
     response = pb.ReserveResponse()
     response.lease_id = reply.lease_id
     response.block_ids = reply.block_ids
@@ -114,7 +114,7 @@ def pinned(reply: e.Pinned) -> pb.PinResponse:
 
 
 def stepped(reply: e.Stepped, explain: AddMisses = lambda told, _: told) -> pb.StepResponse:
-    """Answer a step; `explain` adds what its reserves ask for."""
+    """Answer a step; `explain` adds the misses to the reserves that ask for them."""
     answer = pb.StepResponse()
     answer.codes, answer.num_blocks = reply.codes, reply.num_blocks
     answer.block_ids = reply.block_ids

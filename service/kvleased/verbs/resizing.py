@@ -1,4 +1,4 @@
-"""Own the verb resize: which blocks the core takes out of use and back, and the memory under them."""
+"""Own the verb resize: the core parks and unparks blocks, and their memory is given back or brought back here."""
 
 import asyncio
 import contextlib
@@ -31,13 +31,13 @@ _TIERS: Final = ("device", "host")
 _LOG = structlog.get_logger()
 
 LimitsFor = Callable[[CacheEntry, int], c.Limit]
-"""What tenants may have of a cache that grants so many blocks."""
+"""Returns the limits of tenants in a cache that grants this many blocks."""
 RequireRoom = Callable[[CacheEntry, int], None]
-"""Refuses to bring so many bytes of a cache back that are not there any more."""
+"""Refuses to bring back this many bytes of a cache if there is no room for them any more."""
 
 
 class Region(NamedTuple):
-    """One region of memory that blocks of a pool lie in."""
+    """One region of memory that contains blocks of a pool."""
 
     fd: int
     num_bytes: int
@@ -45,7 +45,7 @@ class Region(NamedTuple):
 
 
 class Resizer:
-    """Make pools smaller and larger again, one at a time."""
+    """Makes pools smaller and larger again, one at a time."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Resizer:
         limits_for: LimitsFor,
         require_room: RequireRoom,
     ) -> None:
-        """Take what it works with."""
+        """Take the objects that it works with."""
         self._registry = registry
         self._runner = runner
         self._settings = settings
@@ -65,12 +65,12 @@ class Resizer:
         self._resizing = asyncio.Lock()
 
     async def resize(self, entry: CacheEntry, request: pb.ResizeRequest) -> pb.ResizeResponse:
-        """Make a pool grant so many blocks, and give back the memory of the others.
+        """Make a pool grant `num_blocks` of the request, and give back the memory of its other blocks.
 
         Raises:
             InvalidError: the cache has no such pool.
-            NeverFitsError: more is asked for than was registered, or less than the minima of tenants.
-            PoolFullError: too many blocks are held, or memory that was given back is gone.
+            NeverFitsError: more blocks are asked for than were registered, or fewer than the minima of tenants.
+            PoolFullError: too many blocks are held, or there is no memory for blocks that gave theirs back.
             WrongStateError: the file of the host pool was cut off.
         """
         tier = Tier(checks.one_of("tier", request.tier, _TIERS))
@@ -92,14 +92,14 @@ class Resizer:
         self._require_there(entry)
         limits = self._limits_for(entry, num_blocks) if tier is Tier.DEVICE else None
         try:
-            # What the core would not bring back needs no memory.
+            # Bring memory back only if the core has so many parked blocks; otherwise it will refuse anyway.
             if 0 < count <= len(parked):
                 await self._bring_back(entry, tier, parked[:count])
                 self._require_there(entry)
             command = c.Resize(tier=tier, num_blocks=num_blocks, limits=limits)
             reply = self._runner.apply(entry, command)
         finally:
-            # Also what was brought back in vain.
+            # If the core refuses, this also gives back what was just brought back.
             await self._give_back(entry, tier)
         assert isinstance(reply, Resized), "resize answers Resized"
         return pb.ResizeResponse(
@@ -110,7 +110,7 @@ class Resizer:
         )
 
     async def _write_back(self, entry: CacheEntry, count: int) -> None:
-        """Have cached blocks that are about to leave copied down first, as far as that can be done in time."""
+        """Copy cached blocks that are about to be dropped to the host pool first, as far as the time allows."""
         census = entry.core.census()
         deficit = count - census.device["free"]
         is_worth_it = entry.has_tier(Tier.HOST) and deficit > 0
@@ -118,7 +118,7 @@ class Resizer:
             return
         wait_ms = self._settings.copy_wait_ms
         command = c.Evict(num_blocks=deficit, wait_ms=wait_ms)
-        # What could not be copied down is dropped, as it would be without a host pool.
+        # Blocks that could not be copied down are dropped, as they would be without a host pool.
         with contextlib.suppress(KVLeaseError):
             answer = self._runner.run(entry, command, replies.evicted, wait_ms)
             self._runner.settle()
@@ -149,7 +149,7 @@ class Resizer:
             ) from error
 
     async def _give_back(self, entry: CacheEntry, tier: Tier) -> None:
-        """Give back what lies under the blocks that are out of use; what the system does not take is kept."""
+        """Give back the memory of parked blocks; what the system does not take back is kept."""
         if self._registry.by_pool.get(entry.pool) is not entry:
             return
         blocks = parked_of(entry, tier)
@@ -163,27 +163,27 @@ class Resizer:
 
 
 def num_usable(entry: CacheEntry, tier: Tier) -> int:
-    """Return the blocks of a tier that can be granted now."""
+    """Return the number of blocks of a tier that are not parked, and so can be granted."""
     most = entry.plan.usable_blocks if tier is Tier.DEVICE else entry.plan.num_slots
     return most - len(parked_of(entry, tier))
 
 
 def parked_of(entry: CacheEntry, tier: Tier) -> Ids:
-    """Return the blocks of a tier that are out of use, ascending."""
+    """Return the parked blocks of a tier, ascending."""
     return np.frombuffer(entry.core.parked(tier), np.int32).astype(np.intp)
 
 
 def given_back_bytes(entry: CacheEntry) -> int:
-    """Return the bytes of both pools that do not exist because their blocks are out of use."""
+    """Return the bytes of both pools that were given back because their blocks are parked."""
     tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if len(parked_of(entry, tier))]
     return sum(_missing(one) for tier in tiers for one in regions_of(entry, tier))
 
 
 def regions_of(entry: CacheEntry, tier: Tier) -> list[Region]:
-    """Return the regions that the blocks of a tier lie in, of which pages can be given back.
+    """Return the regions of a tier's blocks whose pages can be given back.
 
-    Those of a cache on a GPU cannot: its own memory is one piece, and pinned memory of the host is what the GPU goes on
-    to read and write, whatever else takes its place in the region.
+    A cache on a GPU has none: memory on the GPU is one piece, and the GPU would go on to read and write pinned host
+    pages even after other pages had taken their place in the region.
     """
     plan = entry.plan
     if entry.gpu_regions:
@@ -207,7 +207,7 @@ def regions_of(entry: CacheEntry, tier: Tier) -> list[Region]:
 async def _aside(
     work: Callable[[int, holes.Ranges, int], None], region: Region, ranges: holes.Ranges
 ) -> None:
-    """Work on a region in a thread, over a descriptor that nobody else closes."""
+    """Work on a region in a thread, with a descriptor that nobody else closes."""
     fd = os.dup(region.fd)
     try:
         await asyncio.to_thread(work, fd, ranges, region.num_bytes)
@@ -216,7 +216,7 @@ async def _aside(
 
 
 def _bytes_under(region: Region, blocks: Ids) -> int:
-    """Return the bytes of the whole pages under some blocks, no more than are missing."""
+    """Return the bytes of the whole memory pages under some blocks, at most the bytes that are missing."""
     ranges = holes.pages_of(blocks, region.pieces, _bytes_per_page(region))
     return min(_missing(region), sum(end - start for start, end in ranges))
 

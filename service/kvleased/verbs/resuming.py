@@ -1,4 +1,4 @@
-"""Own what a process must agree in with the worker as which it goes on; going on is the verbs' business."""
+"""Own the check that a process may resume a worker; the resuming itself is the verbs' business."""
 
 from kvlease.errors import InvalidError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
@@ -10,7 +10,7 @@ from kvleased.verbs.proofs import same_process
 def require_same(
     worker: WorkerEntry, entry: CacheEntry, request: pb.AttachRequest, caller: Caller
 ) -> None:
-    """Refuse to let somebody else go on as a worker, or the same one as something else.
+    """Refuse to let another process resume a worker, or the same process with other arguments.
 
     Raises:
         InvalidError: cache, tenant, engine, magazine or rank differ.
@@ -36,6 +36,6 @@ def require_same(
         and caller.pidfd is not None
         and not same_process(worker.pidfd, caller.pidfd)
     ):
-        # The first process may still write; only its own end proves that it does not.
+        # The first process may still write; only its end proves that it does not.
         message = "resume_token is another process's; each process attaches for itself"
         raise NotYoursError(message, resource="resume_token")

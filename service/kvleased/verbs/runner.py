@@ -1,4 +1,4 @@
-"""Own what the verbs need of the daemon; how it does that is the daemon's business."""
+"""Own the interface of the daemon that the verbs use."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,19 +11,19 @@ from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry
 
 Verb = Callable[[Any, Caller], Answer]
-"""One verb; each takes its own kind of request."""
+"""A verb; each takes its own kind of request."""
 
 Respond = Callable[[Any], Message]
-"""How a reply of the core becomes a response; each takes its own kind of reply."""
+"""Turns a reply of the core into a response; each takes its own kind of reply."""
 
 
 class Runner(Protocol):
-    """Hand commands to a core and carry out what they lead to."""
+    """Gives commands to a core, and carries out what they lead to."""
 
     def run(
         self, entry: CacheEntry, command: Command, respond: Respond, wait_ms: int = 0
     ) -> Answer:
-        """Return the response, or the promise of one where the core has the caller wait.
+        """Return the response, or a future of it if the core makes the caller wait.
 
         Raises:
             KVLeaseError: the core refuses.
@@ -31,7 +31,7 @@ class Runner(Protocol):
         ...
 
     def settle(self) -> None:
-        """Carry out what the last response left to be done; `run` outside of a call must be followed by it."""
+        """Carry out what the last response left to be done; call this after each `run` outside of a call."""
         ...
 
     def apply(self, entry: CacheEntry, command: Command) -> object:

@@ -1,4 +1,4 @@
-"""Own the way from a plan and the settings to the numbers that a core works with; planning them is the planner's."""
+"""Own the conversion of a plan and the settings to the numbers that a core works with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from kvleased.core.shape import CacheShape, WritePolicy
 def shape_of(
     plan: CachePlan, settings: Settings, options: pb.CacheOptions | None = None
 ) -> CacheShape:
-    """Return the numbers that the core of a cache works with; without options, those that suit any cache.
+    """Return the numbers that the core of a cache works with; without `options`, numbers that suit any cache.
 
-    Parts of blocks are not shared: where the plan lets a prefix end inside of a group's block, hit_tokens is
-    scheduler_block_tokens, at whose multiples every group ends a block.
+    Parts of blocks are not shared: if the plan lets a prefix end inside a group's block, `hit_tokens` is
+    `scheduler_block_tokens`, at whose multiples a block of every group ends.
     """
     groups = groups_of(plan)
     return CacheShape(
@@ -47,7 +47,7 @@ def shape_of(
 
 
 def _kept(options: pb.CacheOptions) -> dict[str, Any]:
-    """Return what options say to the core; they leave nothing to a default."""
+    """Return the options that matter to the core; they have all defaults filled in."""
     return {
         "write_policy": WritePolicy(options.write_policy),
         "write_after_hits": max(1, options.write_after_hits),
@@ -56,7 +56,7 @@ def _kept(options: pb.CacheOptions) -> dict[str, Any]:
 
 
 def require_null_block(plan: CachePlan) -> None:
-    """Refuse a plan whose tables will have empty places, which kernels read as block 0, but whose block 0 is granted.
+    """Refuse a plan that may grant block 0 although its tables will have empty places, which kernels read as block 0.
 
     Raises:
         InvalidError: rule null_block_needed, with the remedy.
@@ -81,10 +81,10 @@ def require_null_block(plan: CachePlan) -> None:
 
 
 def _shares_prefixes(plan: CachePlan, groups: Sequence[GroupShape]) -> bool:
-    """Tell whether prefixes can be found: not where nothing is kept of them that another request needs.
+    """Tell whether prefixes can be found: not if the plan does not keep what another request would need of them.
 
-    Nor where layers look at an encoder's output: what all later layers keep of the tokens depends on it, and no key
-    says what it was.
+    Nor can they if layers look at an encoder's output: what later layers keep of the tokens depends on that output, and
+    no key covers it.
     """
     for group, shape in zip(plan.groups, groups, strict=True):
         is_fixed = shape.keeps is Keeps.FIXED

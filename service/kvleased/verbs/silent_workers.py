@@ -1,6 +1,6 @@
-"""Own the end of workers whose death nothing proves and of whom nothing is left: those that fell silent without leases.
+"""Own the end of silent workers whose death cannot be proven, and that have no leases.
 
-One that has a lease is kept for ever: time proves nothing, and it may still write into its blocks.
+A silent worker with a lease is kept for ever: time proves nothing, and it may still write to its blocks.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class SilentWorkers:
     def __init__(
         self, registry: Registry, settings: Settings, end: Callable[[WorkerEntry], object]
     ) -> None:
-        """Take who knows the workers, and who ends one."""
+        """Take the registry, the settings, and the function that ends a worker."""
         self._registry = registry
         self._look_seconds = settings.heartbeat_seconds
         self._silent_seconds_max = settings.lease_seconds
@@ -35,14 +35,14 @@ class SilentWorkers:
         self._timer = loop.call_later(self._look_seconds, self._look_again)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self, now: float) -> None:
-        """End whoever was silent for as long as a lease may go without renewal, now being that many seconds.
+        """End the workers that were silent for `lease_seconds`; `now` is in seconds of the loop's clock.
 
-        After a pause of this process nobody was silent: what they said meanwhile is yet to be read.
+        After a pause of this process no worker counts as silent: its calls may still be unread.
         """
         has_paused = now - self._looked_at > 2 * self._look_seconds
         self._looked_at = now

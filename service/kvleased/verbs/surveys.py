@@ -1,4 +1,4 @@
-"""Own what metrics are told of each cache: the survey of its core, and names and sizes of what that only numbers."""
+"""Own what metrics are told of each cache: the survey of its core, with names and sizes that the core does not know."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from kvleased.traces.ghosts import GhostFigures
 
 TENANTS_MAX: Final = 100
-"""Tenants that are told apart: first those that have settings, then attached ones by name."""
+"""Tenants that metrics tell apart: first those that have settings, then attached ones by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """What a plan says of the blocks of one group, over all ranks."""
+    """The facts in a plan about the blocks of one group, over all ranks."""
 
     tokens_per_block: int
     bytes_filled: int
     """Bytes of a block that the group's pages take."""
     bytes_padded: int
-    """The rest of it."""
+    """The other bytes of the block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +43,15 @@ class Surveyed:
     pools: Mapping[str, Mapping[str, int]]
     """Blocks by tier and state."""
     bytes_per_block: Mapping[str, int]
-    """By tier, over all ranks."""
+    """Bytes of a block by tier, over all ranks."""
     tenants: Sequence[str]
-    """Names of those that are told apart; all others go by the last one."""
+    """Names of the tenants that are told apart; the last name stands for all others."""
     digests: Sequence[int]
-    """Of them, less the last one."""
+    """The digests of these tenants, without the last one."""
     are_up: Mapping[str, bool]
     max_leases: int
     is_draining: bool
-    """Whether it grants nothing new, because it or the whole daemon is drained."""
+    """Whether the cache grants nothing new, because it or the whole daemon is drained."""
     groups: Sequence[GroupFacts]
     waste: Sequence[Waste]
     tally: Tally
@@ -60,7 +60,7 @@ class Surveyed:
 
 
 def surveys(registry: Registry) -> Iterator[Surveyed]:
-    """Look at one cache after the other, each at one instant."""
+    """Yield the survey of one cache after the other, each taken at one instant."""
     for entry in list(registry):
         yield _surveyed(entry, _named(registry))
 
@@ -88,7 +88,7 @@ def _surveyed(entry: CacheEntry, named: Mapping[int, str]) -> Surveyed:
 
 def _named(registry: Registry) -> dict[int, str]:
     known = registry.known_tenants
-    # A worker of an earlier build may have a name that is no tenant's any more: two series must not be the same one.
+    # A worker of an earlier build may have a tenant name that is reserved by now, and would collide with "(others)".
     names = {
         digest: name for digest, name in registry.tenant_names().items() if not is_reserved(name)
     }
@@ -118,7 +118,7 @@ def _group(plan: CachePlan, group: int) -> GroupFacts:
 
 
 def unfilled_bytes(group: GroupFacts, num_tokens: int) -> int:
-    """Return the bytes of so many tokens that are not there in a group's blocks."""
+    """Return the bytes of a group's blocks that `num_tokens` unwritten tokens would fill."""
     if not group.tokens_per_block:
         return 0
     return floor_div(num_tokens * group.bytes_filled, group.tokens_per_block)

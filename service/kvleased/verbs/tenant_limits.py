@@ -1,4 +1,4 @@
-"""Own how a caller's limits of a tenant are read; what they mean to the others' is the settings' and the core's."""
+"""Own how the limits in a call are read; the settings and the core know what they mean beside other tenants'."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
@@ -20,14 +20,14 @@ class _Range(NamedTuple):
     least: float
     most: float
     is_open: bool
-    """Whether it must be above the least."""
+    """Whether the number must be above `least`, not equal to it."""
 
 
 def limits_from(limits: pb.TenantLimits) -> TenantSettings:
-    """Return limits as the settings have them; what is left out has its default.
+    """Return limits in the form of the settings; a field that is left out has its default.
 
     Raises:
-        InvalidError: one is out of its range, or a minimum is above its maximum.
+        InvalidError: a limit is out of its range, or a minimum is above its maximum.
     """
     fields = {
         field.name: getattr(limits, field.name)
@@ -44,7 +44,7 @@ def limits_from(limits: pb.TenantLimits) -> TenantSettings:
     try:
         return TenantSettings(**fields)
     except ValidationError as error:
-        # Each is in its range; what is left is what two of them are to each other.
+        # Each limit is in its range, so two of them contradict each other.
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise InvalidError(message, resource="limits") from error
 
@@ -55,7 +55,7 @@ def _range_of(field: FieldInfo) -> _Range:
     (most,) = (one.le for one in bounds if isinstance(one, Le))
     is_open = isinstance(least, Gt)
     bound = least.gt if isinstance(least, Gt) else least.ge
-    # The settings take more, which JSON could not carry.
+    # The settings allow larger numbers, which JSON could not carry exactly.
     return _Range(cast("float", bound), min(cast("float", most), BYTES_MAX), is_open)
 
 

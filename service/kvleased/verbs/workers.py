@@ -1,4 +1,4 @@
-"""Own the verbs on workers: attach, detach, heartbeat; the proof of their death; and their return after a restart."""
+"""Own the verbs on workers (attach, detach, heartbeat), what their death leads to, and their return after a restart."""
 
 import asyncio
 import os
@@ -73,9 +73,9 @@ class WorkerVerbs:
         self._events = events
         self._silent = SilentWorkers(registry, settings, self._end)
         self.counting = KeyCounting(epoch, settings.key_counts_bytes_max)
-        """Who reads which key counts."""
+        """The regions of key counts, and the workers that read them."""
         self.root_secret = b""
-        """What tenants' keys are derived from; set before the first call."""
+        """The secret that tenants' keys are derived from; set before the first call."""
 
     @property
     def table(self) -> Mapping[str, Verb]:
@@ -83,7 +83,7 @@ class WorkerVerbs:
         return {"attach": self.attach, "detach": self.detach, "heartbeat": self.heartbeat}
 
     def attach(self, request: pb.AttachRequest, caller: Caller) -> Answer:
-        """Make the caller a worker, or let it go on as the one it was."""
+        """Make the caller a worker, or let it go on as the worker that it was."""
         checks.cache_name(request.cache)
         checks.label("worker_name", request.worker_name)
         checks.tenant(request.tenant)
@@ -126,7 +126,7 @@ class WorkerVerbs:
         return response
 
     def detach(self, request: pb.DetachRequest, caller: Caller) -> Answer:
-        """End the calling worker; or, on an operator's word, one whose death cannot be proven."""
+        """End the calling worker; or, for an operator, any worker that is not watched, or whose end is forced."""
         worker = self._worker_to_end(request, caller)
         response = pb.DetachResponse(num_leases=self._end(worker))
         _LOG.info("worker_detached", **worker.told, leases=response.num_leases, **caller.who)
@@ -153,7 +153,7 @@ class WorkerVerbs:
         return worker
 
     def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> Answer:
-        """Renew the leases that the worker knows, and end those that it does not."""
+        """Renew the leases that the worker knows, and end those that it does not know."""
         worker = self._registry.worker(caller.token)
         lease_ids = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
         checks.count("newest_lease_id", request.newest_lease_id, 0, JSON_INTEGER_MAX)
@@ -165,7 +165,7 @@ class WorkerVerbs:
         return self._runner.run(worker.entry, command, replies.beaten)
 
     def living(self, kept: Iterable[Kept]) -> list[Kept]:
-        """Return the kept workers that live; the others are dropped."""
+        """Return the kept workers that live, and drop the others."""
         living = []
         for item in kept:
             if not item.name.startswith(_PREFIX):
@@ -187,18 +187,18 @@ class WorkerVerbs:
         return found
 
     def places(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, Place]]:
-        """Return what living workers are to their engines, by cache and worker id; those that call for all are not."""
+        """Return the engines and ranks of living workers, by cache and worker id; those without an engine have none."""
         found: dict[str, dict[WorkerId, Place]] = {}
         for item in living:
             metadata = item.metadata
-            # A worker that an earlier build kept has none.
+            # A worker that was kept by an earlier build has none.
             if engine := metadata.get("engine_digest", 0):
                 place = Place(engine, metadata["rank"])
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = place
         return found
 
     def magazines(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, int]]:
-        """Return the names of the magazines that living workers share, by cache and worker id."""
+        """Return the digests of the magazines that living workers share, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
         for item in living:
             metadata = item.metadata
@@ -207,7 +207,7 @@ class WorkerVerbs:
         return found
 
     def recover(self, living: Iterable[Kept]) -> None:
-        """Bring back the living workers, under the tokens that they have, and look for silent ones from now on."""
+        """Bring back the living workers, with their tokens, and look for silent ones from now on."""
         self._silent.start()
         for item in living:
             entry = self._registry.caches.get(item.metadata["cache"])
@@ -221,13 +221,13 @@ class WorkerVerbs:
             self._watch(self._entry_of(entry, item.metadata, item.fd if has_pidfd else None))
 
     def fds(self, worker_id: WorkerId) -> list[int]:
-        """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay ours."""
+        """Return the descriptors of a worker's regions, in the order of its AttachResponse; the daemon owns them."""
         worker = self._registry.by_id[worker_id]
         own = [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
         return own + self.counting.fds(worker_id)
 
     def stop(self) -> None:
-        """Stop watching the workers, and telling them what is cached."""
+        """Stop watching the workers, and end the regions of key counts."""
         self._silent.stop()
         self.counting.close()
         for worker in self._registry.by_id.values():
@@ -281,7 +281,7 @@ class WorkerVerbs:
         return worker
 
     def _require_taking(self, entry: CacheEntry) -> None:
-        """Refuse a new worker where nothing would be granted to it; one that was there before may go on."""
+        """Refuse a new worker while a drain would keep it from any lease; a worker that resumes may go on."""
         if entry.is_draining or self._registry.is_draining:
             whose = "the daemon" if self._registry.is_draining else f"cache {entry.name}"
             message = f"{whose} is being drained and takes no new workers; attach to another daemon"
@@ -334,8 +334,8 @@ class WorkerVerbs:
             rank=metadata["rank"],
             pidfd=pidfd,
             replies=Replies(self._settings.max_remembered_replies),
-            attached_at=metadata["attached_at"],
-            # A worker that an earlier build kept has none.
+            # A worker that was kept by an earlier build has none of these.
+            attached_at=metadata.get("attached_at", monotonic()),
             engine=metadata.get("engine", ""),
             magazine=metadata.get("magazine", ""),
             is_joiner=metadata.get("is_joiner", False),
@@ -346,7 +346,7 @@ class WorkerVerbs:
         if worker.pidfd is not None:
             self._keeper.keep(f"{_PREFIX}{worker.worker_id}", worker.pidfd, metadata)
             return
-        # The store keeps descriptors; this one only carries the metadata.
+        # The supervisor keeps descriptors; this one only carries the metadata.
         stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._keeper.keep(f"{_PREFIX}{worker.worker_id}", stand_in, metadata)
         os.close(stand_in)
@@ -365,7 +365,7 @@ class WorkerVerbs:
         return self._finish(worker, c.Detach(worker_id=worker.worker_id))
 
     def _finish(self, worker: WorkerEntry, command: c.Detach | c.WorkerDied) -> int:
-        """End a worker, and its leases with it; returns how many they were."""
+        """End a worker and its leases; return the number of leases."""
         reply = self._runner.apply(worker.entry, command)
         assert isinstance(reply, e.Detached), "an end answers Detached"
         if worker.pidfd is not None:
@@ -377,7 +377,7 @@ class WorkerVerbs:
 
 
 def _told(metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Return what a log line says of a worker that is only kept, as `WorkerEntry.told` does."""
+    """Return the log fields of a worker that is only kept, the same as of `WorkerEntry.told`."""
     found = {"worker": metadata["worker_id"], "cache": metadata["cache"]}
     return {**found, "tenant": metadata["tenant"], "worker_pid": metadata.get("process_id", 0)}
 
