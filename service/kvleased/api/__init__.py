@@ -1,1 +1,1 @@
-"""The ways in: the local socket, REST and gRPC; each parses, calls the daemon and writes what it answers."""
+"""The adapters: local socket, REST and gRPC; each parses calls, passes them to the daemon, and writes its answers."""

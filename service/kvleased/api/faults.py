@@ -1,4 +1,4 @@
-"""Own the one table from errors to what each transport says, and the only place where the unforeseen is caught."""
+"""Own how each transport tells an error, and the only place of the adapters where unforeseen errors are caught."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def ask(
     request: Message,
     caller: Caller,
 ) -> Message | asyncio.Future[Message] | KVLeaseError:
-    """Call the daemon; a refusal is returned, for it is an answer like any other."""
+    """Call the daemon; a refusal is returned, because it is an answer like any other."""
     try:
         return call(verb, request, caller)
     except KVLeaseError as error:
@@ -48,7 +48,7 @@ def ask(
 
 
 def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
-    """Return what a future holds; one that has not finished was given up, and may still be at its end."""
+    """Return the result of a future; if it is not done yet, its call was given up and may still be ending."""
     if not future.done():
         return UnavailableError("the call was given up before it was answered")
     try:
@@ -66,7 +66,7 @@ def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseErro
 async def stream(
     daemon: Backend, verb: str, request: Message, caller: Caller
 ) -> AsyncIterator[Message | KVLeaseError]:
-    """Yield the daemon's answers without end; where it ends them, the reason comes last."""
+    """Yield the daemon's answers without end; if the daemon ends them, the reason comes last."""
     try:
         async for answer in daemon.stream(verb, request, caller):
             yield answer
@@ -77,22 +77,23 @@ async def stream(
 
 
 def without_frames(error: KVLeaseError) -> KVLeaseError:
-    """Return an error that is kept as an answer, without the frames that it came by.
+    """Return an error that is kept as an answer, without its traceback.
 
-    One of them holds the answer, and so itself: only the garbage collector would find it, and hold up all others.
+    A frame of the traceback holds the answer, which is a cycle: only the garbage collector would free it, and it would
+    hold up all calls meanwhile.
     """
     return error.with_traceback(None)
 
 
 def code_of(answer: object) -> str:
-    """Return the code under which an answer is counted."""
+    """Return the code by which an answer is counted."""
     return answer.code if isinstance(answer, KVLeaseError) else "OK"
 
 
 def problem(error: KVLeaseError, status: int | None = None) -> bytes:
-    """Return the RFC 9457 document of an error; `status` overrules the table for what HTTP itself refuses."""
+    """Return the RFC 9457 document of an error; `status` replaces the error's own status if HTTP itself refuses."""
     if type(error) is UnknownWorkerError and _says_words_alone(error):
-        # A flood of strangers is answered with these, in a few words that are our own.
+        # A flood of strangers is answered with few different texts, all our own, so these documents are cached.
         return _problem_of_stranger(error.message, error.resource, status)
     return _problem(error, status or error.http_status)
 
@@ -141,7 +142,7 @@ def problem_headers(error: KVLeaseError, body: bytes) -> list[tuple[bytes, bytes
     """Return the headers that go with a problem."""
     headers = [(b"content-type", PROBLEM_TYPE), (b"content-length", b"%d" % len(body))]
     if error.retry_after_ms is not None:
-        # The header counts whole seconds; rounding down would invite callers back too early.
+        # The header counts whole seconds; rounded down, it would make callers come back too early.
         headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // _MS_PER_SECOND)))
     if error.http_status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -151,13 +152,13 @@ def problem_headers(error: KVLeaseError, body: bytes) -> list[tuple[bytes, bytes
 
 
 def title_of(kind: type[KVLeaseError]) -> str:
-    """Return the sentence that is the same for every error of a kind."""
+    """Return the sentence that is the same for every error of a class."""
     return (kind.__doc__ or "").strip().splitlines()[0]
 
 
 def grpc_status(error: KVLeaseError) -> "Status":
-    """Return the google.rpc.Status of an error: ErrorInfo always, RetryInfo only where a retry can help."""
-    # Imported here: gRPC costs 0.1 s at the start, and may not be served at all.
+    """Return the google.rpc.Status of an error: always with ErrorInfo, and with RetryInfo if a retry can help."""
+    # Imported here, because gRPC takes 0.1 s at the start and may not be served at all.
     from google.protobuf.any_pb2 import Any  # noqa: PLC0415
     from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # noqa: PLC0415
         ErrorInfo,
@@ -177,7 +178,7 @@ def grpc_status(error: KVLeaseError) -> "Status":
     if error.rule:
         metadata["rule"] = error.rule
     if error.remedies:
-        # Metadata are strings; a remedy may have any character in it.
+        # Metadata values are strings, and a remedy may contain any character.
         metadata["remedies"] = json.dumps(error.remedies)
     if error.holdings:
         metadata["holdings"] = holdings_to_text(error.holdings)

@@ -1,4 +1,4 @@
-"""Own the strict reading of protobuf messages: what a message class does not know is refused, not passed over."""
+"""Own the strict reading of protobuf messages: unknown fields are refused, not ignored."""
 
 from typing import TypeVar
 
@@ -13,11 +13,11 @@ M = TypeVar("M", bound=Message)
 def parse(kind: type[M], packed: bytes) -> M:
     """Read a message.
 
-    A field that `kind` does not have, or has with another wire type, is most likely a mistake of the caller's; passing
-    it over would carry out something else than was asked for.
+    A field that `kind` does not have, or has with another wire type, is most likely a mistake of the caller; ignoring
+    it would carry out something else than was asked for.
 
     Raises:
-        InvalidError: it is malformed or has unknown fields.
+        InvalidError: the message is malformed or has unknown fields.
     """
     try:
         message = kind.FromString(packed)
@@ -25,7 +25,7 @@ def parse(kind: type[M], packed: bytes) -> M:
         raise InvalidError(
             f"this is no {kind.DESCRIPTOR.name}: {error}", resource="message"
         ) from error
-    # Nearly always the sizes agree, which proves that nothing was unknown and costs little.
+    # Nearly always the sizes are equal, which costs little to check and proves that no field was unknown.
     message.DiscardUnknownFields()
     if message.ByteSize() != len(packed):
         path = _unknown_field(kind.FromString(packed), kind.DESCRIPTOR.name)
@@ -38,7 +38,7 @@ def parse(kind: type[M], packed: bytes) -> M:
 
 
 def _unknown_field(message: Message, path: str) -> str | None:
-    """Return the path of the first field that a message does not know; None where it knows all."""
+    """Return the path of the first unknown field of a message; None if there is none."""
     unknown = unknown_fields.UnknownFieldSet(message)
     if len(unknown):
         return f"{path}: field number {unknown[0].field_number}"

@@ -1,6 +1,6 @@
-"""Own the places of a listener's connections: those of whoever was let in, and a few of strangers, who give way.
+"""Own the places of a listener's connections: those of members, who were let in, and a few of strangers, who give way.
 
-A connection is a stranger's from the instant at which it is accepted until it has shown who it is; others look at that.
+A connection is a stranger's from its acceptance until it has shown whose it is, which other modules find out.
 """
 
 from collections import Counter
@@ -11,17 +11,17 @@ from kvleased.access.strangers import Seldom
 from kvleased.counted import are
 
 STRANGERS_MAX: Final = 64
-"""Connections of strangers at once, of each listener of REST and of probes; of one more the oldest gives way."""
+"""Connections of strangers at once, of each listener of REST and of probes; for one more the oldest gives way."""
 
 WHO: Final = ("member", "stranger")
 """Whose a connection may be."""
 
 _RETRY_AFTER_MS: Final = 1000
-"""By then who is silent gives way, and who has gone is missed."""
+"""Milliseconds after which a place may be free: silent connections give way, and closed ones are noticed."""
 
 
 def no_place_of_member(limit: int) -> BusyError:
-    """Return the error of one connection too many of those that were let in, on whatever listener."""
+    """Return the error of one connection too many of members, on any listener."""
     message = (
         f"{are(limit, 'connection')} open to this listener, as many as max_connections allows; "
         "make all calls over one, or raise it"
@@ -30,7 +30,7 @@ def no_place_of_member(limit: int) -> BusyError:
 
 
 def no_place_of_stranger(limit: int) -> BusyError:
-    """Return the error of the oldest connection of strangers, which gives way to one more."""
+    """Return the error of the oldest connection of strangers, which gives way to another."""
     message = (
         f"{are(limit, 'connection')} open to this listener without a token, as many as may be; "
         "this one, the oldest, gives way to another: call with a token"
@@ -50,30 +50,30 @@ def _no_place(message: str, limit: int) -> BusyError:
 
 
 class Guest(Protocol):
-    """A connection, from before its handshake on."""
+    """A connection, even before its handshake."""
 
     @property
     def host(self) -> str:
-        """Whence it comes, without the port; empty over a Unix socket."""
+        """The address that it comes from, without the port; empty over a Unix socket."""
         ...
 
     def give_way(self) -> None:
-        """End at once: another has the place."""
+        """End at once: another connection has the place."""
         ...
 
 
 class Places:
-    """Who is connected to one listener."""
+    """The connections to one listener."""
 
     def __init__(self, members_max: int, strangers_max: int, port: int) -> None:
-        """Take how many there may be of either, and the listener's port; 0 where it is a Unix socket's."""
+        """Take how many there may be of members and of strangers, and the listener's port; 0 for a Unix socket."""
         self.members_max = members_max
         self.strangers_max = strangers_max
         self._port = port
         self._members: set[Guest] = set()
         self._strangers: dict[Guest, None] = {}
         self.turned_away: Counter[str] = Counter()
-        """How many strangers gave way, and how many members found no place, so far."""
+        """How many strangers gave way and how many members found no place, so far."""
         self._told = {who: Seldom("connections_turned_away") for who in WHO}
 
     def __repr__(self) -> str:
@@ -82,19 +82,19 @@ class Places:
 
     @property
     def num_members(self) -> int:
-        """Connections that have shown who they are."""
+        """Connections that have shown whose they are."""
         return len(self._members)
 
     @property
     def num_strangers(self) -> int:
-        """Connections that have not, or are in the middle of a handshake."""
+        """Connections that have not shown it, or are in the middle of a handshake."""
         return len(self._strangers)
 
     def enter(self, guest: Guest) -> None:
-        """Give a connection a stranger's place, if need be that of the oldest: of the same host where it has any.
+        """Give a connection a stranger's place, if need be that of the oldest: one of the same host if there is any.
 
-        So who comes from one host takes the places of his own. A place that went to whoever is idle could be kept by
-        asking without end.
+        So many connections from one host only take each other's places. The oldest gives way, not the idle one: else a
+        stranger could keep a place by sending requests without end.
         """
         if len(self._strangers) >= self.strangers_max:
             same = (one for one in self._strangers if one.host == guest.host)
@@ -102,12 +102,12 @@ class Places:
         self._strangers[guest] = None
 
     def make_room(self) -> None:
-        """Have the oldest stranger give way, if there is any: no connection can be had beside all these."""
+        """Have the oldest stranger give way, if there is any: called when no further connection can be accepted."""
         if self._strangers:
             self._end(next(iter(self._strangers)))
 
     def let_in(self, guest: Guest) -> bool:
-        """Give a connection a member's place; false where there is none, and then it keeps what it has."""
+        """Give a connection a member's place; return false if there is none: it then keeps its stranger's place."""
         if guest in self._members:
             return True
         if len(self._members) >= self.members_max:
@@ -118,7 +118,7 @@ class Places:
         return True
 
     def show_out(self, guest: Guest) -> None:
-        """Give a connection a stranger's place in place of a member's."""
+        """Replace a connection's member's place by a stranger's."""
         if guest in self._members:
             self._members.remove(guest)
             self.enter(guest)

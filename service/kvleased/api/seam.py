@@ -1,4 +1,4 @@
-"""Own what the adapters need of the daemon, the settings and the metrics; who provides it is not their business."""
+"""Own the interfaces of the daemon, the settings and the metrics that the adapters use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +15,7 @@ from kvleased.api.tls import TlsSettings
 
 
 class Traces(Protocol):
-    """What makes spans of requests and calls."""
+    """Makes spans of requests and calls."""
 
     @property
     def provider(self) -> Any:
@@ -25,21 +25,21 @@ class Traces(Protocol):
     def request(
         self, name: str, traceparent: str, attributes: Mapping[str, str]
     ) -> AbstractContextManager[Any]:
-        """Make the span of a request, below the one that its caller names; calls within it are below it."""
+        """Make the span of a request, below the span that its caller names; spans of calls within it are below it."""
         ...
 
 
 class Backend(Protocol):
-    """What answers calls."""
+    """Answers calls."""
 
     @property
     def epoch(self) -> int:
-        """The daemon's life."""
+        """The daemon's epoch."""
         ...
 
     @property
     def tracing(self) -> Traces | None:
-        """What makes spans of calls; None where nobody wants any, and then callers need not say who traces them."""
+        """Makes spans of calls; None if tracing is off, and then `Caller.traceparent` may be left empty."""
         ...
 
     @property
@@ -48,10 +48,10 @@ class Backend(Protocol):
         ...
 
     def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
-        """Return the caller as who he is, before each call that asks for a verb or a path.
+        """Return the caller with its role; called before each call for a verb or a path.
 
         Raises:
-            UnknownWorkerError, NotYoursError: the caller may not.
+            UnknownWorkerError, NotYoursError: the caller may not do this.
         """
         ...
 
@@ -64,19 +64,19 @@ class Backend(Protocol):
         ...
 
     def knows(self, token: str, /) -> bool:
-        """Whether a token is anybody's, so that its connection is no stranger's."""
+        """Tell whether a token is known, so that its connection is no stranger's."""
         ...
 
     def call(
         self, verb: str, request: Message, caller: Caller
     ) -> Message | asyncio.Future[Message]:
-        """Answer at once where nothing must be waited for; raises KVLeaseError, or sets it on the future."""
+        """Answer, at once if the call need not wait; raises KVLeaseError, or sets it on the future."""
         ...
 
     def answer(
         self, verb: str, request: Message, caller: Caller
     ) -> Message | asyncio.Future[Message]:
-        """Do the same, but leave what the caller need not wait for to `settle`, which must follow."""
+        """Answer as `call` does, but leave what the caller need not wait for to `settle`, which must follow."""
         ...
 
     def settle(self) -> None:
@@ -88,16 +88,16 @@ class Backend(Protocol):
         ...
 
     def fds(self, worker_id: int) -> list[int]:
-        """Return the descriptors of a worker's regions, in the order of its AttachResponse; they stay the daemon's."""
+        """Return the descriptors of a worker's regions, in the order of its AttachResponse; the daemon owns them."""
         ...
 
     def stream(self, verb: str, request: Message, caller: Caller) -> AsyncIterator[Message]:
-        """Yield what a watch or a trace is answered with, without end."""
+        """Yield the answers to a watch or a trace, without end."""
         ...
 
 
 class Observer(Protocol):
-    """What counts requests."""
+    """Counts requests."""
 
     def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
         """Count one answered call; `code` is "OK" or an error's code."""
@@ -109,15 +109,15 @@ class Observer(Protocol):
 
 
 class Beside(Protocol):
-    """What is served beside the API."""
+    """Something that is served beside the API."""
 
     def add_to(self, app: Starlette, daemon: Backend) -> None:
-        """Add its routes; the daemon says who may see what."""
+        """Add its routes to the app; the daemon says who may see what."""
         ...
 
 
 class Limits(TlsSettings, Protocol):
-    """Which settings the adapters read."""
+    """The settings that the adapters read."""
 
     @property
     def runtime_dir(self) -> Path:
@@ -131,45 +131,45 @@ class Limits(TlsSettings, Protocol):
 
     @property
     def tcp_host(self) -> str:
-        """The loopback address."""
+        """The address that TCP listens on."""
         ...
 
     @property
     def http_port(self) -> int:
-        """TCP port of REST; 0 takes any free one."""
+        """TCP port of REST; 0 takes any free port."""
         ...
 
     @property
     def grpc_port(self) -> int:
-        """TCP port of gRPC; 0 takes any free one."""
+        """TCP port of gRPC; 0 takes any free port."""
         ...
 
     @property
     def max_message_bytes(self) -> int:
-        """Bytes of one message."""
+        """Most bytes of one message."""
         ...
 
     @property
     def max_connections(self) -> int:
-        """Connections of one transport at once."""
+        """Most connections of one transport at once."""
         ...
 
     @property
     def head_seconds_max(self) -> float:
-        """Seconds from the first byte of a request's head or a frame to its last, and for a handshake."""
+        """Most seconds from the first byte of a request's head or a frame to its last, and for a handshake."""
         ...
 
     @property
     def body_seconds_max(self) -> float:
-        """Seconds from a request's head to the end of its body."""
+        """Most seconds from a request's head to the end of its body."""
         ...
 
     @property
     def idle_seconds_max(self) -> float:
-        """Seconds that a connection may be idle over HTTP and gRPC, or leave an answer unread."""
+        """Most seconds that a connection may be idle over HTTP and gRPC, or leave an answer unread."""
         ...
 
     @property
     def max_calls_in_flight(self) -> int:
-        """Unanswered calls of one connection."""
+        """Most unanswered calls of one connection."""
         ...

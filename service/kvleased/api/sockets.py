@@ -16,25 +16,25 @@ BACKLOG: Final = 512
 _ALL_OF_V4: Final = "0.0.0.0"  # noqa: S104 - only where `::` was asked for
 _ALL_OF_V6: Final = "::"
 _NO_V6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"""What a kernel says that was told to do without IPv6."""
+"""Errors of a kernel on which IPv6 is disabled."""
 _UCRED: Final = struct.Struct("3i")
 
 
 class Peer(NamedTuple):
-    """Who is at the other end of a Unix socket."""
+    """The process at the other end of a Unix socket."""
 
     pid: int = 0
-    """0 where it is in another PID namespace."""
+    """Its process id; 0 if it is in another PID namespace."""
     uid: int = -1
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can connect to; a socket left behind is replaced."""
+    """Return a listening Unix socket that only this user can connect to; replace a socket that was left behind."""
     private_directory(path.parent)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The mode of the unbound socket is the mode of the file, so there is no instant with another one.
+        # The file gets the mode of the unbound socket, so it never has another one.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
         path.chmod(0o600)
@@ -47,19 +47,19 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def remove_unix(listener: socket.socket) -> None:
-    """Remove the file of a listening Unix socket, so that nobody takes it for a daemon; closing it is the caller's."""
+    """Remove the file of a listening Unix socket, which the caller closes, so that nobody takes it for a daemon."""
     Path(listener.getsockname()).unlink(missing_ok=True)
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket for the API; the settings have seen to it that TLS goes with other addresses."""
+    """Return a listening TCP socket for the API; the settings allow no address beyond loopback without TLS unasked."""
     return listen_beyond(host, port)
 
 
 def listen_beyond(host: str, port: int) -> socket.socket:
     """Return a listening TCP socket on any address; raises an OSError that names the address.
 
-    `::` is all addresses of IPv4, too, whatever the machine's default is, and these alone where it has no IPv6.
+    `::` includes all addresses of IPv4, whatever the machine's default is, and stands for these alone without IPv6.
     """
     try:
         return _listen(host, port)
@@ -86,7 +86,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def named(error: OSError, address: str) -> OSError:
-    """Return the same error of a listener, with the address that cannot be had as its file name."""
+    """Return the same error of a listener, with the address as its file name."""
     return OSError(error.errno, error.strerror, address)
 
 
@@ -96,10 +96,10 @@ def is_loopback(host: str) -> bool:
 
 
 def private_directory(path: Path) -> None:
-    """Make a directory that only this user can enter, or accept one that nobody but this user and root rules.
+    """Make a directory that only this user can enter, or accept one that belongs to this user or root.
 
     Raises:
-        PermissionError: another user owns it, who could put a socket of his own in our place.
+        PermissionError: the directory belongs to another user, who could replace our socket by another one.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = path.stat().st_uid
@@ -108,12 +108,12 @@ def private_directory(path: Path) -> None:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return a host and a port as one, as URLs have them."""
+    """Return a host and a port joined as in URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Return who connected to a Unix socket; nobody for other sockets."""
+    """Return the process that connected to a Unix socket; an unknown one for other sockets."""
     if sock.family != socket.AF_UNIX:
         return Peer()
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
@@ -121,5 +121,5 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def role_of(peer: Peer) -> Role:
-    """Return what a peer is without a token: this user and root rule the daemon anyhow, by signals if not by calls."""
+    """Return the role of a peer without a token: this user and root are operators, as they rule the process anyway."""
     return Role.OPERATOR if peer.uid in {0, os.geteuid()} else Role.STRANGER

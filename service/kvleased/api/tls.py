@@ -1,4 +1,4 @@
-"""Own TLS: what the servers need for it, and which role a client's certificate gives."""
+"""Own TLS: the files that servers need for it, and the role that a client's certificate gives."""
 
 import ssl
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from kvleased.access.roles import Role
 from kvleased.directories import UnusableError
 
 NAME_PREFIX: Final = "kvlease-"
-"""A certificate whose common name is this and a role's word gives that role."""
+"""A certificate gives a role if its common name is this prefix and the role's word."""
 _ROLES: Final = {
     f"{NAME_PREFIX}{role.value}": role for role in (Role.READER, Role.JOINER, Role.OPERATOR)
 }
 
 _VERSION: Final = 0xA0
-"""The tag of a certificate's version, which the oldest kind has not."""
+"""The tag of a certificate's version, which certificates of the oldest kind lack."""
 _UTC_TIME: Final = 0x17
-"""The tag of a time with two digits of the year; those from 2050 on have four, and another."""
+"""The tag of a time whose year has two digits; times from 2050 on have four digits and another tag."""
 
 
 class TlsSettings(Protocol):
-    """Which settings are read here."""
+    """The settings that are read here."""
 
     @property
     def tls_cert_file(self) -> Path | None:
@@ -31,25 +31,25 @@ class TlsSettings(Protocol):
 
     @property
     def tls_key_file(self) -> Path | None:
-        """Its key."""
+        """The key of that certificate."""
         ...
 
     @property
     def tls_client_ca_file(self) -> Path | None:
-        """Who signs clients' certificates; None asks for none."""
+        """The authority that signs clients' certificates; None asks clients for none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The files of a server's certificate, and of who may sign its clients'."""
+    """The files of a server's certificate, and of the authority that signs its clients' certificates."""
 
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of a server: TLS 1.2 at least, and clients' certificates where an authority is named.
+        """Return the context of a server: at least TLS 1.2, and with clients' certificates if an authority is named.
 
         Raises:
             UnusableError: a file cannot be read, or does not fit the others.
@@ -71,14 +71,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
-    """When a certificate is one: from a second since 1970 to another, both its own."""
+    """The time in which a certificate is valid: from one second since 1970 to another, both included."""
 
     begins_at: float
     ends_at: float
 
 
 def validity(cert_file: Path) -> Validity | None:
-    """Return when the first certificate of a PEM file is valid; None where it cannot be read."""
+    """Return when the first certificate of a PEM file is valid; None if it cannot be read."""
     try:
         pem = cert_file.read_text("ascii", "replace")
         end = pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
@@ -88,13 +88,13 @@ def validity(cert_file: Path) -> Validity | None:
 
 
 def expires_at(cert_file: Path) -> float | None:
-    """Return the second since 1970 at which the first certificate of a PEM file ends; None where it cannot be read."""
+    """Return the second since 1970 at which the first certificate of a PEM file ends; None if it cannot be read."""
     found = validity(cert_file)
     return None if found is None else found.ends_at
 
 
 def _validity(der: bytes) -> Validity:
-    """Return both times of a certificate's validity, which is by X.509 the fourth or fifth thing in it."""
+    """Return the times of a certificate's validity, which X.509 has as the fourth or fifth element."""
     _, certificate = _value(der, 0)
     _, signed = _value(certificate, 0)
     place = 0
@@ -113,7 +113,7 @@ def _second(times: bytes, place: int) -> float:
 
 
 def _value(der: bytes, place: int) -> tuple[int, bytes]:
-    """Return the tag and the bytes of what begins at a place."""
+    """Return the tag and the bytes of the DER value that begins at a place."""
     begin, end = _bounds(der, place)
     return der[place], der[begin:end]
 
@@ -132,7 +132,7 @@ def _bounds(der: bytes, place: int) -> tuple[int, int]:
 
 
 def tls_files(settings: TlsSettings) -> TlsFiles | None:
-    """Return the files of the settings; None where TCP goes without TLS."""
+    """Return the TLS files of the settings; None if TCP goes without TLS."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return TlsFiles(
@@ -143,12 +143,12 @@ def tls_files(settings: TlsSettings) -> TlsFiles | None:
 
 
 def role_of_name(common_name: str) -> Role:
-    """Return the role that the common name of a verified certificate gives; a stranger's where it names none."""
+    """Return the role that the common name of a verified certificate gives; STRANGER if it names no role."""
     return _ROLES.get(common_name, Role.STRANGER)
 
 
 def role_in(certificate: dict[str, Any]) -> Role:
-    """Return the role that a verified certificate gives, as the ssl module describes it."""
+    """Return the role that a verified certificate gives; the ssl module has described the certificate."""
     for part in certificate.get("subject", ()):
         for name, value in part:
             if name == "commonName":

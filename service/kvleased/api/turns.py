@@ -1,4 +1,4 @@
-"""Own whose turn it is where several peers have sent more than is served at once; what is served is theirs to know."""
+"""Own the order of turns among peers that have sent more than is served at once; they know what to serve."""
 
 import asyncio
 from collections import deque
@@ -10,19 +10,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvleased.next_turn import in_next_turn
 
 TO_WAKE: Final = 2
-"""Turns that it takes to wake a task, which goes on in the second of them."""
+"""Turns that waking a task takes; the task goes on in the second of them."""
 
 
 class Talker(Protocol):
     """A peer that may have sent much at once."""
 
     def go_on(self) -> bool:
-        """Serve a little of it; tell whether there is more."""
+        """Serve a little of what it sent; tell whether there is more."""
         ...
 
 
 class Turns:
-    """A line of talkers, of whom one goes on in each turn of the event loop, so that all others are heard between."""
+    """A line of talkers: one goes on in each turn of the event loop, so that all other peers are heard in between."""
 
     def __init__(self) -> None:
         """Begin with nobody."""
@@ -33,7 +33,7 @@ class Turns:
         return f"<Turns {len(self._line)} in line>"
 
     def take(self, talker: Talker) -> bool:
-        """Let a talker go on, at once where nobody is in line; tell whether it now is in line itself."""
+        """Let a talker go on, at once if nobody is in line; tell whether it is now in line itself."""
         if not self._line:
             if not talker.go_on():
                 return False
@@ -50,13 +50,13 @@ class Turns:
 
 
 Act = Callable[[], int]
-"""Does something, or has it done; returns how many turns that takes, 0 where nothing was left to be done."""
+"""Does or starts something; returns how many turns that takes, 0 if nothing was left to do."""
 
 
 class Line:
-    """A line of acts that peers caused, of which one is done in each turn of the event loop.
+    """A line of acts that peers caused; one is done in each turn of the event loop.
 
-    None is done while the loop hears who has sent something: whoever else was heard beside its cause goes first.
+    No act is done while the loop reads from its peers: those that were read in the same turn are served first.
     """
 
     def __init__(self) -> None:
@@ -65,26 +65,26 @@ class Line:
         self._num_turns = 0
         """Turns that the last act still takes."""
         self._is_taken = False
-        """Whether this turn is somebody's, or somebody is in line."""
+        """Whether this turn is taken, or an act is in line."""
 
     def __repr__(self) -> str:
         """Show life."""
         return f"<Line of {len(self._acts)}>"
 
     def take(self, act: Act) -> bool:
-        """Have something done when it is its turn; tell whether that is before the loop hears anybody again."""
+        """Have an act done when it is its turn; tell whether that is before the loop reads from its peers again."""
         self._acts.append(act)
         return self.begin()
 
     def wait(self, act: Act) -> None:
-        """Have something done in another turn than this one."""
+        """Have an act done in a later turn than this one."""
         self._acts.append(act)
         if not self._is_taken:
             self._is_taken = True
             in_next_turn(self._next)
 
     def begin(self) -> bool:
-        """Take this turn; false where it is another's."""
+        """Take this turn; return false if it is taken already."""
         if self._is_taken:
             return False
         self._is_taken = True
@@ -92,14 +92,14 @@ class Line:
         return True
 
     async def breathe(self, is_needless: Callable[[], bool] = lambda: False) -> None:
-        """Go on in another turn than this one, after those in line; in none of its own where that is needless."""
+        """Wait for a turn behind those in line; if `is_needless` says so then, the turn is left to the next in line."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go_on() -> int:
             if turn.done():
                 return 0
             turn.set_result(None)
-            # Who waits is woken in the next one. To those that have gone none is given: a line would grow without end.
+            # The waiting task goes on in the next turn. Peers that have gone get none: the line would grow without end.
             return 0 if is_needless() else TO_WAKE
 
         self.wait(go_on)
@@ -110,17 +110,17 @@ class Line:
         if not (self._num_turns or self._acts):
             self._is_taken = False
             return
-        # Before the act: what that begins finds the next turn free where nobody is in line for it.
+        # Scheduled before the act, so that what the act begins finds the next turn free if nobody is in line.
         asyncio.get_running_loop().call_soon(self._next)
         while self._acts and not self._num_turns:
             self._num_turns = self._acts.popleft()()
 
 
 class OneATurn:
-    """An app whose requests begin one in each turn of the event loop, so that many at once hold up nobody else."""
+    """An app that begins one request in each turn of the event loop, so that many at once hold up nobody else."""
 
     def __init__(self, app: ASGIApp, line: Line) -> None:
-        """Take the app, and the line that its requests share with whatever else strangers cause."""
+        """Take the app, and the line that its requests share with everything else that strangers cause."""
         self._app = app
         self._line = line
 
@@ -129,7 +129,7 @@ class OneATurn:
         return f"<OneATurn in {self._line!r}>"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, when it is its turn; not one whose connection has ended in line."""
+        """Answer a request when it is its turn, unless its connection has ended in line."""
         if not self._line.begin():
             await self._line.breathe(lambda: _is_lost(scope))
             if _is_lost(scope):
@@ -138,5 +138,5 @@ class OneATurn:
 
 
 def _is_lost(scope: Scope) -> bool:
-    """Tell whether nobody is there any more to be answered."""
+    """Tell whether the connection of a request has ended."""
     return bool(scope.get("extensions", {}).get("is_lost"))
