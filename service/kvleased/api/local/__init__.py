@@ -1,1 +1,1 @@
-"""The local socket: its listener, its connections, and what goes out over them."""
+"""The local socket: its listener, its connections, and their output."""

@@ -1,6 +1,6 @@
-"""Own the frames of one connection of the local socket after its first: no task and one write per call.
+"""Own the frames of one connection of the local socket after its first: a call takes one write and no task.
 
-A frame is a little-endian uint32 length and one Call or Reply. How a connection begins is `local`'s business.
+A frame is a little-endian uint32 length and one Call or Reply. How a connection begins is `listener`'s business.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from kvleased.api.turns import Line, Turns
 from kvleased.counted import are
 
 FRAMES_A_TURN: Final = 16
-"""Frames that are served of what one read brought, or sent of a stream, before the loop looks at anything else."""
+"""Frames of one read that are served, or frames of a stream that are sent, before the loop looks at anything else."""
 
 _RETRY_AFTER_MS: Final = 10
 _STREAMS: Final = frozenset({"watch", "trace"})
 """The verbs that are answered without end."""
 _OWN: Final = frozenset(verb for verb, roles in OF_VERB.items() if roles is OWN)
-"""The verbs of attached workers, called all the time: their token is looked at where they are carried out."""
+"""The verbs of attached workers, which are called all the time: each verb checks the token itself."""
 _UNSENT_STREAM_BYTES_MAX: Final = 1 << 20
 """Bytes of streams that may be unread before the next answer waits."""
 _UNSENT_SECONDS: Final = 0.05
-"""Seconds until it is looked again whether they were read."""
+"""Seconds between two checks whether those bytes were read."""
 
 
 class Server(Protocol):
-    """What a connection needs of its server."""
+    """The server of a connection."""
 
     @property
     def daemon(self) -> Backend:
-        """What answers."""
+        """Answers the calls."""
         ...
 
     @property
@@ -53,17 +53,17 @@ class Server(Protocol):
 
     @property
     def metrics(self) -> Observer:
-        """What counts."""
+        """Counts the calls."""
         ...
 
     @property
     def turns(self) -> Turns:
-        """In what order connections are served that send many frames at once."""
+        """The turns of connections that send many frames at once."""
         ...
 
     @property
     def streams_line(self) -> Line:
-        """In what order streams go on that have much to tell."""
+        """The line of streams that have many answers at once."""
         ...
 
     def forget(self, connection: "LocalConnection") -> None:
@@ -87,10 +87,10 @@ def error_frame(call_number: int, epoch: int, error: KVLeaseError) -> bytes:
 
 
 class LocalConnection(asyncio.Protocol):
-    """One connection; a worker's when it began with an attach."""
+    """One connection; it is a worker's if it began with an attach."""
 
     def __init__(self, server: Server, sock: socket.socket, peer: Peer, token: str) -> None:
-        """Bind the connection to the worker with `token`, if it is not empty; `sock` is its transport's."""
+        """Bind the connection to the worker with `token`, if that is not empty; the transport owns `sock`."""
         self._server = server
         self._outbox = Outbox(sock)
         self._daemon = server.daemon
@@ -111,41 +111,41 @@ class LocalConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._batch: list[bytes] | None = None
         self._waiting: dict[asyncio.Future[Message], int] = {}
-        """The numbers of the calls that wait, by the promises of their answers."""
+        """The numbers of the calls that wait, by the futures of their answers."""
         self._watches: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        """Show life: calls that are not answered yet."""
+        """Show life: the calls that are not answered yet."""
         return f"<LocalConnection {len(self._waiting)} waiting, {len(self._watches)} watching>"
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for an answer over it."""
+        """Whether no call or stream of the connection waits for an answer."""
         return not self._waiting and not self._watches
 
     def close(self) -> None:
-        """Close the connection once what was written is sent; also one that is only about to be made."""
+        """Close the connection once its output is sent, even if the transport is not made yet."""
         self._is_closed = True
         self._outbox.end()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless the connection was closed before."""
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._outbox.begin(self._transport)
         if self._is_closed:
             self._outbox.end()
 
     def pause_writing(self) -> None:
-        """Keep what is to be sent, as the peer does not read."""
+        """Keep the output, as the peer does not read."""
         self._outbox.fill()
 
     def resume_writing(self) -> None:
-        """Send what was kept."""
+        """Send the kept output."""
         self._outbox.drain()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's contract
-        """Forget every call that waits; the worker itself lives on."""
+        """Cancel every call that waits; the worker itself lives on."""
         self._transport = None
         self._outbox.lose()
         self._server.forget(self)
@@ -157,11 +157,11 @@ class LocalConnection(asyncio.Protocol):
             watch.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Serve what came; many frames at once only some in a turn, and after those who have waited for theirs."""
+        """Serve frames; if many arrive at once, serve some in each turn, behind the connections in line."""
         if not self._partial and len(data) >= BYTES_OF_LENGTH:
             (body_bytes,) = LENGTH.unpack_from(data)
             if BYTES_OF_LENGTH + body_bytes == len(data) and body_bytes <= self._message_bytes_max:
-                # What nearly always comes: one frame and nothing else. Its answer leaves before the call is counted.
+                # The usual case: one frame and nothing else. The answer is sent before the call is counted.
                 if not self._serve(data[BYTES_OF_LENGTH:]):
                     self._outbox.end()
                 return
@@ -173,7 +173,7 @@ class LocalConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_on(self) -> bool:
-        """Serve some of the frames that are whole, and answer them in one write; tell whether there are more."""
+        """Serve some of the complete frames, and answer them in one write; tell whether there are more."""
         if self._transport is None:
             return False
         self._batch = []
@@ -193,7 +193,7 @@ class LocalConnection(asyncio.Protocol):
         return has_more
 
     def _serve_frames(self) -> bool:
-        """Serve frames of what came; false where the stream makes no sense any more."""
+        """Serve some of the frames that arrived; return false if the stream makes no sense any more."""
         begin = 0
         for _ in range(FRAMES_A_TURN):
             body = begin + BYTES_OF_LENGTH
@@ -213,7 +213,7 @@ class LocalConnection(asyncio.Protocol):
         return True
 
     def _has_frame(self) -> bool:
-        """Tell whether another frame is whole, or cannot be, and note how many bytes the next one takes."""
+        """Tell whether another frame is complete or too large, and note how many bytes the next frame takes."""
         self._bytes_needed = BYTES_OF_LENGTH
         if len(self._partial) >= BYTES_OF_LENGTH:
             body_bytes = int.from_bytes(self._partial[:BYTES_OF_LENGTH], "little")
@@ -222,7 +222,7 @@ class LocalConnection(asyncio.Protocol):
         return len(self._partial) >= self._bytes_needed
 
     def _expect(self, *, is_in_frame: bool) -> None:
-        """Wait for the rest of a frame, which must be whole before its deadline."""
+        """Set the deadline for the rest of a frame, if one has begun."""
         self._disarm()
         if is_in_frame:
             assert self._transport is not None, "kept after the end"
@@ -235,7 +235,7 @@ class LocalConnection(asyncio.Protocol):
             self._deadline = None
 
     def _serve(self, packed: bytes) -> bool:
-        """Answer one call, now or later; False where the peer cannot be told which call failed."""
+        """Answer one call, now or later; return False if the peer cannot be told which call failed."""
         started = self.heard_at = perf_counter()
         try:
             call = parse(pb.Call, packed)
@@ -245,7 +245,7 @@ class LocalConnection(asyncio.Protocol):
             return call_number != 0
         verb, call_number = call.WhichOneof("request"), call.call_number
         if not (verb or call_number):
-            # Neither asks for anything nor could be told so.
+            # The frame asks for nothing, and has no number by which to say so.
             self._refuse(0, _misplaced(verb))
             return False
         token, key = call.token or self._token, call.idempotency_key
@@ -268,7 +268,7 @@ class LocalConnection(asyncio.Protocol):
     def _admitted(
         self, verb: str | None, call: pb.Call, caller: Caller, started: float
     ) -> Caller | None:
-        """Return who calls a verb that is not for workers alone; None where all is said, or a stream begins."""
+        """Return the caller of a verb that is not only for workers; None if the call is done or begins a stream."""
         if verb is None and call.cancels:
             self._cancel(call.cancels)
             return None
@@ -314,7 +314,7 @@ class LocalConnection(asyncio.Protocol):
         future.add_done_callback(done)
 
     def _cancel(self, call_number: int) -> None:
-        """End the waiting of a call that its caller has given up; nothing happens where it does not wait any more."""
+        """Cancel a call that its caller has given up; do nothing if it no longer waits."""
         for future, number in list(self._waiting.items()):
             if number == call_number:
                 self._daemon.cancel(future)
@@ -333,9 +333,9 @@ class LocalConnection(asyncio.Protocol):
             self._send(frame_of(call.call_number, self._daemon.epoch, verb, answer))
             num_sent += 1
             if num_sent % FRAMES_A_TURN == 0:
-                # What is told of the past comes without a pause, thousands of events at once.
+                # Past events come without a pause, thousands of them at once.
                 await self._server.streams_line.breathe()
-            # A reader that is slow is no reason to disconnect: what it misses is told.
+            # A slow reader need not be disconnected: it will be told what it has missed.
             while self._outbox.unsent_bytes > _UNSENT_STREAM_BYTES_MAX:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(_UNSENT_SECONDS)
 
@@ -367,7 +367,7 @@ class LocalConnection(asyncio.Protocol):
 
 
 def _call_number(packed: bytes) -> int:
-    """Return the number of a call that was not understood; 0 where not even that can be read."""
+    """Return the number of a call that was not understood; 0 if not even that can be read."""
     try:
         return pb.Call.FromString(packed).call_number
     except DecodeError:

@@ -1,7 +1,7 @@
-"""Own the local socket: accepting, and the first frame of a connection, beside which descriptors may come and go.
+"""Own the local socket: accepting, and the first frame of a connection, with which descriptors may come and go.
 
-Later frames are `connection`'s business. A stream of asyncio hides descriptors, so the first frame is read, and
-an attach is answered, on the bare socket.
+Later frames are `connection`'s business. Streams of asyncio hide descriptors, so the first frame is read, and an attach
+is answered, on the bare socket.
 """
 
 import array
@@ -33,12 +33,14 @@ from kvleased.api.turns import Line, Turns
 from kvleased.descriptors import ADVICE
 
 FDS_MAX: Final = 4
-"""Descriptors that are received beside a first frame; only the first, a pidfd, is used."""
+"""Most descriptors that may come with a first frame; only the first, a pidfd, is used."""
 _FDS_SPACE_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 RECEIVE_BYTES: Final = 1 << 16
 SECONDS_SILENT: Final = 1.0
-"""Seconds after which a connection that says nothing gives way to a new one, where there are too many, or descriptors
-are lacking; a client opens another one when it has something to say."""
+"""Seconds of silence after which a connection gives way to a new one if there are too many, or no descriptors left.
+
+A client opens another connection when it needs one.
+"""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
 
@@ -47,11 +49,11 @@ class LocalServer:
     """The local socket, from `start` to `stop`."""
 
     def __init__(self, metrics: Observer) -> None:
-        """Remember who counts."""
+        """Take the object that counts calls."""
         self.metrics = metrics
         self.connections: set[LocalConnection | _Opening] = set()
         self._unheard: dict[_Opening, None] = {}
-        """Those that have not said anything that is whole, the oldest first."""
+        """The connections that have not sent a complete frame, the oldest first."""
         self._lacking = Seldom("descriptors_lacking")
         self.turns = Turns()
         self.streams_line = Line()
@@ -60,7 +62,7 @@ class LocalServer:
         self._listener: socket.socket | None = None
 
     def __repr__(self) -> str:
-        """Show life: connections."""
+        """Show life: the connections."""
         return f"<LocalServer {len(self.connections)} connections>"
 
     async def start(self, daemon: Backend, settings: Limits) -> None:
@@ -70,7 +72,7 @@ class LocalServer:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def stop(self) -> None:
-        """Stop listening and close every connection once what was written to it is sent."""
+        """Stop listening, and close every connection once its output is sent."""
         if self._listener is None:
             return
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -87,18 +89,18 @@ class LocalServer:
         self.connections.discard(connection)
 
     def hear(self, opening: "_Opening") -> None:
-        """Take note that a connection has said something that is whole, or never will."""
+        """Take note that a connection has sent a complete frame, or never will."""
         self._unheard.pop(opening, None)
 
     def _accept(self) -> None:
         assert self._listener is not None, "accepting without a listener"
-        # One, and others in later turns: each costs as much as a call of a worker.
+        # One connection a turn: each takes as long as a call of a worker.
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
-            # Out of descriptors: who came waits for that of a silent one, as where there are too many connections.
+            # Out of descriptors: a silent connection gives up its own, as when there are too many connections.
             self._lacking.tell(listener="local", advice=ADVICE)
             self._make_room()
             self._pause()
@@ -112,14 +114,14 @@ class LocalServer:
             self._unheard[opening] = None
 
     def _has_room(self) -> bool:
-        """Tell whether one more connection can be had, at the limit in place of another."""
+        """Tell whether there is room for one more connection; at the limit, close another one for it."""
         return len(self.connections) < self.settings.max_connections or self._make_room()
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has said nothing yet, or the one that was silent longest, if any was.
+        """Close the oldest connection that has sent no frame yet, or else an idle one that was silent longest.
 
-        Who has said nothing whole is nobody's worker, however lately it came: of a flood of these the oldest goes for
-        each that comes, and who speaks at once is heard before its turn.
+        A connection without a complete frame is no worker's, however new it is. In a flood of these, the oldest gives
+        way to each new one, and one that sends its frame at once is served before its turn to go comes.
         """
         unheard = next((one for one in self._unheard if not one.has_unread), None)
         if unheard is not None:
@@ -134,7 +136,7 @@ class LocalServer:
         return True
 
     def _pause(self) -> None:
-        # Out of descriptors: the listener stays readable, so the loop would spin until one is free.
+        # Out of descriptors, the listener stays readable, so the loop would spin until one is free.
         assert self._listener is not None, "pausing without a listener"
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
@@ -145,7 +147,7 @@ class LocalServer:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def refusal(self) -> bytes:
-        """Return the frame that tells a connection that there is no place for it."""
+        """Return the frame that tells a connection that there is no room for it."""
         error = no_place_of_member(self.settings.max_connections)
         return error_frame(0, self.daemon.epoch, error)
 
@@ -170,12 +172,12 @@ class _Opening:
         self._deadline = self._loop.call_later(server.settings.head_seconds_max, self.close)
         self.is_idle = True
         self.heard_at = perf_counter()
-        """Seconds at which it was accepted; the names are those of a `LocalConnection`."""
+        """Seconds at which it was accepted; `is_idle` and `heard_at` are named as in `LocalConnection`."""
         self._task: asyncio.Task[None] | None = None
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection and the received descriptors."""
         if self._sock.fileno() >= 0:
             self._stop_reading()
             self._sock.close()
@@ -184,19 +186,19 @@ class _Opening:
 
     @property
     def has_unread(self) -> bool:
-        """Whether something came that was not read yet; what was read was not whole."""
+        """Whether bytes have arrived that were not read yet, which may complete the frame."""
         try:
             return bool(self._sock.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     def give_way(self) -> None:
-        """Tell that there is no place any more, and end."""
+        """Tell the peer that there is no room any more, and end."""
         self._finish(self._server.refusal())
 
     def _readable(self) -> None:
         try:
-            # Not socket.recv_fds, which ignores its flags: children must not inherit what a caller sends.
+            # Not socket.recv_fds, which ignores its flags: child processes must not inherit received descriptors.
             data, ancillary, flags, _ = self._sock.recvmsg(
                 RECEIVE_BYTES, _FDS_SPACE_BYTES, socket.MSG_CMSG_CLOEXEC
             )
@@ -229,7 +231,7 @@ class _Opening:
         try:
             call = parse(pb.Call, bytes(self._received[BYTES_OF_LENGTH:end]))
         except InvalidError:
-            call = pb.Call()  # the connection answers it, as it would any later frame
+            call = pb.Call()  # the connection answers it, like any later frame
         if call.WhichOneof("request") == "attach":
             del self._received[:end]
             self._attach(call)
@@ -276,7 +278,7 @@ class _Opening:
         if isinstance(answer, pb.AttachResponse):
             fds, token = self._server.daemon.fds(answer.worker_id), answer.token
         try:
-            # Nothing was sent before, so at least the first byte, beside which the descriptors go, finds room.
+            # Nothing was sent before, so there is room at least for the first byte, which carries the descriptors.
             num_sent = socket.send_fds(self._sock, [frame], fds) if fds else 0
         except OSError:
             self.close()
@@ -286,7 +288,7 @@ class _Opening:
         self._hand_over(frame[num_sent:], token)
 
     def _undo_attach(self, token: str) -> None:
-        """End a worker whose process did not wait for the answer: it does not know of it, and would never end it."""
+        """End a worker whose process did not wait for the answer: it does not know the worker, so it cannot end it."""
         caller = Caller(transport="local", token=token)
         faults.ask(self._server.daemon.call, "detach", pb.DetachRequest(), caller)
 
@@ -325,7 +327,7 @@ class _Opening:
 
 
 def _fds_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors that came beside some bytes, also where there were more than fit."""
+    """Return the descriptors that came with a packet, even if some of them did not fit."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
