@@ -1,1 +1,1 @@
-"""gRPC: kvlease's service, what stands beside it, and what a call and a connection must pass before."""
+"""gRPC: kvlease's service, the standard services beside it, and the checks of calls and connections."""

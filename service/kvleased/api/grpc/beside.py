@@ -1,4 +1,4 @@
-"""Own what is served over gRPC beside kvlease's own service: the standard health service, and reflection."""
+"""Own the services of gRPC beside kvlease's own: the standard health service, and reflection."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from kvleased.api.seam import Backend
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
-"""The same by its first name, which older tools call; the messages are the same, byte for byte."""
+"""Reflection by its first name, which older tools call; the messages are the same, byte for byte."""
 _ALPHA: Final = "v1alpha"
 _STABLE: Final = "v1"
 HEALTH_SECONDS: Final = 0.5
-"""Seconds between two looks at whether the daemon is ready."""
+"""Seconds between two checks whether the daemon is ready."""
 
 Answers: TypeAlias = "Callable[[Call, Context], Awaitable[bytes | None]]"
 
 
 class Health:
-    """The health service: what readiness says, for the server as a whole and for kvlease's own service."""
+    """The health service: it tells readiness, for the whole server and for kvlease's own service."""
 
     def __init__(self, daemon: Backend, service: str) -> None:
-        """Remember whom to ask."""
+        """Take the daemon, and the name of kvlease's service."""
         self._daemon = daemon
         self._names = ("", service)
         self._is_ready = False
@@ -81,9 +81,9 @@ class Health:
 
 
 def reflection_handlers(name: str, calls: Calls, services: Collection[str]) -> Handlers:
-    """Return what tells tools of the methods that there are, for the calls of one listener by one of its names."""
+    """Return the handlers of reflection, under one of its names, for the calls of one listener."""
     _describe_reflection()
-    # Its type stubs take an async generator for a coroutine.
+    # The type stubs of grpc take an async generator for a coroutine.
     servicer: Any = reflection.aio.ReflectionServicer(services)
 
     async def tell(call: Call, context: Context) -> None:
@@ -96,7 +96,7 @@ def reflection_handlers(name: str, calls: Calls, services: Collection[str]) -> H
 
 
 def _describe_reflection() -> None:
-    """Have reflection found by its name, too, where grpcio knows it by its first one alone."""
+    """Make reflection describe itself by its stable name, too, if grpcio only knows the v1alpha name."""
     pool = descriptor_pool.Default()
     try:
         pool.FindServiceByName(REFLECTION)
@@ -120,7 +120,7 @@ async def _asked(call: Call) -> AsyncIterator[ServerReflectionRequest]:
 def _entered(
     service: str, calls: Calls, answer: Answers
 ) -> Callable[[object, Context], Awaitable[bytes | None]]:
-    """Return a handler that answers whoever may call a service and finds a place."""
+    """Return a handler that answers callers which may call a service and find a place."""
     roles = OF_SERVICE[service]
 
     async def handle(_: object, context: Context) -> bytes | None:

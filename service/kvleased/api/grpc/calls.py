@@ -1,8 +1,8 @@
-"""Own what a gRPC call has to pass before it is looked at: who makes it, whether there is a place, and its message.
+"""Own the checks of a gRPC call before its verb: its caller, a place for it, and its message.
 
-All methods are served as if their callers streamed, which looks the same on the wire, so that a call is here when its
-head is, and whoever may not call is refused before a byte of his message is waited for. grpc must not lose a read that
-it has begun: a call that is over early is aborted, which ends the read, too.
+All methods are served as if their callers streamed, which looks the same on the wire. So a call begins when its head
+has arrived, and a caller that may not call is refused before its message is awaited. A read that grpc has begun must
+not be abandoned: a call that ends early is aborted, which also ends the read.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from kvleased.counted import are
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[bytes, bytes]]"
-"""What answers the methods of a service, by their names."""
+"""The handlers of a service's methods, by name."""
 PeerOf: TypeAlias = Callable[[Context], tuple[Role, str]]
-"""Tells what the caller of a listener is without a token, and his address and port, which are empty but over TCP."""
+"""Returns the role of a caller without a token, and its address and port, which are empty unless over TCP."""
 
 CALLS_OF_STRANGERS_MAX: Final = 16
-"""Calls at once of all who have no token; of one more the oldest gives way."""
+"""Calls at once of all strangers; for one more the oldest gives way."""
 UNREAD_SECONDS_MAX: Final = 2.0
-"""Seconds after which a stranger who does not read his answer loses his connection, where another wants his place."""
+"""Seconds after which a stranger that does not read its answer loses its connection, if another needs the place."""
 
 _RETRY_AFTER_MS: Final = 100
 _EPOCH_MAX: Final = 2**63 - 1
-"""What the protocol has for an epoch, as the other transports take it."""
+"""The largest epoch that the protocol can carry, as over the other transports."""
 
 
 class Call:
-    """One call, from its head on."""
+    """One call, from the arrival of its head on."""
 
     __slots__ = ("_context", "_deadlines", "_ended", "_ending", "answered_since", "caller", "waits")
 
     def __init__(self, context: Context, caller: Caller, deadlines: Deadlines) -> None:
-        """Take who calls, and who sees to it that a message comes in time."""
+        """Take the context, the caller, and the deadlines by which messages must arrive."""
         self.caller = caller
         self.waits = False
-        """Whether it waits for its caller or for news, so that it can end early."""
+        """Whether the call waits for its caller or for news, so that it can end early."""
         self.answered_since = deadlines.now()
-        """Seconds since which it is being answered, where it does not wait."""
+        """Seconds on the loop's clock since which the call is being answered, if it does not wait."""
         self._context = context
         self._deadlines = deadlines
         self._ending: asyncio.Task[NoReturn] | None = None
         self._ended: asyncio.Future[None] | None = None
-        """What tells who waits for news that the call ends."""
+        """A future by which a wait for news learns that the call ends."""
 
     def end(self, error: KVLeaseError) -> None:
         """End a call that waits."""
         if self.waits and self._ending is None:
             self._ending = asyncio.ensure_future(abort(self._context, error))
-            # Who waits for the call is told; nobody waits for this task.
+            # The waiting handler gets the error; nobody awaits this task, so its own error is retrieved here.
             self._ending.add_done_callback(lambda task: task.cancelled() or task.exception())
             if self._ended is not None:
                 self._ended.set_result(None)
 
     async def read(self) -> bytes:
-        """Return its message.
+        """Return the message of the call.
 
         Raises:
-            InvalidError: there is none.
-            AbortError: it did not arrive in time.
+            InvalidError: there is no message.
+            AbortError: the message did not arrive in time.
         """
         packed = await self.read_next()
         if packed is None:
@@ -81,7 +81,7 @@ class Call:
         return packed
 
     async def read_next(self) -> bytes | None:
-        """Return its next message, or None after the last; raises AbortError where none arrives in time."""
+        """Return the next message, or None after the last; raises AbortError if none arrives in time."""
         self.waits = True
         self._deadlines.begin(self)
         try:
@@ -94,11 +94,11 @@ class Call:
         return packed if isinstance(packed, bytes) else None
 
     async def write(self, packed: bytes) -> None:
-        """Send a message, when its caller takes it."""
+        """Send a message as soon as the caller can take it."""
         await self._context.write(packed)
 
     async def until(self, news: asyncio.Future[None]) -> None:
-        """Wait for news; raises AbortError where the call must end before there are any."""
+        """Wait for news; raises AbortError if the call must end before there is any."""
         self.waits = True
         self._ended = asyncio.get_running_loop().create_future()
         try:
@@ -115,15 +115,15 @@ class Call:
 
 
 class Deadlines:
-    """The calls of a listener whose message is awaited; one timer for all of them, for each may take as long."""
+    """The calls of a listener whose message is awaited; one timer serves all of them, as all have the same limit."""
 
     def __init__(self, seconds_max: float) -> None:
-        """Take how many seconds a message may take."""
+        """Take the seconds that a message may take."""
         loop = asyncio.get_running_loop()
         self.now, self._call_later = loop.time, loop.call_later
         self._seconds_max = seconds_max
         self._began_at: dict[Call, float] = {}
-        """By call, in seconds; the one that has waited longest comes first."""
+        """When the wait of each call began, in seconds; the call that has waited longest comes first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class Deadlines:
             self._timer = self._call_later(self._seconds_max, self._look)
 
     def end(self, call: Call) -> None:
-        """Await it no more; the timer finds out by itself, as most calls wait for a moment only."""
+        """Stop awaiting a message; the timer runs on and finds out by itself, as most calls wait only for a moment."""
         self._began_at.pop(call, None)
 
     def _look(self) -> None:
@@ -153,9 +153,9 @@ class Deadlines:
 
 
 class Calls:
-    """The calls that a listener has at once: so many of everybody who was let in, and a few of strangers.
+    """The calls that a listener has at once: a number for each worker and each role, and a few for strangers.
 
-    Strangers have places of their own, and each worker has, and each role: nobody takes another's.
+    Nobody can take the places of others.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Calls:
         peer_of: PeerOf,
         connections: Connections | None = None,
     ) -> None:
-        """Take who admits callers, what is known of one without a token, and the connections of TCP's listener."""
+        """Take the daemon, which admits callers, the way to tell a caller's role, and the connections if over TCP."""
         self._daemon = daemon
         self._peer_of = peer_of
         self._connections = connections
@@ -181,12 +181,12 @@ class Calls:
         )
 
     def enter(self, asked: str, roles: Roles, context: Context) -> Call:
-        """Admit a call by its head; `asked` is the verb or service that a refusal is told by in the log.
+        """Admit a call by its head; `asked` is the verb or service by which the log tells of a refusal.
 
         Raises:
-            UnknownWorkerError, NotYoursError: the caller may not.
+            UnknownWorkerError, NotYoursError: the caller may not do this.
             InvalidError: the head makes no sense.
-            BusyError: there is no place.
+            BusyError: there is no place for the call, or for its connection.
         """
         caller = self._admit(asked, roles, _caller(context, *self._peer_of(context)))
         call = Call(context, caller, self._deadlines)
@@ -202,7 +202,7 @@ class Calls:
         return call
 
     def _admit(self, asked: str, roles: Roles, caller: Caller) -> Caller:
-        """Return a caller as who he is, whose connection is no stranger's where he is somebody, though he may not."""
+        """Return the caller with its role; a known caller's connection becomes a member's even if it may not call."""
         try:
             admitted = self._daemon.admit(roles, caller, asked)
         except KVLeaseError:
@@ -225,7 +225,7 @@ class Calls:
             del self._num_of[who]
 
     def _enter_stranger(self, call: Call, context: Context) -> None:
-        """Give a stranger a place, if need be that of who has waited longest, or of those who do not read."""
+        """Give a stranger's call a place, if need be that of the oldest that waits, or of one with an unread answer."""
         if len(self._of_strangers) >= CALLS_OF_STRANGERS_MAX:
             oldest = next((one for one in self._of_strangers if one.waits), None)
             if oldest is not None:
@@ -237,7 +237,7 @@ class Calls:
         at_end(context, lambda _: self._of_strangers.pop(call, None))
 
     def _hang_up_unread(self) -> bool:
-        """End the connections of strangers who leave answers unread: grpc would keep the calls as long as they like."""
+        """End the connections of strangers that leave answers unread: grpc would keep their calls without end."""
         too_long = asyncio.get_running_loop().time() - UNREAD_SECONDS_MAX
         unread = {one.caller.address for one in self._of_strangers if one.answered_since < too_long}
         ended = self._connections.hang_up(unread) if self._connections is not None else set()
@@ -247,14 +247,14 @@ class Calls:
 
 
 async def abort(context: Context, error: KVLeaseError) -> NoReturn:
-    """End a call with an error; raises AbortError, as grpc wants it."""
+    """End a call with an error; raises AbortError, as grpc expects."""
     await context.abort_with_status(rpc_status.to_status(faults.grpc_status(error)))
     raise AssertionError
 
 
 def at_end(context: Context, done: Callable[[Context], object]) -> None:
-    """Have something done when a call is over: its answer was sent, or its caller has gone."""
-    context.add_done_callback(cast(Any, done))  # the stubs take a protocol of no instance
+    """Call a function when a call is over: its answer was sent, or its caller has gone."""
+    context.add_done_callback(cast(Any, done))  # the stubs' type fits no function
 
 
 def _too_many(limit: int) -> BusyError:
@@ -263,7 +263,7 @@ def _too_many(limit: int) -> BusyError:
 
 
 def _caller(context: Context, role: Role, address: str) -> Caller:
-    """Return who calls, by the metadata of his call; it is read in one go, for every call comes by here."""
+    """Return the caller that the metadata of a call describe; they are read in one pass, as every call comes here."""
     token = key = cache = traceparent = ""
     epoch, has_token = 0, False
     for name, value in context.invocation_metadata() or ():
@@ -293,7 +293,7 @@ def _caller(context: Context, role: Role, address: str) -> Caller:
 
 
 def address_of(context: Context) -> str:
-    """Return the address and port of who calls over TCP; empty for the Unix socket, where grpc names nobody."""
+    """Return the address and port of a caller over TCP; empty for the Unix socket, where grpc tells no peer."""
     kind, _, address = context.peer().partition(":")
     return unquote(address) if kind in ("ipv4", "ipv6") else ""
 
@@ -307,7 +307,7 @@ def _token(header: str) -> str:
 
 @lru_cache(maxsize=1)
 def _epoch(written: str) -> int:
-    """Return the number of an epoch; nearly every call is of the same one."""
+    """Return the number of an epoch; cached, as nearly every call has the same one."""
     if not re.fullmatch(r"[0-9]{1,19}", written) or int(written) > _EPOCH_MAX:
         message = f"kvlease-epoch must be 0 or the epoch of an answer, not {written[:40]!r}"
         raise InvalidError(message, resource="kvlease-epoch")

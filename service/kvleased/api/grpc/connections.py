@@ -1,7 +1,7 @@
-"""Own the connections to gRPC's TCP port: whose they are, and which of strangers give way.
+"""Own the connections to gRPC's TCP port: whose they are, and which connections of strangers give way.
 
-grpc accepts by itself, on threads of its own, and shows nothing of a connection before its first call. So this process
-looks at its own descriptors now and then, and shuts down what is too much, which grpc takes for a peer that left.
+grpc accepts connections on threads of its own, and shows nothing of a connection before its first call. So this process
+looks at its own descriptors now and then, and shuts surplus connections down, which grpc takes for peers that left.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from kvleased.api.places import Places, no_place_of_member
 from kvleased.api.sockets import address_of
 
 STRANGERS_MAX: Final = 256
-"""Connections of strangers to gRPC's TCP port; of one more the oldest gives way, when it is looked at."""
+"""Connections of strangers to gRPC's TCP port; if a look finds one more, the oldest gives way."""
 UNSEEN_MAX: Final = 1024
-"""Connections that may have come to gRPC's TCP port since it was looked at; what comes above is closed at once."""
+"""New connections to gRPC's TCP port between two looks; further ones are closed at once."""
 SECONDS_APART: Final = 1.0
 """Seconds between two looks."""
 
 _SECONDS_APART_IN_FLOOD: Final = 0.05
-"""Seconds to the next look where somebody had to give way: as many may come meanwhile, and nobody be shut out."""
+"""Seconds to the next look if a connection had to give way, so that UNSEEN_MAX is not reached meanwhile."""
 _FDS_A_TURN: Final = 8
 """Descriptors that are looked at before the loop looks at anything else."""
 _OWN_FDS: Final = "/proc/self/fd"
 _MAPPED: Final = "::ffff:"
-"""What an address of IPv4 begins with on a socket that takes both kinds."""
+"""The beginning of an IPv4 address on a socket that takes both IPv4 and IPv6."""
 
 
 class Connection:
-    """A connection, from the look that found it on, or from its first call with a token where that comes first."""
+    """A connection, known from the look that found it, or from its first call with a token if that comes earlier."""
 
     __slots__ = ("_port", "address", "fd", "has_called", "host", "inode", "is_member", "look")
 
     def __init__(self, address: str, port: int, look: int) -> None:
-        """Take its peer's address and port, the listener's port, and the number of the last look that has begun."""
+        """Take the peer's address and port, the listener's port, and the number of the last look that has begun."""
         self.address = address
         self.host = address.rpartition(":")[0].strip("[]")
         self.is_member = False
         self.has_called = False
-        """Whether it has shown a token since the last look."""
+        """Whether the connection has shown a token since the last look."""
         self.look = look
-        """The last look that found it, or that had begun when it was let in."""
+        """The number of the last look that found it, or that had begun when it was let in."""
         self.fd, self.inode = -1, 0
-        """What it is in this process; unknown until a look finds it."""
+        """Its descriptor and inode in this process; unknown until a look finds it."""
         self._port = port
 
     def __repr__(self) -> str:
@@ -56,9 +56,9 @@ class Connection:
         return f"<Connection {self.address}, {'a member' if self.is_member else 'a stranger'}'s>"
 
     def give_way(self) -> None:
-        """End at once: another has the place."""
+        """End at once: another connection has the place."""
         with suppress(OSError), _held(self.fd) as sock:
-            # grpc may have closed it meanwhile, and the descriptor be another's.
+            # grpc may have closed it meanwhile, so the descriptor may be another file's.
             if os.fstat(sock.fileno()).st_ino == self.inode:
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -67,20 +67,20 @@ class Connections:
     """The connections of a port: those that have shown a token, and those of strangers."""
 
     def __init__(self, members_max: int, port: int, strangers_max: int = STRANGERS_MAX) -> None:
-        """Take how many may be members', the port, and how many may be strangers'."""
+        """Take how many connections members may have, the port, and how many strangers may have."""
         self.places = Places(members_max, strangers_max, port)
         self._port = port
         self._num_looks = 0
         self._by_address: dict[str, Connection] = {}
         self._sockets: dict[int, tuple[int, Connection | None]] = {}
-        """By descriptor at the last look: the socket's inode, and the connection where it is one of ours."""
+        """By descriptor at the last look: the socket's inode, and the connection if it is one to this port."""
 
     def __repr__(self) -> str:
         """Show life."""
         return f"<Connections {self.places!r}>"
 
     def let_in(self, address: str) -> None:
-        """Take note that a call of somebody known came from an address.
+        """Take note that a call of a known caller came from an address.
 
         Raises:
             BusyError: all places of members are taken.
@@ -96,7 +96,7 @@ class Connections:
         connection.has_called = True
 
     def hang_up(self, addresses: Collection[str]) -> set[str]:
-        """End the connections to some addresses; return those that there are, which a look has found."""
+        """End the known connections from some addresses; return the addresses of these."""
         found = {one for one in addresses if one in self._by_address}
         for address in found:
             self._by_address[address].give_way()
@@ -106,17 +106,17 @@ class Connections:
         """Look again and again, without end."""
         while True:
             gave_way = self.places.turned_away["stranger"]
-            # Without a descriptor left nothing is seen, nor anything accepted.
+            # Without a descriptor left, a look sees nothing, but nothing is accepted either.
             with suppress(OSError):
                 await self.look()
             is_flood = self.places.turned_away["stranger"] > gave_way
             await asyncio.sleep(_SECONDS_APART_IN_FLOOD if is_flood else SECONDS_APART)
 
     async def look(self) -> None:
-        """See which connections there are, so many a turn of the loop, and have strangers above the limit give way.
+        """Find the connections, some in each turn of the loop, and have strangers above the limit give way.
 
         Raises:
-            OSError: this process has no descriptor left to look by.
+            OSError: this process has no descriptor left for the look.
         """
         self._num_looks += 1
         found: dict[int, tuple[int, Connection | None]] = {}
@@ -136,7 +136,7 @@ class Connections:
                 self._forget(address, connection)
 
     def _socket(self, fd: int, inode: int) -> tuple[int, Connection | None]:
-        """Return what is remembered of a socket; raises OSError where it is open no more."""
+        """Return what is known of a socket; raises OSError if it is no longer open."""
         known = self._sockets.get(fd)
         if known is None or known[0] != inode:
             with _held(fd) as sock:
@@ -148,9 +148,9 @@ class Connections:
         return known
 
     def _found(self, address: str, fd: int, inode: int) -> Connection:
-        """Return the connection of an address that was found at a descriptor; a stranger's where none is known."""
+        """Return the connection from an address that was found at a descriptor; a stranger's if none is known."""
         connection = self._by_address.get(address)
-        # A call since the last look may have come by this one, though another had the address before.
+        # If another connection had the address before, a call since the last look may still have come over this one.
         if connection is None or not (connection.inode == 0 or connection.has_called):
             if connection is not None:
                 self._forget(address, connection)
@@ -167,10 +167,10 @@ class Connections:
 
 
 def _held(fd: int) -> socket.socket:
-    """Return a socket of our own that is what a descriptor is; raises OSError where it is none."""
+    """Return a socket over a duplicate of a descriptor; raises OSError if it is no socket."""
     own = os.dup(fd)
     try:
-        # The kernel is asked for the family alone: this is done for each connection that comes.
+        # With kind and protocol given, the kernel is asked only for the family: this runs for each new connection.
         return socket.socket(-1, socket.SOCK_STREAM, 0, own)
     except OSError:
         os.close(own)
@@ -178,19 +178,19 @@ def _held(fd: int) -> socket.socket:
 
 
 def _address_of(sock: socket.socket, port: int) -> str:
-    """Return the address and port of a TCP connection to a port of ours, as calls tell it; empty for other sockets."""
+    """Return the peer's address and port of a connection to our port, as calls tell it; empty for other sockets."""
     try:
         own = sock.getsockname()
         if not isinstance(own, tuple) or own[1] != port:
             return ""
         return _written(sock.getpeername())
     except OSError:
-        # It listens, or its peer has gone.
+        # The socket listens, or its peer has gone.
         return ""
 
 
 def _written(peer: tuple[Any, ...]) -> str:
-    """Return an address and a port as one, as grpc does: IPv4 as such, and with the link that only it has."""
+    """Return an address and a port joined as grpc does: mapped IPv4 as IPv4, and IPv6 with its scope, if any."""
     host, port, *rest = peer
     if host.startswith(_MAPPED) and "." in host:
         host = host.removeprefix(_MAPPED)

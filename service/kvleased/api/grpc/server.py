@@ -1,7 +1,7 @@
 """Own the gRPC servers: KVLeaseService, health and reflection, on a Unix socket and on loopback TCP.
 
-This module imports grpc, so it is imported when the server starts, never before. Each listener has a server of its own:
-what strangers on TCP use up is nothing that the Unix socket has.
+This module imports grpc, so it is imported when the server starts, never before. Each listener has a server of its own,
+so that strangers on TCP cannot use up what the Unix socket needs.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ STOP_SECONDS: Final = 1.0
 _KEEPALIVE_MS: Final = 30_000
 _MS_PER_SECOND: Final = 1000
 _HEAD_BYTES_MAX: Final = 16 << 10
-"""Bytes of the metadata of a call."""
+"""Most bytes of the metadata of a call."""
 
 
 class GrpcServer:
     """gRPC, from `start` to `stop`."""
 
     def __init__(self, metrics: Observer) -> None:
-        """Remember who counts."""
+        """Take the object that counts calls."""
         self._metrics = metrics
         self._servers: list[grpc.aio.Server] = []
         self._followed: list[asyncio.Task[None]] = []
         self._connections: Connections | None = None
         self._renewed: grpc.ServerCertificateConfiguration | None = None
         self.grpc_port = 0
-        """The TCP port; 0 where there is none."""
+        """The TCP port; 0 if there is none."""
 
     @property
     def places(self) -> dict[str, Places]:
-        """Who is connected, by listener: that of TCP, where there is any."""
+        """The places by listener: only that of TCP, if there is one."""
         return {} if self._connections is None else {"grpc_tcp": self._connections.places}
 
     async def start(self, daemon: Backend, settings: Limits) -> None:
-        """Begin to listen at `grpc.sock` in the runtime directory and, where wanted, on TCP."""
+        """Begin to listen at `grpc.sock` in the runtime directory and, if the settings ask for it, on TCP."""
         health = Health(daemon, SERVICE.full_name)
         local = _server(daemon, settings, settings.max_connections)
         self._serve(local, Calls(daemon, settings, _this_user), daemon, settings, health)
@@ -64,7 +64,7 @@ class GrpcServer:
         private_directory(path.parent)
         path.unlink(missing_ok=True)
         _bind(local, f"unix:{path}")
-        # Until here the directory's mode alone kept others out.
+        # Until here only the directory's mode has kept others out.
         path.chmod(0o600)
         servers = [local]
         if settings.listen_tcp:
@@ -85,11 +85,11 @@ class GrpcServer:
             self._followed.append(asyncio.create_task(self._connections.follow()))
 
     def renew(self, files: TlsFiles) -> None:
-        """Take the certificate that the files have now, for connections to come; they were tried before."""
+        """Take the certificate that the files have now, for future connections; the files were tried before."""
         self._renewed = _configuration(files)
 
     def _dynamic(self, files: TlsFiles) -> grpc.ServerCredentials:
-        """Return what gRPC needs for TLS: it asks before each handshake whether there is another certificate."""
+        """Return the credentials for TLS: gRPC asks before each handshake whether there is another certificate."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(files),
             self._take_renewed,  # type: ignore[arg-type]  # its stubs forget that None means no change
@@ -97,7 +97,7 @@ class GrpcServer:
         )
 
     def _take_renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return another certificate once; on a thread of gRPC's own."""
+        """Return another certificate once; called on a thread of gRPC."""
         renewed, self._renewed = self._renewed, None
         return renewed
 
@@ -118,7 +118,7 @@ class GrpcServer:
         settings: Limits,
         health: Health,
     ) -> None:
-        """Have a server serve all services, whose calls are counted by `calls` alone, for grpc knows no roles."""
+        """Have a server serve all services; only `calls` limits their calls, because grpc knows no roles."""
         verbs = Verbs(daemon, self._metrics, calls, settings.max_message_bytes)
         services: dict[str, Handlers] = {
             SERVICE.full_name: verbs.handlers(),
@@ -142,7 +142,7 @@ def _server(daemon: Backend, settings: Limits, connections_max: int) -> grpc.aio
 
 
 def _interceptors(daemon: Backend) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """Return what makes spans where calls are traced, and nothing where they are not."""
+    """Return the interceptor that makes spans, if calls are traced."""
     if daemon.tracing is None:
         return ()
     from kvleased.api.grpc.spans import Spans  # noqa: PLC0415 -- seldom wanted
@@ -151,7 +151,7 @@ def _interceptors(daemon: Backend) -> tuple[grpc.aio.ServerInterceptor, ...]:
 
 
 def _options(settings: Limits, connections_max: int) -> tuple[tuple[str, int], ...]:
-    """Return what a connection and a call may cost."""
+    """Return the limits of a connection and a call."""
     return (
         ("grpc.max_receive_message_length", settings.max_message_bytes + GRPC_SLACK_BYTES),
         ("grpc.max_metadata_size", _HEAD_BYTES_MAX),
@@ -163,13 +163,13 @@ def _options(settings: Limits, connections_max: int) -> tuple[tuple[str, int], .
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
-        # Else a window grows to hundreds of KiB, which are kept for a call whose message nobody has asked for yet.
+        # Otherwise windows grow to hundreds of KiB, all of which is kept for calls whose message was not asked for yet.
         ("grpc.http2.bdp_probe", 0),
     )
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    """Return a certificate as gRPC wants it; the files were tried when REST began to serve with them."""
+    """Return a certificate in the form of gRPC; the files were tried when REST began to serve with them."""
     authority = None if files.client_ca_file is None else files.client_ca_file.read_bytes()
     pair = (files.key_file.read_bytes(), files.cert_file.read_bytes())
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
@@ -178,7 +178,7 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 def _bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> int:
-    """Listen; where that cannot be, say so as the other servers do."""
+    """Listen, and return the port; if that fails, raise OSError as the other servers do."""
     try:
         if credentials is not None:
             return server.add_secure_port(address, credentials)
@@ -188,16 +188,16 @@ def _bind(
 
 
 def _this_user(_: Context) -> tuple[Role, str]:
-    """Return the role of who comes by the Unix socket.
+    """Return the role of callers over the Unix socket.
 
-    gRPC does not tell who is at the other end; the modes of the socket and its directory have let in nobody but this
-    user and root.
+    gRPC does not tell who is at the other end, but the modes of the socket and its directory let in only this user and
+    root.
     """
     return Role.OPERATOR, ""
 
 
 def _by_name(context: Context) -> tuple[Role, str]:
-    """Return what the certificate of who comes over TCP says that he is, and his address."""
+    """Return the role that the certificate of a caller over TCP gives, and the caller's address."""
     names = tuple(context.auth_context().get("x509_common_name", ()))
     role = role_of_name(names[0].decode("utf-8", "replace")) if names else Role.STRANGER
     return role, address_of(context)

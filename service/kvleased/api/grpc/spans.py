@@ -1,4 +1,4 @@
-"""Own the interceptor that has a span of each gRPC call, where calls are traced; `verbs` answers them."""
+"""Own the interceptor that makes a span of each gRPC call, if calls are traced; `verbs` answers the calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SYSTEM: Final = "grpc"
 
 
 class Spans(grpc.aio.ServerInterceptor):
-    """Makes a span of every call of one service, below the one that its caller names; streams have none."""
+    """Makes a span of every call of one service, below the span that its caller names; streams have none."""
 
     def __init__(self, traces: Traces, service: str) -> None:
-        """Take who makes spans, and the service's full name."""
+        """Take the maker of spans, and the service's full name."""
         self._traces = traces
         self._prefix = f"/{service}/"
 
@@ -28,7 +28,7 @@ class Spans(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return what answers a call in a span; a method that is not the service's is left as it is."""
+        """Return a handler that answers a call in a span; the handlers of other services are left as they are."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or handler.response_streaming or not method.startswith(self._prefix):
@@ -45,7 +45,7 @@ class Spans(grpc.aio.ServerInterceptor):
                 try:
                     answered = await answer(messages, context)
                 except grpc.aio.AbortError:
-                    # The context knows by its code how it was refused.
+                    # The context has the code of the refusal.
                     span.set_attribute("rpc.response.status_code", _code(context))
                     raise
                 span.set_attribute("rpc.response.status_code", grpc.StatusCode.OK.name)

@@ -1,4 +1,4 @@
-"""Own the handlers of KVLeaseService's methods, built from their names; what a call passes before is `calls`'s."""
+"""Own the handlers of KVLeaseService's methods, built from their names; `calls` has the checks before them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Verbs:
     def __init__(
         self, daemon: Backend, metrics: Observer, calls: Calls, message_bytes_max: int
     ) -> None:
-        """Remember whom to call and how large a message may be."""
+        """Take the daemon, the object that counts calls, the calls of the listener, and the limit of a message."""
         self._daemon = daemon
         self._observe = metrics.observe
         self._calls = calls
         self._message_bytes_max = message_bytes_max
 
     def handlers(self) -> Handlers:
-        """Return the handler of every method; messages stay bytes, so that refusals are ours."""
+        """Return the handler of every method; messages stay bytes, so that we parse and refuse them ourselves."""
         found: Handlers = {}
         for method in SERVICE.methods:
             verb, kind = verb_of(method.name), getattr(pb, method.input_type.name)
@@ -63,7 +63,7 @@ class Verbs:
                 result = (
                     await self._wait(verb, asked) if isinstance(asked, asyncio.Future) else asked
                 )
-            # What the caller need not wait for comes after grpc has sent the answer, which it does before it pauses.
+            # Work that the caller need not wait for comes after grpc has sent the answer, which it does in this turn.
             call_soon(self._answered, verb, started, faults.code_of(result))
             if isinstance(result, KVLeaseError):
                 await abort(context, result)
@@ -96,12 +96,12 @@ class Verbs:
         return parse(kind, packed)
 
     def _answered(self, verb: str, started: float, code: str) -> None:
-        """Do what an answer has left to be done, and count it."""
+        """Do what an answer has left to be done, and count the call."""
         self._daemon.settle()
         self._observe(verb, "grpc", code, perf_counter() - started)
 
     async def _wait(self, verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
-        """Wait for the daemon; when the caller goes away meanwhile, have it forget the call."""
+        """Wait for the daemon's answer; if the caller goes away meanwhile, have the daemon cancel the call."""
         self._daemon.settle()
         try:
             await asyncio.wait({future})
