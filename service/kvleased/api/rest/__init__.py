@@ -1,1 +1,1 @@
-"""REST: the table of routes, what describes it, and HTTP as uvicorn speaks it here, probes and metrics included."""
+"""REST: the table of routes, its description, and HTTP as uvicorn speaks it here, with probes and metrics."""

@@ -1,7 +1,7 @@
-"""Own what describes the API: the OpenAPI document of every route of the table, and its pages, as FastAPI makes them.
+"""Own the description of the API: the OpenAPI document of all routes of the table, made by FastAPI, and its page.
 
-FastAPI takes half a second to import and a tenth of one to look at all routes, so the server imports this
-module only when it is ready already; see `rest`.
+FastAPI takes half a second to import and a tenth of a second to look at all routes, so the server imports this module
+only when somebody asks for a document; see `server`.
 """
 
 import inspect
@@ -103,15 +103,15 @@ _HEADERS: Final = (
 
 
 def documents() -> dict[str, BaseRoute]:
-    """Return the routes of what describes the API, by path."""
+    """Return the routes of the documents that describe the API, by path."""
     app = make_described_app()
     return {route.path: route for route in app.routes if type(route) is StarletteRoute}
 
 
 def make_described_app() -> FastAPI:
-    """Return a FastAPI app that has all routes and answers none, with its documents at /openapi.json and /docs.
+    """Return a FastAPI app that describes all routes but answers none, with documents at /openapi.json and /docs.
 
-    The page for people, /docs, is our own: FastAPI's loads scripts of another host.
+    The page for people, /docs, is our own, because FastAPI's loads scripts from another host.
     """
     app = FastAPI(
         title=TITLE,
@@ -150,14 +150,14 @@ def make_described_app() -> FastAPI:
             ),
         }
     }
-    # Either: a token, or none where the socket or a certificate says who calls.
+    # One of two: a token, or nothing if the socket or a certificate says who calls.
     written["security"] = [{"bearer": []}, {}]
     _tell_written(app, written)
     return app
 
 
 def _tell_written(app: FastAPI, written: Json) -> None:
-    """Answer with bytes who asks for the document: to write it for each would hold the loop for milliseconds."""
+    """Serve the OpenAPI document as ready bytes: writing it for each request would hold the loop for milliseconds."""
     packed = json.dumps(written, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def tell(request: Request) -> Response:  # noqa: ARG001 -- Starlette's contract
@@ -219,7 +219,7 @@ def components() -> dict[str, Json]:
 
 
 def _page(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
-    """Return what answers with the description as a page, written when it is first asked for."""
+    """Return a function that answers with the description as a page, made at the first request."""
 
     @cache
     def page() -> Response:
@@ -232,7 +232,7 @@ def _page(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _described(route: Route) -> Callable[..., Response]:
-    """Return a function that looks like the route, so that FastAPI can describe it."""
+    """Return a function with the signature of the route, so that FastAPI can describe it."""
 
     def endpoint() -> Response:
         raise AssertionError

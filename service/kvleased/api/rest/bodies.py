@@ -1,6 +1,6 @@
-"""Own what is said of a JSON body that does not fit: each field, what it is and what it must be, in the daemon's words.
+"""Own the refusal of a wrong JSON body: it tells for each field what it is and what it must be, in the daemon's words.
 
-The bounds are those of the published schema, which the daemon checks for all transports alike; see `kvleased.checks`.
+The bounds are from the published schema; the daemon checks them for all transports alike, see `kvleased.checks`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from kvleased.checks import in_range, plain
 from kvleased.counted import counted
 
 ERRORS_MAX: Final = 16
-"""Fields that one refusal lists."""
+"""Most fields that one refusal lists."""
 
 Schema = Mapping[str, Any]
 
@@ -35,24 +35,24 @@ _WANTED: Final = {
     "model_type": "an object",
     "string_type": "text",
 }
-"""What a field must be, by the kind of what is wrong."""
+"""What a field must be, by pydantic's type of the fault."""
 
 
 _AS_IT_IS: Final = frozenset({b"", b"identity"})
-"""What Content-Encoding says of a body that is not encoded."""
+"""Values of Content-Encoding of a body that is not encoded."""
 _OUT_OF_RANGE: Final = frozenset(
     {"finite_number", "greater_than", "greater_than_equal", "less_than_equal"}
 )
-"""The kinds of faults that a number has which is not in its range."""
+"""The types of faults of a number that is not in its range."""
 
 
 class FieldError(NamedTuple):
-    """What is wrong with one field."""
+    """The fault of one field."""
 
     field: str
-    """Its place, such as reserves[0].num_tokens; empty for the body itself."""
+    """The field's place, such as reserves[0].num_tokens; empty for the body itself."""
     pointer: str
-    """The same as JSON Pointer in a URI fragment, as RFC 9457 has it."""
+    """The place as a JSON Pointer in a URI fragment, as in RFC 9457."""
     detail: str
     need: int | None = None
     limit: int | None = None
@@ -62,7 +62,7 @@ class InvalidBodyError(InvalidError):
     """An argument is malformed or out of range."""
 
     def __init__(self, errors: tuple[FieldError, ...], num_errors: int) -> None:
-        """Tell the first, and how many there are beside; `errors` has more of them."""
+        """Make a message of the first fault and the number of the others; `errors` has up to ERRORS_MAX of them."""
         first, rest = errors[0], num_errors - 1
         beside = f" ({rest} more, see errors)" if rest else ""
         super().__init__(
@@ -81,7 +81,7 @@ class EncodedBodyError(InvalidError):
 
 
 def require_plain(encoding: bytes) -> None:
-    """Refuse a body that was compressed, by its Content-Encoding: a small one could become as large as it likes."""
+    """Refuse a body that its Content-Encoding calls compressed: a small one could grow to any size."""
     if encoding.strip().lower() not in _AS_IT_IS:
         said = shown(encoding.decode("latin-1"))
         message = f"the body's Content-Encoding is {said}; send it as it is"
@@ -90,7 +90,7 @@ def require_plain(encoding: bytes) -> None:
 
 def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBodyError:
     """Return the refusal of a body that pydantic found wrong."""
-    # A union finds fault with each of its kinds; what is deeper is of the one that was meant.
+    # A union reports the faults of each of its types; the deepest are of the type that was meant.
     found: dict[tuple[str | int, ...], list[tuple[Any, Schema]]] = {}
     for one in error.errors(include_url=False):
         place, schema = _place(schema_of(body_class), one["loc"])
@@ -102,7 +102,7 @@ def refusal_of(body_class: type[BaseModel], error: ValidationError) -> InvalidBo
 
 @cache
 def schema_of(body_class: type[BaseModel]) -> Schema:
-    """Return the schema of a body, as it is published; to make it takes long, and is done once."""
+    """Return the published schema of a body; making it takes long, so it is made once."""
     return body_class.model_json_schema()
 
 
@@ -111,7 +111,7 @@ def _is_within(place: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bo
 
 
 def _place(root: Schema, loc: Iterable[str | int]) -> tuple[tuple[str | int, ...], Schema]:
-    """Return where a fault is, less pydantic's names for the kinds of a union, and the schema there."""
+    """Return the place of a fault, without pydantic's names for the types of a union, and the schema there."""
     place: list[str | int] = []
     at = _resolved(root, root)
     for part in loc:
@@ -128,7 +128,7 @@ def _place(root: Schema, loc: Iterable[str | int]) -> tuple[tuple[str | int, ...
 
 
 def _resolved(root: Schema, schema: Schema) -> Schema:
-    """Return a schema behind its reference, or the only one that is not null."""
+    """Return the schema that a reference leads to, and of a type or null, the schema of the type."""
     kinds = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
     if len(kinds) == 1:
         schema = {**kinds[0], **schema}
@@ -193,7 +193,7 @@ def _most(schema: Schema) -> int:
 
 
 def _shown(value: object) -> str:
-    """Return what was sent, shortly; what is long or has parts is only called by its kind."""
+    """Return a short text for a value; of an object or a list only the kind is told."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

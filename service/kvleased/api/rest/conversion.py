@@ -32,7 +32,7 @@ def to_json(message: Message) -> bytes:
 
 
 def to_fields(message: Message) -> Json:
-    """Return the fields of a message; those of a oneof, and optional ones, only where they are set."""
+    """Return the fields of a message; those of a oneof, and optional ones, only if they are set."""
     plain, written, optional = _plan(message.DESCRIPTOR)
     fields = {name: getattr(message, name) for name in plain}
     for name, write in written:
@@ -68,7 +68,7 @@ def schemas_of(descriptor: Descriptor) -> Mapping[str, Json]:
 def _plan(
     descriptor: Descriptor,
 ) -> tuple[tuple[str, ...], tuple[tuple[str, _Writer], ...], tuple[tuple[str, _Writer], ...]]:
-    """Sort the fields by what they need: nothing, a writer, or a look whether they are set."""
+    """Sort the fields into those to copy, those that need a writer, and those that may be unset."""
     plain: list[str] = []
     written: list[tuple[str, _Writer]] = []
     optional: list[tuple[str, _Writer]] = []

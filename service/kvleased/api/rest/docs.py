@@ -1,6 +1,6 @@
-"""Own the page /docs: the OpenAPI document as people read it, in one answer; what is in the document is `app`'s.
+"""Own the page /docs: the OpenAPI document for people, in one answer; `app` makes the document.
 
-It has no script and loads nothing, so it is whole without a network, and nobody else's code runs at its origin.
+The page has no script and loads nothing, so it is complete without a network, and no foreign code runs at its origin.
 """
 
 import base64
@@ -22,7 +22,7 @@ table { border-collapse: collapse; }
 th, td { padding: 0.2rem 1rem 0.2rem 0; text-align: left; vertical-align: top; }
 .method { display: inline-block; font-weight: bold; min-width: 4.5rem; }
 """
-"""How the page looks."""
+"""The style of the page."""
 
 _HASH: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY: Final = (
@@ -38,7 +38,7 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
-"""What is sent with the page."""
+"""The headers of the page."""
 
 _LIMITS: Final = (
     ("minimum", "from"),
@@ -48,7 +48,7 @@ _LIMITS: Final = (
     ("maxItems", "entries at most:"),
     ("default", "default:"),
 )
-"""What is told of a value beside its type, and in which words."""
+"""The limits of a value that are told beside its type, and their words."""
 
 
 def docs_page(document: Json) -> str:
@@ -120,12 +120,12 @@ def _record(name: str, schema: Json) -> str:
 
 
 def _opened(name: str) -> str:
-    """Return the beginning of what a browser unfolds when a link leads there: it must lie inside, not be it itself."""
+    """Return the start of a `details` element's content: browsers unfold it if a link leads to an element inside."""
     return f'<div id="{escape(name)}">'
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:
-    """Return rows of a name, something that is HTML already, and a sentence; nothing where there are none."""
+    """Return a table; each row has a name, something that is HTML already, and a sentence. Empty without rows."""
     if not rows:
         return ""
     names = "".join(f"<th>{escape(one)}</th>" for one in head)
@@ -141,7 +141,7 @@ def _kinds(content: Mapping[str, Json]) -> str:
 
 
 def _kind(schema: Json) -> str:
-    """Return what a value is, and within which limits, as HTML."""
+    """Return the type of a value and its limits, as HTML."""
     limits = [
         f"{words} {escape(_value(schema[name]))}"
         for name, words in _LIMITS
@@ -166,6 +166,6 @@ def _type(schema: Json) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a number without the fraction that it has not."""
+    """Return a value as text; a whole number has no fraction."""
     is_whole = isinstance(value, float) and value.is_integer()
     return f"{int(value):,}" if is_whole else str(value)

@@ -1,4 +1,4 @@
-"""Own how a connection of HTTP ends: what refuses it, and the passing over of what still comes."""
+"""Own the end of a connection of HTTP: the answers that refuse it, and the passing over of what still comes."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,27 +13,27 @@ from kvleased.api.faults import problem, problem_headers
 from kvleased.api.places import no_place_of_member, no_place_of_stranger
 
 HEAD_BYTES_MAX: Final = 64 << 10
-"""Bytes of a request's head."""
+"""Most bytes of a request's head."""
 
 _REASONS: Final = {"Pause on PRI/Upgrade": "it begins HTTP/2"}
-"""What is said in place of what the parser says for itself."""
+"""Clearer words for messages of the parser."""
 
 
 class Lingering:
-    """A transport that passes over what still comes where it is to be closed."""
+    """A transport that passes over what still comes when it is told to close."""
 
     def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
-        """Take what it stands for, and what is done in place of closing that."""
+        """Take the transport that it wraps, and the function that is called instead of `close`."""
         self._transport = transport
         self.close = linger
 
     def __getattr__(self, name: str) -> object:
-        """Be the other one in everything else."""
+        """Return everything else from the wrapped transport."""
         return getattr(self._transport, name)
 
 
 def told_of(extensions: Mapping[str, Any]) -> dict[str, object]:
-    """Return what the log says of a peer, by what is known of his connection."""
+    """Return the fields of a log line about a peer, from the extensions of its connection."""
     if "address" in extensions:
         return {"peer": extensions["address"]}
     if "peercred" in extensions:
@@ -42,14 +42,14 @@ def told_of(extensions: Mapping[str, Any]) -> dict[str, object]:
 
 
 def refusal(error: KVLeaseError, status: int | None = None) -> bytes:
-    """Return the whole answer that refuses a connection, with the error's own status unless another is given."""
+    """Return the whole answer that refuses a connection, with the error's own status unless one is given."""
     status = status or error.http_status
     body = problem(error, status)
     head = b"".join(b"%b: %b\r\n" % header for header in problem_headers(error, body))
     return b"HTTP/1.1 %d Refused\r\n%bconnection: close\r\n\r\n%b" % (status, head, body)
 
 
-# The same each time, so each is written once: a flood is answered with little else.
+# These answers are the same each time, so each is made once: a flood is answered with little else.
 
 
 @cache
@@ -60,7 +60,7 @@ def no_place(limit: int) -> bytes:
 
 @cache
 def gave_way(limit: int) -> bytes:
-    """Return the whole answer to a stranger who gives way to another."""
+    """Return the whole answer to a stranger that gives way to another."""
     return refusal(no_place_of_stranger(limit))
 
 
@@ -73,11 +73,11 @@ def head_too_large() -> bytes:
 
 
 def no_http(error: BaseException | None) -> bytes:
-    """Return the whole answer to what is no HTTP, by the error that the parser ended with."""
+    """Return the whole answer to bytes that are no HTTP, from the error that the parser ended with."""
     if isinstance(error, httptools.HttpParserCallbackError):
-        # What the callbacks read is the address.
+        # The callbacks parse nothing but the address.
         return _no_http("its address cannot be read")
-    # The parser's own words, of which there are few, and none is the peer's.
+    # The parser has only a few messages, and none repeats what the peer sent.
     return _no_http(_REASONS.get(str(error), str(error)))
 
 

@@ -1,4 +1,4 @@
-"""Own what happens between a REST request and the daemon: read strictly, call, write straight from the response."""
+"""Own the way from a REST request to the daemon and back: read strictly, call, write the response as JSON."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from kvleased.api.seam import Backend, Observer
 from kvleased.api.sockets import Peer
 
 LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
-"""Hosts under which loopback is addressed; any other is a web page that had its own name resolved to loopback."""
+"""The names of loopback; any other Host header may be a web page's whose own name was made to lead to loopback."""
 
 _OK: Final = 200
 _CREATED: Final = 201
@@ -38,16 +38,16 @@ _JSON: Final = (b"content-type", b"application/json")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _INTEGER_MAX: Final = 2**63 - 1
 _INTEGER_MIN: Final = -(2**63)
-"""What the protocol has for an id; as the text of a path it is exact, where JSON would lose digits."""
+"""The range of ids in the protocol; in a path all digits count, where JSON would lose some."""
 _LARGE_BYTES: Final = 1 << 17
-"""Bytes of a body from which on it is read in one turn and understood in another."""
+"""Bytes of a body above which it is joined in one turn of the loop and parsed in another."""
 _SHOWN_MAX: Final = 40
-"""Characters of what is no integer that are repeated."""
+"""Most characters of a wrong value that a refusal repeats."""
 _NOTHING: Final = frozenset({b"", b"{}"})
-"""Bodies that say nothing, which some clients send with everything."""
+"""Empty bodies, which some clients send with every request."""
 _NOBODY: Final = Peer()
 _TEXTS: Final = frozenset({"cache", "tenant"})
-"""Parameters that are no numbers."""
+"""Parameters that are texts, not numbers."""
 _FLAGS: Final = frozenset({"with_snapshot", "force", "purge"})
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 """How a flag is written."""
@@ -57,14 +57,14 @@ class Answer(Response):
     """A response that is already bytes."""
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Keep the parts; nothing is derived from them."""
+        """Keep the parts as they are."""
         self.status_code = status
         self.raw_headers = headers
         self.body = body
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send it."""
+        """Send the response."""
         start = {
             "type": "http.response.start",
             "status": self.status_code,
@@ -75,7 +75,7 @@ class Answer(Response):
 
 
 def refusal(error: KVLeaseError, status: int | None = None) -> Answer:
-    """Return the problem document of an error; `status` overrules the table."""
+    """Return a response with the problem document of an error; `status` replaces the error's own status."""
     body = faults.problem(error, status)
     headers = faults.problem_headers(error, body)
     return Answer(status or error.http_status, headers, body)
@@ -87,7 +87,7 @@ class Endpoint:
     def __init__(
         self, route: Route, daemon: Backend, metrics: Observer, *, message_bytes_max: int
     ) -> None:
-        """Remember whom to call and how large a body may be."""
+        """Take the route, the daemon, the object that counts calls, and the limit of a body."""
         self._route = route
         self._request_class = route.request_class
         self._in_path = route.in_path
@@ -97,7 +97,7 @@ class Endpoint:
         self._metrics = metrics
         self._message_bytes_max = message_bytes_max
         self._has_schema = False
-        """Whether that is made by which a wrong body is explained."""
+        """Whether the schema is made, which explains wrong bodies."""
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
@@ -118,7 +118,7 @@ class Endpoint:
 
     async def _read(self, request: Request) -> tuple[Message, Caller]:
         caller, content_type = _caller(request)
-        # Before the body: a stranger does not make us read one.
+        # Before the body is read: a stranger must not make us read one.
         caller = self._daemon.admit(self._roles, caller, self._route.verb)
         fields: dict[str, Any] = dict(self._settled)
         body_class = self._route.body
@@ -131,7 +131,7 @@ class Endpoint:
                 fields = _validated(body_class, body or b"{}")
             except ValidationError as error:
                 if not self._has_schema:
-                    # To make it takes 20 ms, in which the loop would hear nobody.
+                    # In a thread: to make the schema takes 20 ms, in which the loop would serve nobody.
                     await asyncio.to_thread(schema_of, body_class)
                     self._has_schema = True
                 raise refusal_of(body_class, error) from error
@@ -146,7 +146,7 @@ class Endpoint:
         return _message(self._request_class, fields), caller
 
     async def _require_nothing(self, request: Request) -> None:
-        """Refuse a body that says something where none is read: it would be passed over."""
+        """Refuse a body that is not empty if the route takes none: it would be ignored."""
         body = await _body(request, self._message_bytes_max)
         if body.strip() not in _NOTHING:
             query = self._route.query
@@ -155,7 +155,7 @@ class Endpoint:
             raise InvalidError(message, resource="body")
 
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
-        """Return the fields that path and query name, and the cache that an operator means."""
+        """Return the fields in path and query, and the cache that the query names."""
         fields: dict[str, object] = {
             name: value if name in _TEXTS else _integer(name, value)
             for name, value in request.path_params.items()
@@ -175,7 +175,7 @@ class Endpoint:
     async def _wait(
         self, request: Request, future: asyncio.Future[Message]
     ) -> Message | KVLeaseError:
-        """Wait for the daemon; when the caller goes away meanwhile, have it forget the call."""
+        """Wait for the daemon's answer; if the caller goes away meanwhile, have the daemon cancel the call."""
         gone = asyncio.ensure_future(until_gone(request))
         try:
             either: set[asyncio.Future[Any]] = {gone, future}
@@ -205,19 +205,19 @@ async def until_gone(request: Request) -> None:
 
 
 def admitted(daemon: Backend, roles: Roles, request: Request) -> Caller:
-    """Return who asks for something that is no verb.
+    """Return the caller of a request that is for no verb.
 
     Raises:
-        InvalidError: a name that leads to loopback was used, as a web page of somebody else's would.
-        UnknownWorkerError: the Authorization header is not a bearer token, or that of nobody.
-        NotYoursError: the caller's role may not.
+        InvalidError: the host is not one of loopback's own names, as in requests of a foreign web page.
+        UnknownWorkerError: the Authorization header has no bearer token, or one that nobody has.
+        NotYoursError: the caller's role may not do this.
     """
     caller, _ = _caller(request)
     return daemon.admit(roles, caller, request.url.path)
 
 
 def _caller(request: Request) -> tuple[Caller, bytes]:
-    """Return the caller as he says he is, and the content type."""
+    """Return the caller as connection and headers describe it, and the content type."""
     extensions = request.scope.get("extensions", {})
     peer: Peer = extensions.get("peercred", _NOBODY)
     fields: dict[str, Any] = {"transport": "rest", "peer_pid": peer.pid, "peer_uid": peer.uid}
@@ -247,7 +247,7 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
 
 
 def _check_hosts(hosts: list[bytes], http_version: str) -> None:
-    """Refuse what was not addressed to loopback, once, as HTTP since 1.1 has it."""
+    """Refuse a request that does not have one Host header, as HTTP/1.1 demands, with one of loopback's names."""
     if len(hosts) != 1 and (hosts or http_version != "1.0"):
         raise InvalidError("send one Host header: localhost or 127.0.0.1", resource="host")
     if hosts and hosts[0].rpartition(b":")[0] not in LOCAL_NAMES and hosts[0] not in LOCAL_NAMES:
@@ -270,7 +270,7 @@ def _epoch(written: str) -> int:
 
 
 def _integer(name: str, written: str, least: int = _INTEGER_MIN) -> int:
-    """Read what the protocol carries; `least` is only told, for what is below it the daemon refuses itself."""
+    """Read an integer that the protocol can carry; `least` is only for the message, as the daemon checks it itself."""
     if _INTEGER.fullmatch(written) and _INTEGER_MIN <= int(written) <= _INTEGER_MAX:
         return int(written)
     shown = _shown(written)
@@ -292,25 +292,25 @@ def _shown(written: str) -> str:
 
 
 def _encoding(request: Request) -> bytes:
-    """Return what was done to the body, in whatever number of headers."""
+    """Return the Content-Encoding of the body, joined if there are several headers."""
     headers = request.scope["headers"]
     return b", ".join(value for name, value in headers if name == b"content-encoding")
 
 
 def _is_json(content_type: bytes) -> bool:
-    # A page of another origin can send any other type without being asked for permission first.
+    # A web page of another origin could send any other type without a preflight request.
     return content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _validated(body_class: Any, body: bytes) -> dict[str, Any]:
     fields: dict[str, Any] = body_class.model_validate_json(body).fields()
-    # Only now: what makes sense is not nested without end.
+    # Only now that the body is known to be valid, and so is not nested without end.
     json.loads(body, object_pairs_hook=_once_each)
     return fields
 
 
 def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object; one that says something twice says two things, of which pydantic would take the last."""
+    """Return an object, and refuse one that has a name twice: pydantic would silently take the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = Counter(name for name, _ in pairs)
@@ -320,7 +320,7 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _message(request_class: Any, fields: dict[str, Any]) -> Message:
-    """Return the request; a number that the protocol cannot carry is refused by the name of its field."""
+    """Return the request; if the protocol cannot carry a number, refuse it with the name of its field."""
     try:
         request: Message = request_class(**fields)
     except (ValueError, TypeError) as error:
@@ -343,7 +343,7 @@ def _is_carried(request_class: Callable[..., Message], name: str, value: object)
 
 
 def _has_body(request: Request) -> bool:
-    """Tell whether a head announces a body, of whatever length but none."""
+    """Tell whether a head announces a body that is not empty."""
     return any(
         (name == b"content-length" and value != b"0") or name == b"transfer-encoding"
         for name, value in request.scope["headers"]
@@ -351,18 +351,18 @@ def _has_body(request: Request) -> bool:
 
 
 async def _body(request: Request, bytes_max: int) -> bytes:
-    """Read the body, no more of it than is allowed.
+    """Read the body, up to the limit.
 
     Raises:
-        TooLargeError: it is longer; `need` is its length where the head tells it, else what was read of it.
+        TooLargeError: the body is longer; `need` is its length if the head tells it, else the bytes that were read.
     """
     announced = _announced_bytes(request)
     if announced > bytes_max:
-        # Also where the rest of it may never come: who asks whether to send it is told by the refusal alone.
+        # Even if the body may never come: a caller that asks first whether to send it only gets the refusal.
         request.scope["extensions"]["pass_over_body"]()
         raise TooLargeError.of_message(announced, bytes_max)
     message = await request.receive()
-    # Joined once, at the end: to add each piece to those before would copy all of them each time.
+    # Joined once, at the end: joining each piece to those before would copy all of them each time.
     pieces: list[bytes] = [message.get("body", b"")]
     num_bytes = len(pieces[0])
     if message.get("more_body"):
@@ -378,7 +378,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
         raise TooLargeError.of_message(num_bytes, bytes_max)
     body = b"".join(pieces)
     if num_bytes > _LARGE_BYTES:
-        # To put it together was enough for one turn.
+        # Joining the body was enough work for one turn.
         await asyncio.sleep(0)
     return body
 
@@ -388,5 +388,5 @@ def _body_seconds_max(request: Request) -> float:
 
 
 def _announced_bytes(request: Request) -> int:
-    """Return the Content-Length, which httptools has checked; 0 where the body comes in chunks."""
+    """Return the Content-Length, which httptools has checked; 0 if the body comes in chunks."""
     return int(dict(request.scope["headers"]).get(b"content-length", 0))

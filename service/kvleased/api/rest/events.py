@@ -20,15 +20,15 @@ from kvleased.api.rest.endpoints import Answer, Endpoint, refusal, until_gone
 COMMENT_SECONDS: Final = 15.0
 """Seconds without an event after which a comment is sent."""
 FIRST_LOOK_SECONDS: Final = 0.01
-"""Seconds in which a refusal would show itself, which must come before the head of the stream."""
+"""Seconds to wait for a refusal, which must be sent instead of the head of the stream."""
 
 _HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
 Streams = set["asyncio.Future[None]"]
-"""What open streams wait for; cancelling it ends them."""
+"""The futures by which open streams learn that their caller has left; cancelling one ends its stream."""
 
 Next = Message | KVLeaseError | None
-"""What comes next: an answer, the reason why there are no more, or the plain end."""
+"""The next item of a stream: an answer, the reason why there are no more, or None at its end."""
 
 
 class EventsEndpoint(Endpoint):
@@ -59,14 +59,14 @@ class EventStream(Answer):
         events: AsyncIterator[Message | KVLeaseError],
         first: "asyncio.Future[Next]",
     ) -> None:
-        """Remember what to send."""
+        """Take the request, the answers, and the future of the first one."""
         super().__init__(200, _HEADERS, b"")
         self._request = request
         self._events = events
         self._upcoming = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send events until one side has had enough."""
+        """Send events until the caller leaves or the events end."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         gone = asyncio.ensure_future(until_gone(self._request))
         streams: Streams = self._request.app.state.streams
@@ -106,10 +106,10 @@ def _next(events: AsyncIterator[Message | KVLeaseError]) -> "asyncio.Future[Next
 
 
 def _resume(message: pb.WatchRequest, request: Request) -> None:
-    """Go on where a browser that reconnects says that it was.
+    """Go on after the event whose id a reconnecting browser sends.
 
     Raises:
-        InvalidError: it says what no event has had for its id; all would be told again.
+        InvalidError: no event can have this id; all events would be sent again.
     """
     seen = request.headers.get("last-event-id", "")
     if seen and not (seen.isascii() and seen.isdigit()):

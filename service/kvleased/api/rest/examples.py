@@ -1,4 +1,4 @@
-"""Own an example of what the usual calls of REST say, and of what they are answered; schemas are not its business."""
+"""Own examples of the bodies and answers of the usual calls of REST; schemas are not its business."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ REQUESTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "set_tenant": {"limits": {"min_percent": 20, "max_percent": 60}, "revision": 1},
     "trim": {"num_tokens": 16},
 }
-"""Bodies, by operation."""
+"""Example bodies, by operation."""
 
 ANSWERS: Final[Mapping[str, Message]] = {
     "heartbeat": pb.HeartbeatResponse(),
@@ -46,4 +46,4 @@ ANSWERS: Final[Mapping[str, Message]] = {
         lease_id=17, block_ids=b"\5\0\0\0\6\0\0\0", device_hit_tokens=16, row=2, covered_tokens=32
     ),
 }
-"""What is answered, by operation."""
+"""Example answers, by operation."""

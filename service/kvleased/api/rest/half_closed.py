@@ -1,6 +1,6 @@
-"""Own what is done about a peer who has closed his sending side: he may wait for his answers, or have left.
+"""Own what is done about a peer that has closed its sending side: it may wait for its answers, or have left.
 
-Over TCP the two look alike until something is written to him; what an answer says is the app's.
+Over TCP the two look alike until something is written to the peer.
 """
 
 import asyncio
@@ -11,39 +11,39 @@ from typing import Final
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _FIRST_LOOK_SECONDS: Final = 0.005
-"""Seconds after which it is first looked whether he has left: loopback tells of it in less than one of them."""
+"""Seconds until the first look whether the peer has left: over loopback the kernel knows it sooner."""
 _LOOK_SECONDS_MAX: Final = 1.0
-"""Seconds between two looks at most; each comes after twice the time of the one before."""
+"""Most seconds between two looks; each pause is twice the one before."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""What may come before any answer, and means nothing to who waits for one."""
+"""An interim answer: it may come before any answer, and means nothing to a peer that waits for one."""
 
 
 class HalfClosed:
-    """A peer who says no more, from then on until all that he asked is answered, or he has left."""
+    """A peer that sends no more, until all of its requests are answered, or it has left."""
 
     def __init__(
         self, transport: asyncio.Transport, cycles: Collection[RequestResponseCycle]
     ) -> None:
-        """Take his connection, and what he asked over it, in order."""
+        """Take its connection, and its requests in order."""
         self._transport = transport
         self._cycles = cycles
         self._asked: RequestResponseCycle | None = None
-        """What he was written to about."""
+        """The last request for which the interim answer was sent."""
         self._seconds = _FIRST_LOOK_SECONDS
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Look after him later, and then again."""
+        """Look later whether the peer has left, and then again and again."""
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
         self._seconds = min(2 * self._seconds, _LOOK_SECONDS_MAX)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """End the connection of who has left, and write to whom nothing was written yet, to learn of it."""
+        """End the connection if the peer has left; send it the interim answer, once for a request, to find out."""
         if self._transport.is_closing():
             return
         cycle = next_of(self._cycles)
@@ -54,20 +54,20 @@ class HalfClosed:
             return
         if cycle is not None and cycle is not self._asked:
             self._asked = cycle
-            # HTTP/1.0 has no such answers: whoever speaks that is taken to wait until his answer finds nobody.
+            # HTTP/1.0 has no interim answers: such a peer counts as waiting until its answer finds nobody.
             if not cycle.response_started and cycle.scope["http_version"] != "1.0":
                 self._transport.write(_CONTINUE)
         self.watch()
 
 
 def next_of(cycles: Collection[RequestResponseCycle]) -> RequestResponseCycle | None:
-    """Return which of the requests that came whole is answered next; None where all are."""
+    """Return the complete request that is answered next; None if all are answered."""
     return next((one for one in cycles if not (one.response_complete or one.more_body)), None)
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Tell whether nobody can read any more what is written to a connection, as far as the kernel knows."""
+    """Tell whether, as far as the kernel knows, nobody can read any more what is written to a connection."""
     poll = select.poll()
-    # It tells of hang-ups and errors whatever it is asked for.
+    # Hang-ups and errors are always told, whatever events are asked for.
     poll.register(transport.get_extra_info("socket").fileno(), 0)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""Own what is read from a head of HTTP before anybody answers it; what the headers ask for is the app's."""
+"""Own what is read from a head of HTTP before the app sees the request."""
 
 from typing import Final
 
@@ -8,28 +8,28 @@ Headers = list[tuple[bytes, bytes]]
 """Names, in lower case, and values."""
 
 _BYTES_BESIDE: Final = 4
-"""Bytes of a line of a head beside name and value: the colon, the space and the end of the line."""
+"""Bytes of a header line beside name and value: the colon, the space and the end of the line."""
 
 
 def head_bytes(url: bytes, headers: Headers) -> int:
-    """Return how many bytes a head has that is whole, but for its method and version."""
+    """Return the bytes of a complete head, without its method and version."""
     return len(url) + sum(len(name) + len(value) + _BYTES_BESIDE for name, value in headers)
 
 
 def body_bytes(headers: Headers) -> int:
-    """Return how many bytes a body is said to have; 0 where it comes in chunks, or there is none."""
+    """Return the bytes of a body by its Content-Length; 0 if it comes in chunks, or there is none."""
     return int(next((value for name, value in headers if name == b"content-length"), b"") or 0)
 
 
 def token_of(headers: Headers) -> str | None:
-    """Return the bearer token that a head shows; None where it shows none, or several."""
+    """Return the bearer token of a head; None if it has none, or several."""
     shown = [value for name, value in headers if name == b"authorization"]
     scheme, _, token = (shown[0] if len(shown) == 1 else b"").partition(b" ")
     return token.decode("latin-1").strip() if scheme.lower() == b"bearer" else None
 
 
 def name_host(url: bytes, headers: Headers) -> None:
-    """Put the host that a whole address names in the place of the header's, which means nothing beside it."""
+    """Replace the Host header by the host in an absolute address, beside which the header does not count."""
     named = httptools.parse_url(url)
     host = named.host or b""
     host = b"[%b]" % host if b":" in host else host

@@ -13,29 +13,29 @@ from kvleased.api.rest.endpoints import admitted, refusal
 from kvleased.api.seam import Backend, Observer
 
 HEAVY_MODULES: Final = ("torch", "cuda.bindings", "transformers")
-"""What must never be imported where calls are answered; `/livez?verbose` tells whether it was.
+"""Modules that the control process must never import; `/livez?verbose` tells whether it has.
 
-The bindings of CUDA's driver have every interpreter import the empty package `cuda` that they lie in.
+`cuda.bindings` is named, not `cuda`: where it is installed, every interpreter imports that empty package.
 """
 TEXT_FORMAT: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The media type of the metrics."""
 
 
 class Probes:
-    """The probes; startup is over for good once the daemon was ready."""
+    """The probes; once the daemon was ready, the startup is over for good."""
 
     def __init__(self, daemon: Backend, metrics: Observer) -> None:
-        """Remember whom to ask."""
+        """Take the daemon and the metrics."""
         self._daemon = daemon
         self._metrics = metrics
         self._was_ready = False
 
     def note_start(self) -> None:
-        """Take note that the daemon serves now, so that a drain that begins before the first probe is no start."""
+        """Take note that the daemon serves now, so that a drain before the first probe does not look like a start."""
         self._was_ready = True
 
     def add_to(self, app: Starlette, *, is_for_all: bool) -> None:
-        """Serve the probes beside the API, or, for all who reach an address, by themselves."""
+        """Serve the probes, beside the API, or alone and to everybody who reaches the address."""
         for path, probe in (
             ("/livez", self.live),
             ("/readyz", self.ready),
@@ -63,7 +63,7 @@ class Probes:
         return _told(request, "started", is_good=self._was_ready, reason=reason)
 
     async def metrics_for_some(self, request: Request) -> Response:
-        """Return the metrics to who may read them."""
+        """Return the metrics to callers that may read them."""
         try:
             admitted(self._daemon, OF_PATH["/metrics"], request)
         except KVLeaseError as error:

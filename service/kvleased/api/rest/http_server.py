@@ -1,4 +1,4 @@
-"""Own one listener of HTTP: its connections, their limits, and TLS where it has any; what is served is the app's."""
+"""Own one listener of HTTP: its connections, their limits, and its TLS if it has any; the app answers requests."""
 
 import asyncio
 import socket
@@ -18,39 +18,39 @@ from kvleased.api.turns import Line
 from kvleased.descriptors import ADVICE
 
 _TO_OPEN: Final = 3
-"""Turns that it takes to open a connection: to accept it, to make its transport, and to begin to read."""
+"""Turns that opening a connection takes: to accept it, to make its transport, and to begin to read."""
 _LOOKS_A_TURN: Final = 32
-"""Connections looked at until one is opened: those that their peers have closed already cost next to nothing."""
+"""Most connections that are accepted in one turn until one is open: those that their peers have closed cost little."""
 UNSENT_BYTES_MAX: Final = 1 << 18
-"""Bytes that the kernel keeps for a peer that does not read; left to itself it takes 4 MiB, and we write as many."""
+"""Bytes that the kernel keeps for a peer that does not read; by default it takes, and we would write, 4 MiB."""
 SECONDS_WITHOUT_FDS: Final = 0.1
 """Seconds to pause accepting when this process is out of descriptors."""
 UNREAD_BYTES_MAX: Final = 1 << 16
-"""Bytes that the kernel keeps for us of what a peer sends over TCP: as many are read, and copied, in one turn."""
+"""Bytes from a peer over TCP that the kernel keeps until we read them; as many may be read and copied in one turn."""
 STOP_SECONDS: Final = 2
 """Seconds that requests in progress have left when the server stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What the connections of one listener may do."""
+    """The limits of the connections of one listener."""
 
     connections_max: int
-    """Of whoever was let in."""
+    """Most connections of members."""
     head_seconds_max: float
-    """From a connection's beginning, or a head's first byte, to the head's end; and for a handshake."""
+    """Most seconds from a connection's beginning, or a head's first byte, to the head's end; and for a handshake."""
     body_seconds_max: float
-    """From the end of a head to the end of the body."""
+    """Most seconds from the end of a head to the end of the body."""
     idle_seconds_max: float
-    """Between two requests; and that an answer may be left unread, or a stranger go on asking."""
+    """Most seconds between two requests, that an answer may be left unread, and that a stranger may go on asking."""
     strangers_max: int = STRANGERS_MAX
-    """Connections of strangers, beside the others."""
+    """Most connections of strangers, beside those of members."""
     takes_any_host: bool = False
-    """Whether it may be addressed by other names than loopback's own."""
+    """Whether requests may name another host than loopback's own names."""
 
 
 class HttpServer:
-    """A listener, from `start` to `stop`; uvicorn's own would accept without end, and handshakes uncounted."""
+    """A listener, from `start` to `stop`; uvicorn's own has no limit on connections and does not count handshakes."""
 
     def __init__(  # noqa: PLR0913 -- one parameter a thing that a listener shares with others or has of its own
         self,
@@ -63,7 +63,7 @@ class HttpServer:
         knows: Callable[[str], bool] = lambda _: False,
         line: Line | None = None,
     ) -> None:
-        """Take what is served where; `knows` tells whether a token is anybody's, and a `line` may be others', too."""
+        """Take the app and its listener; `knows` tells whether a token is known, and listeners may share a `line`."""
         address = listener.getsockname()
         port = 0 if listener.family == socket.AF_UNIX else address[1]
         self.places = Places(limits.connections_max, limits.strangers_max, port)
@@ -83,7 +83,7 @@ class HttpServer:
             is_known = staticmethod(knows)
 
         if port:
-            # Connections have it from their listener.
+            # Connections inherit it from their listener.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD_BYTES_MAX)
         self._protocol = Guarded
         self._listener = listener
@@ -96,7 +96,7 @@ class HttpServer:
         self._server.servers = []
 
     def __repr__(self) -> str:
-        """Show life: connections."""
+        """Show life: the connections."""
         return f"<HttpServer {self.places!r}>"
 
     @property
@@ -106,7 +106,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Begin to accept."""
-        # Not serve(): it would take the signals of the process and wake ten times a second.
+        # Not serve(): it would take over the signals of the process, and wake up ten times a second.
         await self._server.on_tick(0)
         self._loop = asyncio.get_running_loop()
         self._resume()
@@ -124,13 +124,13 @@ class HttpServer:
         self._tls = tls
 
     def _accept(self) -> None:
-        """Open a connection when it is its turn."""
+        """Get in line to open a connection."""
         if not self._is_in_line:
             self._is_in_line = True
             self._line.take(self._accept_one)
 
     def _accept_one(self) -> int:
-        """Open one connection, and leave others to later turns: each costs as much as a call or two of a worker."""
+        """Open one connection, and leave others to later turns: each takes as long as a call or two of a worker."""
         self._is_in_line = False
         if self._listener.fileno() < 0:
             return 0
@@ -144,7 +144,7 @@ class HttpServer:
                 return 1
             sock.setblocking(False)
             if _has_gone(sock):
-                # A flood of these would else fill the kernel's line, where others wait to be accepted.
+                # Otherwise a flood of these would fill the kernel's backlog, where others wait to be accepted.
                 sock.close()
                 continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES_MAX)
@@ -157,7 +157,7 @@ class HttpServer:
         return 1
 
     def _do_without_descriptors(self) -> None:
-        """Have the oldest stranger give way to who came; the listener stays readable, so the loop would spin else."""
+        """Have the oldest stranger give way, and pause: the listener stays readable, so the loop would spin."""
         self._lacking.tell(listener=self._name, advice=ADVICE)
         self.places.make_room()
         self._loop.remove_reader(self._listener.fileno())
@@ -174,7 +174,7 @@ class HttpServer:
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
         except (OSError, asyncio.CancelledError):
-            # No handshake: a stranger, or one that hung up; a scan is no event worth a line.
+            # The handshake failed, or the peer hung up: a port scan is not worth a log line.
             sock.close()
             self.places.leave(connection)
 
@@ -188,7 +188,7 @@ class HttpServer:
         connection.host = str(address[0]) if isinstance(address, tuple) else ""
 
         def hang_up() -> None:
-            # Not to cancel its opening: a transport that is not made yet would look at a closed descriptor.
+            # The opening is not cancelled: a transport in the making would then read a closed descriptor.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -202,7 +202,7 @@ def _config(
     headers: list[tuple[str, str]] | None,
     idle_seconds_max: float,
 ) -> uvicorn.Config:
-    """Return what uvicorn goes by: it parses and answers, and all else is ours."""
+    """Return the configuration of uvicorn, which only parses and answers here."""
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -222,7 +222,7 @@ def _config(
 
 
 def _has_gone(sock: socket.socket) -> bool:
-    """Tell whether whoever connected has said nothing and closed."""
+    """Tell whether the peer has closed the connection without sending anything."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

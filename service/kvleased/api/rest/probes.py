@@ -1,4 +1,4 @@
-"""Own the listener for those who may look but not call: probes and metrics at `probe_host`, and nothing of the API."""
+"""Own the listener at `probe_host`: it serves probes and metrics to everybody, and nothing of the API."""
 
 import socket
 from typing import Final
@@ -16,14 +16,14 @@ LIMITS: Final = HttpLimits(
     idle_seconds_max=5.0,
     takes_any_host=True,
 )
-"""All are strangers: a kubelet, a few that scrape, and whoever else reaches it, of whom the oldest gives way."""
+"""All callers are strangers: a kubelet, a few scrapers, and everybody else; the oldest connection gives way."""
 
 
 class ProbeServer:
     """Probes and metrics over TCP, from `start` to `stop`."""
 
     def __init__(self, probes: Probes) -> None:
-        """Remember who answers."""
+        """Take the probes."""
         self._probes = probes
         self._server: HttpServer | None = None
         self._listener: socket.socket

@@ -1,4 +1,4 @@
-"""Own how uvicorn speaks HTTP here: who is at the other end, and limits on heads, bodies and patience."""
+"""Own how uvicorn speaks HTTP here: whose a connection is, and limits on heads, bodies and waiting times."""
 
 import asyncio
 import logging
@@ -30,47 +30,47 @@ from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
 
 _LOGGER: Final = logging.getLogger("kvleased.http")
-# What uvicorn warns of, strangers cause: it is told by `strangers`, seldom and with who it was.
+# Strangers cause what uvicorn warns of; `strangers` logs it instead, seldom and with the peer.
 _LOGGER.setLevel(logging.ERROR)
 _GRACE_SECONDS: Final = 1.0
-"""Seconds by which a body may be late, so that whoever waits for it can say so first; and for the rest of a head."""
+"""Seconds of grace for a late body, so that its reader can refuse it first; and for passing over what still comes."""
 _FED_BYTES: Final = 256
-"""Bytes that the parser is fed at once, but for a body, which it takes whole: heads of some 10 requests at most."""
+"""Bytes that the parser is fed at once: the heads of at most some 10 requests. A body it takes whole."""
 _PIECES_A_TURN: Final = 16
 """Pieces that the parser is fed before the loop looks at anything else."""
 _PASSED_OVER_BYTES_MAX: Final = 1 << 20
-"""Bytes of a head that are thrown away, so that who sends it gets to see its refusal."""
+"""Most bytes of a refused head that are thrown away, so that its sender gets to see the refusal."""
 _BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
-"""Bytes of a body that is far above the limit which are thrown away; none of them is kept."""
+"""Most bytes of a refused body that are thrown away; none of them is kept."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """HTTP with who connected in the scope's extensions, and every refusal a problem document."""
+    """HTTP with the peer in the scope's extensions, and with a problem document for every refusal."""
 
     head_seconds_max = 10.0
     body_seconds_max = 10.0
     idle_seconds_max = 75.0
     checks_host = True
-    """Whether only loopback's own names are taken; all of these are set by the server whose own the class is."""
+    """Whether only loopback's own names are accepted as host. Each server sets all of these in a class of its own."""
     strangers = Seldom("bad_http")
-    """What tells of those who do not speak HTTP."""
+    """Logs peers that do not speak HTTP."""
     places: Places
-    """Where each connection has its own, given back when it is lost."""
+    """The places of all connections; a connection gives its place back when it is lost."""
     line: Line
-    """Where all connections wait for their turn, in which a little of what they sent is looked at."""
+    """The line in which all connections wait for a turn, in which a little of what they sent is parsed."""
     is_known: Callable[[str], bool]
-    """Whether a token is anybody's."""
+    """Tells whether a token is known."""
     host = ""
-    """Whence it comes, without the port."""
+    """The address that the connection comes from, without the port."""
     hang_up: Callable[[], None]
-    """What ends a connection that is not made yet."""
+    """Ends a connection that is not made yet."""
 
     _is_made = False
     _has_given_way = False
     _is_member = False
-    """Whether it is no stranger's, whatever it sends: socket or certificate say who it is."""
+    """Whether the connection is a member's whatever it sends, because its socket or certificate says whose it is."""
     _is_of_stranger = False
-    """Whether the last request was without a token that is known."""
+    """Whether the last request had no known token."""
     _has_no_place = False
     _made_at = 0.0
     _deadline: asyncio.TimerHandle | None = None
@@ -80,18 +80,18 @@ class GuardedProtocol(HttpToolsProtocol):
     _extensions: dict[str, Any]
     _head_bytes = 0
     _chunk_bytes = 0
-    """Bytes that the parser is being fed."""
+    """Bytes that the parser is being fed now."""
     _body_bytes_left = 0
-    """Bytes of the body that are still to come, where its head said how many it has."""
+    """Bytes of the body that are still to come, if its head told its length."""
     _unfed: bytes | memoryview = b""
-    """What has not been looked at: it came in another's turn, or behind requests that wait already."""
+    """Bytes that were not parsed yet: they came outside this connection's turn, or behind requests that wait."""
     _bytes_left = 0
-    """Bytes that are still passed over; 0 where the head was not refused."""
+    """Bytes that may still be passed over; 0 if nothing was refused."""
     _half_closed: HalfClosed | None = None
-    """What there is once the peer has closed his sending side, and is still answered."""
+    """Looks after a peer that has closed its sending side and still waits for answers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Learn who connected."""
+        """Find out whose the connection is, and give a member its place."""
         self.logger = _LOGGER
         super().connection_made(transport)
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -121,7 +121,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arm(self.head_seconds_max)
 
     def give_way(self) -> None:
-        """End at once, with the reason where it can be read without a handshake, and is no answer to anything."""
+        """End at once; first send the reason, unless TLS is in use or a request waits that it would seem to answer."""
         self._has_given_way = True
         if not self._is_made:
             self.hang_up()
@@ -131,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Give the place back, and let go of everything."""
         self.places.leave(self)
         self._extensions["is_lost"] = True
         self._disarm()
@@ -141,7 +141,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._let_go()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, unless it is passed over, or more is there than is taken up at once."""
+        """Take bytes: pass over them after a refusal, or parse them in this connection's turn."""
         if self._bytes_left:
             self._pass_over(len(data))
         elif self._unfed:
@@ -153,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as uvicorn declares it
-        """End with who says no more, but not before whatever he asked is answered; TLS ends both ways at once."""
+        """Keep the connection of a peer that sends no more until all its requests are answered; TLS ends at once."""
         if self._bytes_left or self.scheme == "https" or has_left(self.transport):
             return False
         if not self._unfed and next_of(self._unanswered) is None:
@@ -164,9 +164,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def _feed(self, data: bytes | memoryview) -> None:
-        """Feed the parser a little at a time, until a request waits behind another; a head may neither grow nor last.
+        """Feed the parser a little at a time, until a request waits behind another; refuse a head that grows too large.
 
-        What one chunk brings are thousands of requests else, each of which costs time before it is begun.
+        Otherwise one chunk could bring thousands of requests, each of which takes time before it is begun.
         """
         at = 0
         for _ in range(_PIECES_A_TURN):
@@ -184,16 +184,16 @@ class GuardedProtocol(HttpToolsProtocol):
                     self._pass_over(len(data) - at)
                     return
         if not self.transport.is_closing():
-            # Not copied: of a large chunk there would be a copy for each turn.
+            # A view, not a copy: a large chunk would be copied once for each turn.
             self._leave(memoryview(data)[at:])
 
     def _leave(self, unfed: memoryview) -> None:
-        """Keep what is not fed yet for a later turn; where nothing is, expect the rest of what has begun."""
+        """Keep the bytes that are not fed yet for a later turn; if there are none, set a deadline for the rest."""
         self._unfed = unfed
         if unfed:
             self.flow.pause_reading()
             if self.pipeline:
-                # The end of an answer goes on with it.
+                # The end of the answer under way will feed the rest.
                 self._disarm()
             else:
                 self.line.wait(self._feed_on)
@@ -202,11 +202,11 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._deadline is None and self._is_in_head:
             self._arm(self.head_seconds_max)
         elif self._deadline is None and self._is_in_body:
-            # Also where nobody waits for it any more.
+            # Even if nobody waits for the body any more.
             self._arm(self.body_seconds_max + _GRACE_SECONDS)
 
     def _feed_on(self) -> int:
-        """Take up what was left, unless the connection is at its end, or passes over what comes."""
+        """Feed the bytes that were left, or pass over them; do nothing if the connection is closing."""
         data, self._unfed = self._unfed, b""
         if not data or self.transport.is_closing():
             return 0
@@ -218,13 +218,13 @@ class GuardedProtocol(HttpToolsProtocol):
         return 1
 
     def _fed(self, data: bytes) -> bool:
-        """Feed the parser; tell whether it met no head that was refused."""
+        """Feed the parser; return false if it met a head that was refused."""
         self._chunk_bytes = len(data)
         super().data_received(data)
         return not self._bytes_left
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, and in another turn with what was left behind it."""
+        """Go on with the next request, and in a later turn with the bytes behind it."""
         super().on_response_complete()
         if self._unfed:
             self.flow.pause_reading()
@@ -243,9 +243,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """End a head."""
         is_near = self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX
-        # What came with it may be what is above the limit.
+        # Count exactly: what is above the limit may be bytes that only came in the same piece.
         if is_near and head_bytes(self.url, self.headers) > HEAD_BYTES_MAX:
-            # The parser ends with it as with what is no HTTP.
+            # The parser ends with this error as it does with bytes that are no HTTP.
             raise TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
         if not self._is_member:
             self._look_who_asks()
@@ -257,7 +257,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._disarm()
         super().on_headers_complete()
         if self._is_of_stranger and self.loop.time() > self._made_at + self.idle_seconds_max:
-            # Each request would else keep the connection for as long again.
+            # Otherwise each request would keep the connection for as long again.
             self.cycle.keep_alive = False
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
@@ -278,7 +278,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """Give a peer that does not read some time to."""
+        """Give a peer that does not read some time to do so."""
         super().pause_writing()
         self._unread = self.loop.call_later(self.idle_seconds_max, self.transport.abort)
 
@@ -290,7 +290,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 -- uvicorn's one sentence for all
-        """Refuse what is not HTTP, a head that came to its end above the limit, or whom there is no place for."""
+        """Refuse bytes that are not HTTP, a complete head above the limit, or a member for whom there is no place."""
         if self._has_no_place:
             self._refuse(no_place(self.places.members_max))
             return
@@ -301,7 +301,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(no_http(sys.exception()))
 
     def pass_over_body(self) -> None:
-        """Have the answer that comes next end the connection, but behind the body, which nobody wants to read."""
+        """Make the next answer end the connection, but only after the rest of the body was received and thrown away."""
         if self._is_in_body and self.cycle is not None:
             self.cycle.keep_alive = False
             self.cycle.transport = cast(
@@ -312,15 +312,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._tell("it asks for an upgrade, which is passed over")
 
     def _tell(self, reason: str) -> None:
-        """Have it told, now and then, that somebody does not speak as he should."""
+        """Log, now and then, that a peer does not speak HTTP as it should."""
         port = 0 if self.server is None else self.server[1] or 0
         self.strangers.tell(reason=reason, port=port, **told_of(self._extensions))
 
     def _look_who_asks(self) -> None:
-        """Give the connection the place of whoever sends this head: a member, or one without a token that is known.
+        """Give the connection the place of the sender of this head: a member's, or a stranger's without a known token.
 
         Raises:
-            BusyError: it is a member, and there is no place; the parser ends with it as with what is no HTTP.
+            BusyError: there is no member's place; the parser ends with it as it does with bytes that are no HTTP.
         """
         token = token_of(self.headers)
         self._is_of_stranger = token is None or not self.is_known(token)
@@ -331,7 +331,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise no_place_of_member(self.places.members_max)
 
     def _close_behind(self) -> None:
-        """Close behind what the last answer may still hold of itself; see `Whole`."""
+        """Close after the part of the last answer that may still be held; see `Whole`."""
         self.loop.call_soon(self.transport.close)
 
     def _refuse(self, answer: bytes) -> None:
@@ -345,7 +345,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._linger(_PASSED_OVER_BYTES_MAX)
 
     def _linger(self, bytes_max: int = _BODY_PASSED_OVER_BYTES_MAX) -> None:
-        """End what we say, and pass over what still comes: to close what is unread would take the answer along."""
+        """Close our sending side, and pass over what still comes: closing with bytes unread would lose the answer."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._disarm()
@@ -354,7 +354,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _let_go(self) -> None:
-        """Hold nothing that holds this: what the garbage collector has to find holds up all others meanwhile."""
+        """Drop all references that form cycles: the garbage collector would hold up all calls to find them."""
         self._unset_keepalive_if_required()
         if self._half_closed is not None:
             self._half_closed.end()
@@ -366,14 +366,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._extensions["pass_over_body"] = _nothing
 
     def _give_up(self) -> None:
-        """Have it known that nothing more is to be answered."""
-        # uvicorn tells the last of several requests, which may not be the one that is being answered.
+        """Tell all requests that the connection has ended, so that nothing more is answered."""
+        # uvicorn tells only the last of several requests, which need not be the one that is being answered.
         for cycle in self._unanswered:
             cycle.disconnected = not cycle.response_complete
             cycle.message_event.set()
 
     def _pass_over(self, num_bytes: int) -> None:
-        """Throw away what comes after a head that was refused, but not without end, nor all of it in one turn."""
+        """Throw away bytes that come after a refusal, up to a limit, and only some in each turn."""
         self._bytes_left = max(0, self._bytes_left - num_bytes)
         if not self._bytes_left:
             self.transport.close()
@@ -397,4 +397,4 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _nothing() -> None:
-    """Do what is to be done where a connection has ended."""
+    """Do nothing: the connection has ended."""

@@ -1,4 +1,4 @@
-"""Own how the description of REST tells refusals: which routes are refused with what, and an example of each."""
+"""Own the refusals in the description of REST: with which errors each route is refused, and an example of each."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -41,13 +41,13 @@ _ANY: Final[Kinds] = (
     InvalidError, UnknownWorkerError, NotYoursError, StaleEpochError, IdReusedError, InternalError,
     UnavailableError,
 )  # fmt: skip
-"""Any call: it is malformed, its caller may not, or the daemon ends meanwhile."""
+"""Refusals of any call: it is malformed, its caller may not make it, or the daemon ends meanwhile."""
 _CACHE: Final[Kinds] = (UnknownCacheError, StartingError)
 _LEASE: Final[Kinds] = (*_CACHE, UnknownLeaseError, WrongStateError)
 _ROOM: Final[Kinds] = (
     PoolFullError, NeverFitsError, BusyError, DeadlineError, DrainingError, WrongStateError,
 )  # fmt: skip
-"""What waits for blocks."""
+"""Refusals of calls that wait for blocks."""
 _COPY: Final[Kinds] = (*_ROOM, CopyFailedError)
 
 OF_VERB: Final[Mapping[str, Kinds]] = {
@@ -86,9 +86,9 @@ OF_VERB: Final[Mapping[str, Kinds]] = {
     "unpin": (*_CACHE, UnknownLeaseError, WrongStateError),
     "watch": (*_CACHE, BusyError),
 }  # fmt: skip
-"""What a verb is refused with beside what any is."""
+"""The refusals of each verb, beside those of any call."""
 _OF_OPERATION: Final[Mapping[str, Kinds]] = {"end_worker": (NoSuchWorkerError,)}
-"""The same for operations that are a part of what their verb is."""
+"""Further refusals of operations that are only a part of their verb."""
 
 _EXAMPLES: Final = (
     BusyError(resource="waiting", need=257, limit=256, retry_after_ms=100),
@@ -120,11 +120,11 @@ _EXAMPLES: Final = (
     WrongStateError("the lease is being reloaded; wait until it is there", resource="lease"),
 )  # fmt: skip
 _STATUS_OF_PATH: Final = 404
-"""The status of a path that no route takes, as one whose parameter is empty."""
+"""The status of a path that no route takes, such as one whose parameter is empty."""
 
 
 def kinds(route: Route) -> Kinds:
-    """Return what a route is refused with."""
+    """Return the errors with which a route is refused."""
     of_body = () if route.body is None else (TooLargeError, EncodedBodyError)
     return tuple(
         dict.fromkeys(
@@ -134,7 +134,7 @@ def kinds(route: Route) -> Kinds:
 
 
 def refusals(route: Route) -> dict[int | str, Json]:
-    """Return the refusals of a route by status, for OpenAPI, as references to `shared`."""
+    """Return the refusals of a route for OpenAPI, by status, as references to `shared`."""
     return {
         status: {
             "$ref": f"#/components/responses/{_name(status, found)}",
@@ -145,7 +145,7 @@ def refusals(route: Route) -> dict[int | str, Json]:
 
 
 def shared(routes: Iterable[Route]) -> dict[str, Json]:
-    """Return all refusals of routes, each once, as `refusals` refers to them, with an example of every code."""
+    """Return all refusals of the routes, each once, by the names in `refusals`, with an example of every code."""
     return {
         _name(status, found): _response(status, found)
         for route in routes
@@ -154,7 +154,7 @@ def shared(routes: Iterable[Route]) -> dict[str, Json]:
 
 
 def examples() -> dict[str, Json]:
-    """Return an example of the problem document of every code, as `shared` refers to them."""
+    """Return an example of the problem document of every code, by the names in `shared`."""
     return {
         _example(type(error)): {
             "summary": faults.title_of(type(error)),
@@ -165,7 +165,7 @@ def examples() -> dict[str, Json]:
 
 
 def _example(kind: type[KVLeaseError]) -> str:
-    """Return what the example of a kind is called: its code, and the status where the code has another one too."""
+    """Return the name of a class's example: its code, with the status unless the class is the usual one of the code."""
     is_usual = BY_CODE[kind.code] is kind
     return kind.code if is_usual else f"{kind.code}_{kind.http_status}"
 

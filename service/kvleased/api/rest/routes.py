@@ -1,4 +1,4 @@
-"""Own the table of REST routes; carrying them out is `endpoints`'s business, describing them `app`'s."""
+"""Own the table of REST routes; `endpoints` carries them out, and `app` describes them."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,12 +14,12 @@ _REQUESTS: Final = {
     if field.message_type is not None
 }
 _LISTED: Final = {"waiting": "waiting calls"}
-"""What a list is called where that is not its name."""
+"""The words for a list, if they are not its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route: the verb that it calls, and what of the request goes where."""
+    """One route: the verb that it calls, and where the fields of the verb's request come from."""
 
     verb: str
     method: str
@@ -28,13 +28,13 @@ class Route:
     summary: str
     body: type[Body] | None = None
     query: tuple[str, ...] = ()
-    """Query parameters that are fields of the request."""
+    """The query parameters, which are fields of the request."""
     takes_cache: bool = False
-    """Whether an operator may say which cache is meant by `?cache=`."""
+    """Whether an operator may name the cache by `?cache=`."""
     settled: tuple[tuple[str, str], ...] = ()
-    """Fields of the request that the path says without a parameter."""
+    """Fields of the request that the path gives without a parameter."""
     name: str = ""
-    """The operation id where the verb is not unique."""
+    """The operation id, if the verb has several routes."""
 
     @property
     def is_stream(self) -> bool:
@@ -53,7 +53,7 @@ class Route:
 
     @property
     def in_path(self) -> tuple[str, ...]:
-        """Path parameters; all of them are fields of the request."""
+        """The path parameters; all of them are fields of the request."""
         parts = self.path.split("/")
         return tuple(part[1:-1] for part in parts if part.startswith("{"))
 

@@ -1,7 +1,7 @@
 """Own the REST server: the app over the route table, on a Unix socket and on loopback TCP.
 
-FastAPI only writes the documents that describe the API, and the spans of requests where calls are traced. So a
-restarted daemon is ready before FastAPI is imported, and neither a call nor its refusal pays for its routing.
+FastAPI only makes the documents that describe the API, and the spans of requests if calls are traced. So a restarted
+daemon is ready before FastAPI is imported, and neither calls nor refusals pay for FastAPI's routing.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.api.turns import Line, OneATurn
 
 DOCUMENTS: Final = frozenset({"/openapi.json", "/docs"})
-"""What describes the API."""
+"""The paths of the documents that describe the API."""
 
 _CACHES: Final = "/v1/caches/"
 _SPANS: Final = "kvleased.api.rest.spans"
-"""Imports FastAPI, and so only where calls are traced."""
+"""A module that imports FastAPI, and so is only imported if calls are traced."""
 _LISTS: Final = tuple(what for route in ROUTES for name, what in route.settled if name == "what")
 
 
@@ -47,31 +47,31 @@ class RestServer:
     """REST, from `start` to `stop`."""
 
     def __init__(self, metrics: Observer, page: Beside | None = None) -> None:
-        """Remember who counts, and what is served beside the API."""
+        """Take the object that counts calls, and what is served beside the API."""
         self._metrics = metrics
         self._page = page
         self._servers: list[HttpServer] = []
         self._remove: Callable[[], None] = lambda: None
         self._streams: Streams = set()
         self.app: Starlette
-        """What is served, once started."""
+        """The app that is served, once started."""
         self._probes: Probes
         self.http_port = 0
-        """The TCP port; 0 where there is none."""
+        """The TCP port; 0 if there is none."""
 
     @property
     def places(self) -> dict[str, Places]:
-        """Who is connected, by listener: the Unix socket's, and that of TCP where there is any."""
+        """The places by listener: that of the Unix socket, and that of TCP if there is one."""
         names = ("rest_unix", "rest_tcp")
         return {name: server.places for name, server in zip(names, self._servers, strict=False)}
 
     @property
     def probes(self) -> Probes:
-        """The probes, once started: another server may answer them, too."""
+        """The probes, once started; another server may answer them, too."""
         return self._probes
 
     async def start(self, daemon: Backend, settings: Limits) -> None:
-        """Begin to listen at `http.sock` in the runtime directory and, where wanted, on TCP."""
+        """Begin to listen at `http.sock` in the runtime directory and, if the settings ask for it, on TCP."""
         local = listen_unix(settings.runtime_dir / "http.sock")
         self._remove = lambda: remove_unix(local)
         line = Line()
@@ -117,10 +117,10 @@ class RestServer:
             await server.start()
 
     def renew(self, files: TlsFiles) -> None:
-        """Take the certificate that the files have now, for connections to come.
+        """Take the certificate that the files have now, for future connections.
 
         Raises:
-            UnusableError: it cannot be used, and the old one stays.
+            UnusableError: the certificate cannot be used; the old one stays.
         """
         context = files.context()
         for server in self._servers[1:]:
@@ -144,7 +144,7 @@ class RestServer:
 def make_app(
     daemon: Backend, metrics: Observer, *, message_bytes_max: int, line: Line
 ) -> Starlette:
-    """Return the app: the routes of the table, the probes, and what describes them, whose readers wait in a line."""
+    """Return the app: the routes of the table, the probes, and the documents, whose readers wait in the line."""
     app = TableApp(_HANDLERS)
     app.state.streams = set()
     for route in ROUTES:
@@ -158,7 +158,7 @@ def make_app(
 
 
 def _named(route: Route, answer: Answers) -> Answers:
-    """Return what answers as `answer` does, in a span that is called by its route."""
+    """Return a function that answers as `answer` does, and names the current span after the route."""
     from opentelemetry.trace import get_current_span  # noqa: PLC0415 -- an extra
 
     async def within(request: Request) -> Response:
@@ -171,9 +171,9 @@ def _named(route: Route, answer: Answers) -> Answers:
 
 
 class _Documents:
-    """What describes the API, by FastAPI, which is imported when somebody asks for it.
+    """The documents that describe the API; FastAPI, which makes them, is imported when somebody asks for one.
 
-    Most lives of a daemon are never asked, and it would cost each a quarter of the processor time of its start.
+    In most lives of the daemon nobody does, and the import would take a quarter of the processor time of a start.
     """
 
     def __init__(self, line: Line) -> None:
@@ -186,20 +186,20 @@ class _Documents:
         made = self.made()
         if not made.done():
             await asyncio.wait([made])
-            # All who waited are woken at once, and each is sent hundreds of kilobytes.
+            # All waiting requests are woken at once, and each is sent hundreds of kilobytes.
             await self._line.breathe()
         documents = made.result()
         await documents[scope["path"]].handle(scope, receive, in_pieces(send, self._line))
 
     def made(self) -> "asyncio.Future[Mapping[str, BaseRoute]]":
-        """Return their routes, or the promise of them: the import takes half a second, in which calls go on."""
+        """Return a future of the documents' routes: the import takes half a second, in which calls go on."""
         if self._made is None:
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return self._made
 
     @staticmethod
     def _make() -> Mapping[str, BaseRoute]:
-        # What it makes stays until the end; to look at all of it, now or later, would hold up the loop for 50 ms.
+        # These objects stay until the end, and the collector would hold up the loop for 50 ms to look at all of them.
         gc.disable()
         try:
             module = importlib.import_module("kvleased.api.rest.app")
@@ -225,7 +225,7 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
 
 
 def _wrong_argument(method: str, path: str) -> InvalidError | None:
-    """Name the argument for which no route takes a path although one is meant: it is empty, or no list's name."""
+    """Return the error for a path that is only wrong in its argument: it is empty, or not the name of a list."""
     for route in ROUTES:
         prefix, _, rest = route.path.partition("{")
         name, _, suffix = rest.partition("}")

@@ -1,7 +1,7 @@
-"""Own FastAPI's own spans of requests, where calls are traced; what answers them stays `rest`'s.
+"""Own FastAPI's spans of requests, if calls are traced; the app of `server` still answers the requests.
 
-FastAPI writes what a request asks for into its span: a path, a query and a host. Here only what the table of routes
-says of them is let through. This module imports FastAPI, so it is imported where calls are traced, and never else.
+FastAPI writes the path, query and host of a request into its span. Here only the route of the table is let through,
+without the caller's words. This module imports FastAPI, so it is imported only if calls are traced.
 """
 
 import re
@@ -17,16 +17,16 @@ from kvleased.api.rest.routes import ROUTES
 from kvleased.api.seam import Traces
 
 ATTRIBUTES: Final = frozenset({"http.request.method", "network.protocol.version", "url.scheme"})
-"""What FastAPI may write into a span when it begins; the rest is the caller's words."""
+"""The attributes that FastAPI may write into a span when it begins; the others repeat the caller's words."""
 
 _STREAMS: Final = tuple(
     re.compile(re.sub(r"{[a-z_]+}", "[^/]+", route.path)) for route in ROUTES if route.is_stream
 )
-"""Paths whose requests last as long as somebody watches."""
+"""The paths of streams, whose requests last as long as somebody watches."""
 
 
 def in_spans(app: ASGIApp, traces: Traces) -> FastAPI:
-    """Return a FastAPI app that answers as `app` does, each call in a span below the one that its caller names."""
+    """Return a FastAPI app that answers as `app` does, each call in a span below the span that its caller names."""
     outer = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -52,7 +52,7 @@ def _is_no_call(scope: MutableMapping[str, Any]) -> bool:
 
 
 class _Provider(trace.TracerProvider):
-    """Makes the spans of another provider, of what they may say."""
+    """A provider that wraps another one, and keeps only the allowed attributes of spans."""
 
     def __init__(self, inner: trace.TracerProvider) -> None:
         self._inner = inner
@@ -62,7 +62,7 @@ class _Provider(trace.TracerProvider):
 
 
 class _Tracer(trace.Tracer):
-    """Begins the spans of another tracer, of what they may say."""
+    """A tracer that wraps another one, and keeps only the allowed attributes of spans."""
 
     def __init__(self, inner: trace.Tracer) -> None:
         self._inner = inner
@@ -71,7 +71,7 @@ class _Tracer(trace.Tracer):
         return self._inner.start_span(*args, **_discreet(options))
 
     @contextmanager
-    def start_as_current_span(  # type: ignore[override]  # its decorator is of OpenTelemetry's own
+    def start_as_current_span(  # type: ignore[override]  # its decorator is OpenTelemetry's own
         self, *args: Any, **options: Any
     ) -> Iterator[trace.Span]:
         with self._inner.start_as_current_span(*args, **_discreet(options)) as span:

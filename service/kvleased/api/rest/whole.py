@@ -1,4 +1,4 @@
-"""Own how an answer of HTTP leaves: its head with what follows at once, a large body in pieces; the app says what."""
+"""Own how an answer of HTTP is sent: its head together with the body, and a large body in pieces."""
 
 import asyncio
 from typing import Final
@@ -8,11 +8,11 @@ from starlette.types import Message, Send
 from kvleased.api.turns import Line
 
 _PIECE_BYTES: Final = 32 << 10
-"""Bytes of a large body that are sent in one turn: the kernel copies each, over loopback twice."""
+"""Bytes of a large body that are sent in one turn: the kernel copies each of them, over loopback twice."""
 
 
 def in_pieces(send: Send, line: Line) -> Send:
-    """Return what sends a body a piece a turn, so that who asks for large ones holds up nobody else."""
+    """Return a `send` that sends one piece of a body in each turn, so that large bodies hold up nobody else."""
 
     async def send_on(message: Message) -> None:
         body = memoryview(message.get("body", b""))
@@ -26,24 +26,24 @@ def in_pieces(send: Send, line: Line) -> Send:
 
 
 class Whole:
-    """A transport that holds the head of an answer until its body is written: each write costs a call of the kernel.
+    """A transport that holds the head of an answer until its body is written, to save a system call.
 
-    A head whose body does not follow in the same turn leaves at the turn's end.
+    If the body does not follow in the same turn, the head is sent at the end of the turn.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what it stands for."""
+        """Take the transport that it wraps, and the loop."""
         self._transport = transport
         self._loop = loop
         self._head = b""
         self._has_begun = False
 
     def __getattr__(self, name: str) -> object:
-        """Be the other one in everything else."""
+        """Return everything else from the wrapped transport."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold the first of an answer, and write it together with the second; all others go on."""
+        """Hold the first part of an answer, and write it together with the second; write all later parts at once."""
         if not self._has_begun:
             self._has_begun, self._head = True, data
             self._loop.call_soon(self.flush)
@@ -54,12 +54,12 @@ class Whole:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close it once what is held is written."""
+        """Close the transport once the held part is written."""
         self.flush()
         self._transport.close()
 
     def flush(self) -> None:
-        """Write what is held, if anything is, unless nobody is there any more."""
+        """Write the held part, if there is one, unless the transport is closing."""
         head, self._head = self._head, b""
         if head and not self._transport.is_closing():
             self._transport.write(head)
