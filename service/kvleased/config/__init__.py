@@ -1,1 +1,1 @@
-"""The settings: what there is, where it is read from, and what is said of what makes no sense."""
+"""The settings: which there are, where they are read from, and what is said of wrong ones."""

@@ -1,4 +1,4 @@
-"""Own the addresses of remote stores: which there are, what may stand in them, and what of them may be shown."""
+"""Own the addresses of remote stores: their schemes, their options, and which parts may be shown."""
 
 import re
 from collections.abc import Mapping
@@ -15,39 +15,39 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "unix": frozenset({"db"}),
     "mooncake": frozenset({"metadata", "segment_bytes", "buffer_bytes", "host"}),
 }
-"""By scheme what may stand in the query; limits and deadlines are settings, so that none of them can be got round."""
+"""The options that a query may have, by scheme; not limits and deadlines, which are settings and cannot be bypassed."""
 _NUMBERS: Final = frozenset({"db", "segment_bytes", "buffer_bytes"})
 _BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _DEFAULT_PORTS: Final[Mapping[str, int]] = {"redis": 6379, "rediss": 6379, "mooncake": 50051}
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/]*@")
 _SHOWN_MAX: Final = 40
-"""Characters of a wrong scheme that are repeated."""
+"""Most characters of a wrong scheme that a message repeats."""
 
 
 class RemoteUrlError(ValueError):
-    """The address of the remote store cannot be used; its text says why and has no password in it."""
+    """The address of the remote store cannot be used; the message says why, and contains no password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteUrl:
-    """Where a remote store is and how to enter it."""
+    """The address of a remote store, with the credentials to enter it."""
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
-    """Of a Unix socket."""
+    """The path of a Unix socket."""
     username: str = ""
     password: str = field(default="", repr=False)
     options: Mapping[str, str]
-    """As in the query, checked."""
+    """The options of the query, checked."""
 
     @classmethod
     def parse(cls, url: str) -> "RemoteUrl":
         """Return the parts of an address.
 
         Raises:
-            RemoteUrlError: it cannot be used; the message repeats nothing that could be a password.
+            RemoteUrlError: the address cannot be used; the message repeats nothing that could be a password.
         """
         _check_scheme(url)
         try:
@@ -76,7 +76,7 @@ class RemoteUrl:
         )
 
     def __str__(self) -> str:
-        """Return what may stand in logs: where it is, not how to enter it."""
+        """Return the address for logs, without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         place = self.path or f"{host}:{self.port}"
         return f"{self.scheme}://{place}"
@@ -91,15 +91,15 @@ class RemoteUrl:
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """The files that its options name."""
+        """The files that the options name."""
         return {name: Path(self.options[name]) for name in TLS_FILES if name in self.options}
 
 
 def check_address(url: object) -> str:
-    """Return an address if it is one, or nothing for none.
+    """Return an address, checked; "" if there is none.
 
     Raises:
-        RemoteUrlError: it is none.
+        RemoteUrlError: the address cannot be used.
     """
     if url is None or url == "":
         return ""
@@ -110,9 +110,9 @@ def check_address(url: object) -> str:
 
 
 def unreadable_file(url: str) -> str:
-    """Return what is wrong with the files that an address names, which must be there at every start; empty for nothing.
+    """Return why a file that an address names cannot be read, or "": the files must be readable at every start.
 
-    An address without files, and none at all, have nothing wrong with them.
+    An address without files, and an empty address, are all right.
     """
     for option, path in RemoteUrl.parse(url).files.items() if url else ():
         try:
@@ -124,7 +124,7 @@ def unreadable_file(url: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text in which addresses have no user and no password."""
+    """Return a text with users and passwords removed from its addresses."""
     return _CREDENTIALS.sub("***@", text)
 
 
@@ -143,7 +143,7 @@ def _check_scheme(url: str) -> None:
         raise RemoteUrlError(f"it must start with one of {_schemes()}")
     scheme = url.partition("://")[0]
     if scheme not in _OPTIONS:
-        # What stands before the first colon of such a text may be a password, too, if it looks like no scheme.
+        # If the part before :// does not look like a scheme, it may be a password, so it is not repeated.
         shown = scheme[:_SHOWN_MAX] if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) else "unknown"
         raise RemoteUrlError(f"its scheme is {shown}; it must start with one of {_schemes()}")
 

@@ -1,4 +1,4 @@
-"""Own the settings of what listens beside the local socket: addresses, TLS, tokens, and the patience with peers."""
+"""Own the settings of the listeners beside the local socket: addresses, TLS, tokens, and time limits for peers."""
 
 import ipaddress
 from itertools import combinations
@@ -11,7 +11,7 @@ NETWORK_PATHS: Final = (
     "tls_cert_file", "tls_key_file", "tls_client_ca_file",
     "operator_token_file", "joiner_token_file", "reader_token_file",
 )  # fmt: skip
-"""Those of them that are paths; all may be left out."""
+"""The settings of this module that are paths; all may be left out."""
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -141,10 +141,10 @@ class NetworkSettings(BaseModel):
 
 
 def _address(host: str) -> str:
-    """Return an address as it is usually written.
+    """Return an IP address in its usual form.
 
     Raises:
-        ValueError: it is none; names are not looked up.
+        ValueError: the text is no IP address; names are not looked up.
     """
     try:
         return str(ipaddress.ip_address(host))

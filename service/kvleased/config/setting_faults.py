@@ -1,6 +1,6 @@
-"""Own the words for settings that make no sense: each is named as it was written, with what to write instead.
+"""Own the messages about wrong settings: each names the setting as it was written, and says what to write instead.
 
-Where settings are read from is `sources`' business, and which there are is that of `settings`.
+`sources` reads the settings, and `settings` defines them.
 """
 
 import difflib
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 PREFIX: Final = "KVLEASED_"
-"""What the variables of the environment that are settings begin with."""
+"""The beginning of the environment variables that are settings."""
 NO_JSON: Final = 'this is no JSON such as {"chat": {"min_percent": 20}}'
 _SHOWN_MAX: Final = 40
-"""Characters of a wrong value that are repeated."""
+"""Most characters of a wrong value that a message repeats."""
 _KEY: Final = "[key]"
 """How pydantic marks that a key is wrong and not its value."""
 _UNKNOWN: Final = "unrecognized arguments: "
 _NEEDLESS: Final = re.compile("argument (--[a-z-]+)/(--no-[a-z-]+): ignored explicit argument")
 _MISSING: Final = re.compile("argument (--[a-z-]+): expected one argument")
-"""How argparse says that something is wrong."""
+"""Messages of argparse about wrong command lines."""
 _OF_SEVERAL: Final = re.compile("|".join(sorted(Settings.model_fields, key=len, reverse=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One of the places where settings are read, and what it has."""
+    """One of the places where settings are read from, and the values there."""
 
     kind: Literal["flags", "environment", "file"]
     values: Mapping[str, Any]
     file: str = ""
-    """Its path, where it is a file."""
+    """The path, if the place is a file."""
 
     def has(self, path: Sequence[int | str]) -> bool:
-        """Tell whether it names a setting, or a part of one."""
+        """Tell whether the place has a setting, or a part of one."""
         inner: object = self.values
         for part in path:
             if not isinstance(inner, Mapping) or part not in inner:
@@ -51,7 +51,7 @@ class Origin:
         return True
 
     def spelt(self, setting: str) -> str:
-        """Return how a setting is written here."""
+        """Return the name of a setting as it is written in this place."""
         if self.kind == "flags":
             return flag(setting)
         if self.kind == "file":
@@ -60,7 +60,7 @@ class Origin:
         return next((name for name in os.environ if name.upper() == wanted), wanted)
 
     def where(self, path: Sequence[int | str]) -> str:
-        """Return what to look at: the setting, and the part of it."""
+        """Return where to look: the setting in this place, and the part of it."""
         parts = [_printable(str(part)) or "''" for part in path if part != _KEY]
         if self.kind == "file":
             return f"{self.file}: {'.'.join(parts)}"
@@ -74,7 +74,7 @@ def flag(setting: str) -> str:
 
 
 def complaints(error: "ValidationError", origins: Sequence[Origin]) -> list[str]:
-    """Return a sentence for each setting that makes no sense; `origins` are in the order in which they count."""
+    """Return a sentence for each wrong setting; `origins` have the highest precedence first."""
     return list(dict.fromkeys(_complaint(one, origins) for one in error.errors()))
 
 
@@ -90,7 +90,7 @@ def no_such(setting: str, prefix: str = "") -> str:
 
 
 def of_command_line(message: str) -> str:
-    """Return what argparse says of a command line in words that tell what to write; other messages as they are."""
+    """Return argparse's message about a command line in words that say what to write; other messages as they are."""
     if message.startswith(_UNKNOWN):
         return _no_such_argument(message.removeprefix(_UNKNOWN))
     if (found := _NEEDLESS.match(message)) is not None:
@@ -101,7 +101,7 @@ def of_command_line(message: str) -> str:
 
 
 def _no_such_argument(arguments: str) -> str:
-    """Say of what is no flag which one was perhaps meant."""
+    """Say that an argument is no flag, and which flag was perhaps meant."""
     name = arguments.partition(" ")[0]
     if not name.startswith("-"):
         return f"{arguments}: there are flags alone, such as --config FILE"
@@ -112,7 +112,7 @@ def _no_such_argument(arguments: str) -> str:
 
 
 def _complaint(error: "ErrorDetails", origins: Sequence[Origin]) -> str:
-    """Return what is wrong with one setting, or with several that do not go together."""
+    """Return a sentence about one wrong setting, or about several that do not go together."""
     path = error["loc"]
     is_ours = error["type"] == "value_error"
     message = error["msg"].removeprefix("Value error, ")
@@ -129,7 +129,7 @@ def _complaint(error: "ErrorDetails", origins: Sequence[Origin]) -> str:
 
 
 def _of_several(message: str, origins: Sequence[Origin]) -> str:
-    """Say of settings that do not go together what is wrong, each called as it was written."""
+    """Return a message about settings that do not go together, with each name as it was written."""
     names = [name for name in _OF_SEVERAL.findall(message) if "_" in name]
     first = next((one for one in origins if any(one.has([name]) for name in names)), None)
     if first is None:
@@ -146,7 +146,7 @@ def _of_several(message: str, origins: Sequence[Origin]) -> str:
 
 
 def _wanted(path: Sequence[int | str]) -> str:
-    """Return what a setting, or a part of one, may be; empty where its own message says it."""
+    """Return what a setting, or a part of one, may be; empty if pydantic's own message says it."""
     if path[0] == "tenants":
         return _wanted_of_tenants(path)
     field = Settings.model_fields.get(str(path[0]))
@@ -192,7 +192,7 @@ def _bounds(field: "FieldInfo") -> Iterator[tuple[str, float]]:
 
 
 def _shown(value: object) -> str:
-    """Return a wrong value as it may stand in a sentence."""
+    """Return a wrong value in a form that fits into a sentence."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Own the kinds of values that settings have; which settings there are is `settings`'."""
+"""Own the types of the values of settings; the settings themselves are in `settings`."""
 
 from typing import Annotated, Final
 
@@ -9,13 +9,13 @@ from kvlease.units import parse_bytes
 from kvleased.access.tenant_names import RULE, is_reserved
 
 TENANT_CHARACTERS_MAX: Final = 128
-"""The longest name of a tenant, as attach takes it."""
+"""Characters of the longest name of a tenant, the same as in attach."""
 BYTES_MAX: Final = 1 << 60
-"""More memory than any node has."""
+"""The largest number of bytes: more memory than any node has."""
 
 
 def _read_bytes(value: object) -> object:
-    """Return the number of bytes that people wrote with a unit; what is a number already is left as it is."""
+    """Return the number of bytes of a text with a unit; a number is returned as it is."""
     if not isinstance(value, str) or value.strip().lstrip("+-").replace("_", "").isdigit():
         return value
     try:
@@ -25,7 +25,7 @@ def _read_bytes(value: object) -> object:
 
 
 WRITTEN: Final = BeforeValidator(_read_bytes)
-"""Takes a number of bytes also with a unit."""
+"""Accepts a number of bytes also with a unit."""
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Bytes = Annotated[int, WRITTEN, Field(ge=0, le=BYTES_MAX)]
 """Bytes, also written with a unit, such as 8GiB."""

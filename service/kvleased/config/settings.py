@@ -1,4 +1,4 @@
-"""Own every setting and limit of the daemon, with its unit and its default; where they are read from is `sources`'."""
+"""Own every setting and limit of the daemon, with its unit and its default; `sources` reads them."""
 
 import os
 import re
@@ -22,32 +22,32 @@ _SOCKETS: Final = ("kvlease.sock", "http.sock", "grpc.sock")
 _SECRET: Final = "secret"  # noqa: S105 -- a name
 """The file of the root secret in a directory that outlives the container."""
 _OPTIONAL_PATHS: Final = ("host_dir", "disk_dir", "secret_file", "trace_file", *NETWORK_PATHS)
-"""The settings that are paths which may be left out."""
+"""The settings that are paths and may be left out."""
 PATHS: Final = ("runtime_dir", *_OPTIONAL_PATHS)
-"""The settings that are paths, which JSON has no word for."""
+"""The settings that are paths, for which JSON has no type."""
 _SOCKET_PATH_BYTES_MAX: Final = 107
-"""The longest path of a Unix socket in bytes: what `sockaddr_un` has, less the zero at its end."""
+"""The longest path of a Unix socket in bytes: the room in `sockaddr_un`, without the zero at its end."""
 
 
 class TenantSettings(BaseModel):
-    """What one tenant may have of the device pool of each cache; a tenant that is not named has the defaults."""
+    """The limits of one tenant in the device pool of each cache; a tenant that is not named has the defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_percent: Percent = 0.0
-    """Of the pool, which the tenant can always come to have."""
+    """Percentage of the pool that the tenant can always get."""
     max_percent: Percent = 100.0
-    """Of the pool, which the tenant's bytes take at most, cached ones among them."""
+    """Percentage of the pool that the tenant's blocks may take at most, cached ones included."""
     weight: float = Field(default=1.0, gt=0, le=1_000, allow_inf_nan=False)
-    """Its share of the pool is its weight among those of the attached tenants; whoever is above it gives way first."""
+    """The tenant's share of the pool is its weight among the attached tenants'; above it, a tenant gives way first."""
     pinned_percent_max: Percent = 25.0
-    """Of the pool, which pins hold of the tenant's at most."""
+    """Percentage of the pool that the tenant's pins may hold at most."""
     min_bytes: Bytes = 0
-    """Bytes of the pool, which the tenant can always come to have; the larger of both minima holds."""
+    """Bytes of the pool that the tenant can always get; the larger of both minima counts."""
     max_bytes: Bytes = 0
-    """Bytes of the pool, which the tenant's take at most; 0 is no limit, else the smaller of both maxima holds."""
+    """Bytes of the pool that the tenant's blocks may take at most; the smaller of both maxima counts; 0 is no limit."""
     leases_max: int = Field(default=0, ge=0, le=1 << 20)
-    """Leases of one cache that the tenant has at once; 0 is no limit but that of the cache."""
+    """Most leases of one cache that the tenant has at once; 0 is no limit but the cache's."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -61,7 +61,7 @@ class TenantSettings(BaseModel):
 
 
 def check_minima(tenants: Mapping[str, TenantSettings]) -> None:
-    """Raise ValueError where the minima of tenants are more than any pool."""
+    """Raise ValueError if the minima of all tenants together are more than 100 %."""
     percent = sum(Fraction(str(tenant.min_percent)) for tenant in tenants.values())
     if percent > 100:  # noqa: PLR2004 - per cent
         message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
@@ -71,7 +71,7 @@ def check_minima(tenants: Mapping[str, TenantSettings]) -> None:
 class Settings(NetworkSettings):
     """Every setting of `kvleased serve`; frozen once the process has started."""
 
-    # Only the process that resolves the settings pays for building their validator.
+    # Deferred, so that only the process that resolves the settings pays for building their validator.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     runtime_dir: Path = Field(
@@ -358,7 +358,7 @@ class Settings(NetworkSettings):
 
     @property
     def token_paths(self) -> dict[Role, Path]:
-        """The files of the tokens that callers over TCP may have; none where there is no TCP."""
+        """The files of the tokens for callers over TCP, by role; none if TCP is off."""
         if not self.listen_tcp:
             return {}
         return {
@@ -369,7 +369,7 @@ class Settings(NetworkSettings):
 
     @property
     def secret_path(self) -> Path | None:
-        """The file of the root secret; None where nothing outlives the container that keys could be found in."""
+        """The file of the root secret; None if no directory with cached blocks outlives the container."""
         if self.secret_file is not None:
             return self.secret_file
         directory = self.disk_dir or self.host_dir
@@ -377,7 +377,7 @@ class Settings(NetworkSettings):
 
     @property
     def other_secret_path(self) -> Path | None:
-        """Where the same secret lies, too, so that either directory may be added or left out; None for nowhere."""
+        """A second file of the same secret, so that either directory may be added or left out later; None for none."""
         if self.secret_file is not None or self.disk_dir is None or self.host_dir is None:
             return None
         return self.host_dir / _SECRET

@@ -1,4 +1,4 @@
-"""Own where settings come from; nothing else reads arguments, the environment or a configuration file.
+"""Own the reading of settings; nothing else reads arguments, the environment or a configuration file.
 
 Precedence, highest first: command-line flags, environment variables `KVLEASED_*`, the TOML file named by `--config`,
 the defaults.
@@ -45,7 +45,7 @@ examples:
   kvleased serve --config /etc/kvlease/kvleased.toml        file below environment below flags
 """
 _DEFAULT: Final = re.compile(r" \(default( factory)?: [^()]*\)$")
-"""What is told of a default behind the words about a setting."""
+"""The part about the default that is appended to the description of a setting."""
 _VALUES: Final = {
     "dir": "DIRECTORY",
     "file": "FILE",
@@ -58,12 +58,12 @@ _VALUES: Final = {
     "device": "DEVICE",
     "tenants": "JSON",
 }
-"""What is written for a setting in whose name a word is; the first that fits counts."""
+"""The words for values in the help, by a part of the setting's name; the first part that fits counts."""
 
 
 def load(argv: Sequence[str]) -> Settings:
-    """Resolve flags, environment and file to settings; exits with status 2 where they make no sense."""
-    # Imported here: the control process gets resolved settings and must start quickly.
+    """Resolve flags, environment and file to settings; exit with status 2 if they make no sense."""
+    # Imported here, because the control process gets resolved settings and must start quickly.
     from pydantic_settings import (  # noqa: PLC0415
         BaseSettings,
         EnvSettingsSource,
@@ -102,7 +102,7 @@ def load(argv: Sequence[str]) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         parser.error(f"--config {config}: this is not TOML: {error}")
     except SettingsError as error:
-        # Every other setting is a plain value.
+        # Only `tenants` is read as JSON; every other setting is a plain value.
         is_variable = EnvSettingsSource.__name__ in str(error).split('"')
         parser.error(f"{f'{PREFIX}TENANTS' if is_variable else '--tenants'}: {NO_JSON}")
     except ValidationError as error:
@@ -114,7 +114,7 @@ def load(argv: Sequence[str]) -> Settings:
 def _flags(
     settings_class: "type[BaseSettings]", parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> "CliSettingsSource[Any]":
-    """Return what reads the flags, which adds them to the parser."""
+    """Return the source that reads the flags; it adds them to the parser."""
     from pydantic_settings import CliSettingsSource  # noqa: PLC0415 - as above
 
     return CliSettingsSource(
@@ -129,9 +129,9 @@ def _flags(
 
 
 def unknown_variables() -> dict[str, str]:
-    """Return the variables of the environment that look like settings and are none, with what to say of each.
+    """Return the environment variables that look like settings but are none, each with what to say of it.
 
-    They are ignored rather than refused: Kubernetes adds such names for a service that is called kvleased.
+    They are ignored rather than refused, because Kubernetes adds such variables for a service named kvleased.
     """
     names = {name: name[len(PREFIX) :].lower() for name in os.environ if is_setting(name)}
     return {
@@ -142,7 +142,7 @@ def unknown_variables() -> dict[str, str]:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps what describes settings, and leaves the examples as they are."""
+    """Wraps the descriptions of settings, and leaves the examples as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text is not _EPILOG:
@@ -151,7 +151,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _value_of(name: str, field: "FieldInfo") -> str:
-    """Return what stands for a setting's value in the help: what is to be written, in capitals."""
+    """Return the word for a setting's value in the help, in capitals."""
     if WRITTEN in field.metadata:
         return "BYTES"
     if field.annotation is int and name.startswith("max_"):
@@ -162,7 +162,7 @@ def _value_of(name: str, field: "FieldInfo") -> str:
 
 
 def _with_default(text: str, field: "FieldInfo") -> str:
-    """Return a setting's help with its default as people know it; of one that is left out the words tell already."""
+    """Return a setting's help with its default, if it has one; otherwise the description tells what happens."""
     described = _DEFAULT.sub("", text)
     if field.default_factory is runtime_directory:
         return f"{described} (default: {runtime_directory()})"
@@ -170,10 +170,10 @@ def _with_default(text: str, field: "FieldInfo") -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong before anything else, and where the settings are listed, without listing them."""
+    """A parser whose errors say what is wrong and how to list the settings, without listing them."""
 
     def format_help(self) -> str:
-        """Return the help, which calls values what they are for people."""
+        """Return the help, with words for values and defaults that people understand."""
         for action in self._actions:
             field = Settings.model_fields.get(action.dest)
             is_choice = str(action.metavar).startswith("{")
@@ -184,12 +184,12 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def print_help(self, file: Any = None) -> None:
-        """Write the help; argparse would say nothing where it cannot be written."""
+        """Write the help, and say so if it cannot be written; argparse would say nothing."""
         with written_or_refused("kvleased"):
             (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2; an address that a misspelt flag carries is told without its password."""
+        """Exit with status 2 and a message; an address in it, such as after a misspelt flag, loses its password."""
         message = without_credentials(of_command_line(message))
         self.exit(2, f"{self.prog}: {message}\n{self.prog} --help lists every setting.\n")
 
@@ -210,7 +210,7 @@ def _parser() -> _Parser:
 
 
 def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
-    """Return the file that flags or environment name, which must be there."""
+    """Return the file that flags or environment name; exit with status 2 if it does not exist."""
     scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scout.add_argument("--config")
     known, _ = scout.parse_known_args(argv)
@@ -224,5 +224,5 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
 
 
 def is_setting(variable: str) -> bool:
-    """Tell whether a variable of the environment is a setting, or looks like one."""
+    """Tell whether an environment variable is a setting, or looks like one."""
     return variable.upper().startswith(PREFIX)
