@@ -1,4 +1,4 @@
-"""Own what Prometheus is told: plain counters on the hot path, turned into samples only when somebody asks."""
+"""Own the metrics for Prometheus: plain counters on the hot path, turned into samples only at a scrape."""
 
 import asyncio
 import platform
@@ -31,18 +31,18 @@ from kvleased.verbs.surveys import Surveyed
 __all__ = ["BUCKETS", "STATES", "Metrics"]
 
 TURN_SECONDS: Final = 0.001
-"""Seconds after which whoever makes the text lets the event loop serve others."""
+"""Seconds after which the making of the text pauses, so that the event loop serves others."""
 
 
 class Metrics:
-    """All counters of the process, and what shows them."""
+    """All counters of the process, and the text that shows them."""
 
     def __init__(self) -> None:
-        """Begin at zero, with no caches to look at."""
+        """Start at zero, with no caches to look at."""
         self.epoch = 0
-        """The daemon's life."""
+        """The daemon's epoch."""
         self.control_restarts: Mapping[str, int] = {}
-        """Control processes that were started in the place of another, by what became of that."""
+        """Control processes that were replaced, by how the old one had ended."""
         self.certificate_expires_at: float | None = None
         """Seconds since 1970 at which the certificate in use ends; None without TLS."""
         self.pulse = Pulse()
@@ -63,11 +63,11 @@ class Metrics:
         return f"<Metrics {sum(self._codes.values())} calls>"
 
     def watch_caches(self, surveys: Callable[[], Iterable[Surveyed]]) -> None:
-        """Take the gauges from `surveys()`, one snapshot per cache, whenever somebody asks."""
+        """Take the gauges from `surveys()`, one survey per cache, at each scrape."""
         self._caches = surveys
 
     def watch_movers(self, figures: Callable[[], Mapping[str, LinkFigures]]) -> None:
-        """Take what the movers have to do from `figures()` whenever somebody asks."""
+        """Ask `figures()` at each scrape how much the movers have to do."""
         self._movers = figures
 
     def watch_mover_ends(self, counts: Callable[[], Mapping[str, int]]) -> None:
@@ -75,7 +75,7 @@ class Metrics:
         self._mover_ends = counts
 
     def watch_places(self, taken: Callable[[], Places]) -> None:
-        """Ask `taken()` which connections and watchers there are, and may be."""
+        """Ask `taken()` how many connections and watchers there are and may be."""
         self._places = taken
 
     def watch_readiness(self, is_ready: Callable[[], bool]) -> None:
@@ -83,7 +83,7 @@ class Metrics:
         self._is_ready = is_ready
 
     def watch_credentials(self, stale: Callable[[], Mapping[str, bool]]) -> None:
-        """Ask `stale()` which tokens and certificates could not be taken although they have changed."""
+        """Ask `stale()` which of tokens and certificate could not be taken although their files have changed."""
         self._stale_credentials = stale
 
     def observe(self, verb: str, transport: str, code: str, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Metrics:
         latency.observe(seconds)
 
     def copied(self, direction: str, num_bytes: int, seconds: float, ok: bool) -> None:
-        """Count one batch of copies that has ended; `ok` says that all of it was done."""
+        """Count one batch of copies that has ended; `ok` says whether all of it was done."""
         named = (direction, "ok" if ok else "failed")
         counts = self._copies.get(named)
         if counts is None:
@@ -111,7 +111,7 @@ class Metrics:
         return self._codes
 
     async def scrape(self) -> bytes:
-        """Return everything in the text format of Prometheus, letting others have the event loop now and then."""
+        """Return all metrics in the text format of Prometheus; the event loop serves others in between."""
         turn = perf_counter()
         seconds, text = 0.0, []
         for piece in self._pieces():
@@ -125,11 +125,11 @@ class Metrics:
         return b"".join(text)
 
     def render(self) -> bytes:
-        """Return the same at once."""
+        """Return the same text as `scrape`, without a pause."""
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield the text in pieces, each made in a moment; an empty one is a place to rest."""
+        """Yield the text in pieces, each made in a moment; an empty piece only marks a place to pause."""
         found: list[Surveyed] = []
         for one in self._caches():
             found.append(one)

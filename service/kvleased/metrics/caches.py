@@ -1,4 +1,4 @@
-"""Own what is told of the caches: each function adds what it can tell of one of them."""
+"""Own the metrics of caches: each function adds its samples of one cache."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -27,7 +27,7 @@ STATES: Final = (
     "bad",
     "parked",
 )
-"""The states that add up to a pool's blocks."""
+"""The states of blocks; the numbers of blocks in them add up to a pool's blocks."""
 
 PREFIX_OUTCOMES: Final[Mapping[str, str]] = {
     "device_hit": "prefix_tokens_device",
@@ -36,7 +36,7 @@ PREFIX_OUTCOMES: Final[Mapping[str, str]] = {
     "remote_hit": "prefix_tokens_remote",
     "computed": "prefix_tokens_computed",
 }
-"""Outcomes of prefix reuse, and the counters of the core that hold them."""
+"""Outcomes of prefix reuse, and the counters of the core for them."""
 
 BLOCKS_MOVED: Final[Mapping[str, str]] = {
     "device_to_host": "offloads",
@@ -46,7 +46,7 @@ BLOCKS_MOVED: Final[Mapping[str, str]] = {
     "host_to_remote": "remote_stores",
     "remote_to_device": "remote_loads",
 }
-"""Directions of copies, and the counters of the core of blocks that arrived."""
+"""Directions of copies, and the core's counters of the blocks that arrived."""
 
 MAGAZINE_OUTCOMES: Final = ("held", "cached", "missed")
 _STEP_REFUSED: Final = "step_refused_"
@@ -75,13 +75,13 @@ def pools(part: Part, of: Surveyed) -> None:
 
 
 def tenants(part: Part, of: Surveyed, tier: Tier) -> None:
-    """Add the blocks and bytes of a tier by tenant; this is what takes longest of all."""
+    """Add the blocks and bytes of a tier by tenant; of all parts this takes longest."""
     spread = of.survey.columns[tier].by_tenant(of.digests)
     num_bytes = of.bytes_per_block[tier.value]
     known = {facts.tenant_digest for facts in of.survey.tenants}
     for name, digest, counts in zip(of.tenants, (*of.digests, None), spread.tolist(), strict=True):
         if digest not in known and not any(counts[CACHED:]):
-            # It has nothing to do with this cache.
+            # This tenant has nothing to do with this cache.
             continue
         for state, kind in (("cached", CACHED), ("held", HELD)):
             labels = (of.cache, tier.value, name, state)
@@ -90,7 +90,7 @@ def tenants(part: Part, of: Surveyed, tier: Tier) -> None:
 
 
 def limits(part: Part, of: Surveyed) -> None:
-    """Add what tenants may have, and what they have pinned and leased."""
+    """Add the limits of tenants, and what they have pinned and leased."""
     part.begin("tenant_leases", "tenant_leases_max")
     names = dict(zip(of.digests, of.tenants, strict=False))
     num_others = 0
@@ -109,7 +109,7 @@ def limits(part: Part, of: Surveyed) -> None:
 
 
 def leases(part: Part, of: Surveyed) -> None:
-    """Add leases by phase, their ages, and who waits."""
+    """Add leases by phase and their ages, workers, waiting calls, copies, and whether tiers work."""
     cache, survey = of.cache, of.survey
     for phase, count in survey.phases.items():
         part.add("leases", count, cache, phase)
@@ -154,7 +154,7 @@ def calls(part: Part, of: Surveyed) -> None:
 
 
 def counters(part: Part, of: Surveyed) -> None:
-    """Add what the core counts."""
+    """Add the counters of the core."""
     cache, found = of.cache, of.survey.census.counters
     for metric, name in COUNTERS_OF_CORE.items():
         part.add(metric, found.get(name, 0), cache)
@@ -170,7 +170,7 @@ def counters(part: Part, of: Surveyed) -> None:
 
 
 def departures(part: Part, of: Surveyed) -> None:
-    """Add what left each tier, and how long it had been there."""
+    """Add the blocks that left each tier, and how long they had been there."""
     found = of.survey.departures
     for number, tier in enumerate(of.pools):
         for reason in Parting:

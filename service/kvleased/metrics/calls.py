@@ -1,4 +1,4 @@
-"""Own the counts of calls and copies of the process, plain numbers on the hot path."""
+"""Own the counts of calls and copies of the process: plain numbers on the hot path."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ BUCKETS: Final = (
 
 
 class Latency:
-    """Seconds of one kind; one more bucket than bounds, for what is slower."""
+    """A histogram of seconds; it has one more bucket than bounds, for slower ones."""
 
     __slots__ = ("counts", "seconds")
 
@@ -24,13 +24,13 @@ class Latency:
         self.seconds = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
 
 class Copies:
-    """Counts of one direction and result."""
+    """The counts of copies of one direction and result."""
 
     __slots__ = ("batches", "num_bytes", "seconds")
 
@@ -42,12 +42,12 @@ class Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What connections, watchers and key counts there are at one instant, and how many there may be."""
+    """The connections, watchers and bytes of key counts at one instant, and their limits."""
 
     connections: Mapping[str, int]
-    """By listener, those of strangers apart."""
+    """Connections by listener, without those of strangers."""
     connections_max: int
-    """Of each listener."""
+    """The limit of each listener."""
     watchers: int
     watchers_max: int
     key_counts_bytes: int
@@ -55,11 +55,11 @@ class Places:
     strangers: Mapping[str, int] = field(default_factory=dict)
     """Connections of strangers, by listener."""
     turned_away: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Connections that found no place or gave way so far, by listener and whose they were."""
+    """Connections that found no place or gave way so far, by listener, and by member or stranger."""
 
 
 def places(part: Part, taken: Places | None) -> None:
-    """Add the connections and watchers, where anybody knows of them."""
+    """Add the connections, watchers and key counts, if they are known."""
     part.begin("connections", "connections_max", "watchers", "watchers_max")
     part.begin("key_counts_bytes", "key_counts_bytes_max")
     part.begin("stranger_connections", "connections_turned_away")
@@ -101,7 +101,7 @@ def copies(part: Part, ended: Mapping[tuple[str, str], Copies]) -> None:
 
 
 def queues(part: Part, movers: Mapping[str, LinkFigures]) -> None:
-    """Add what the movers have to do."""
+    """Add how much the movers have to do."""
     part.begin("mover_queue", "mover_oldest_seconds")
     for mover, figures in movers.items():
         part.add("mover_queue", figures.num_waiting, mover, "waiting")

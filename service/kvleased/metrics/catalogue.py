@@ -1,4 +1,4 @@
-"""Own the name, kind, words and labels of every metric; docs/metrics.md is written from here."""
+"""Own the name, kind, help text and labels of every metric; docs/metrics.md is written from here."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -355,7 +355,7 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
     ),
 }  # fmt: skip
-"""All metrics, by what they tell of."""
+"""All metrics, by subject."""
 
 BY_NAME: Final = {one.name: one for section in SECTIONS.values() for one in section}
 
@@ -383,4 +383,4 @@ COUNTERS_OF_CORE: Final[Mapping[str, str]] = {
     "magazine_blocks_taken": "blocks_taken",
     "magazine_blocks_retracted": "blocks_retracted",
 }
-"""Metrics of a cache that are a counter of its core, and that counter."""
+"""Metrics of a cache that are counters of its core, and the names of these counters."""

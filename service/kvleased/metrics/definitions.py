@@ -1,4 +1,4 @@
-"""Own what a metric is: its kind, its words and its labels, and the family that it is exposed as."""
+"""Own the definition of a metric: its kind, its help text and its labels, and the family that it is exposed as."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,10 +15,10 @@ PREFIX: Final = "kvlease_"
 
 
 class Kind(Enum):
-    """What a metric does."""
+    """The kind of a metric."""
 
     COUNTER = "counter"
-    """It only grows, unless it says otherwise from the start of the control process; its name ends in _total."""
+    """It only grows, from the start of the control process unless its text says otherwise; its name ends in _total."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -29,13 +29,13 @@ class Definition:
 
     kind: Kind
     name: str
-    """Without the prefix, and without what Prometheus puts behind it."""
+    """The name without the prefix, and without the ending that Prometheus adds."""
     text: str
     labels: tuple[str, ...]
 
     @property
     def full_name(self) -> str:
-        """The name under which it is asked for."""
+        """The name by which queries ask for the metric."""
         ending = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: "_bucket"}[self.kind]
         return f"{PREFIX}{self.name}{ending}"
 

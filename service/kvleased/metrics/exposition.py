@@ -1,4 +1,4 @@
-"""Own the text that Prometheus reads, made piece by piece, so that nobody waits for the whole of it."""
+"""Own the text that Prometheus reads; it is made piece by piece, so that no call waits for the whole of it."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 SAMPLES_AT_ONCE: Final = 50
-"""Samples of one piece."""
+"""Most samples of one piece."""
 _LINES_OF_HEAD: Final = 2
 
 

@@ -1,4 +1,4 @@
-"""Own how samples are put into the families of the catalogue: one that is not in it is a mistake, found at once."""
+"""Own how samples are put into the families of the catalogue; a name that is not in the catalogue fails at once."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -14,10 +14,10 @@ from kvleased.metrics.catalogue import BY_NAME
 
 
 class Part:
-    """The families that one part of the metrics fills, in the order in which they are named first."""
+    """The families of one part of the metrics, in the order in which they are first named."""
 
     def __init__(self) -> None:
-        """Start with no family."""
+        """Start with no families."""
         self._families: dict[str, Metric] = {}
 
     def __iter__(self) -> Iterator[Metric]:
@@ -25,7 +25,7 @@ class Part:
         return iter(self._families.values())
 
     def begin(self, *names: str) -> None:
-        """Have metrics shown even where they turn out to have no samples."""
+        """Show metrics even if they get no samples."""
         for name in names:
             self._family(name)
 
@@ -43,7 +43,7 @@ class Part:
         seconds: float,
         *labels: str,
     ) -> None:
-        """Add a histogram; `counts` are by bucket and one more, for what is above the last bound."""
+        """Add a histogram; `counts` has one number for each bound, and one more for values above the last bound."""
         family = self._family(name)
         assert isinstance(family, HistogramMetricFamily), name
         names = (*map(repr, bounds), "+Inf")

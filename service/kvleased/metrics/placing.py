@@ -1,4 +1,4 @@
-"""Own what metrics tell of places: who is connected to each listener, who watches, and how many there may be."""
+"""Own what metrics tell of places: the connections of each listener, the watchers, and their limits."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -16,12 +16,12 @@ class Placed(Protocol):
 
     @property
     def places(self) -> dict[str, ListenersPlaces]:
-        """Who is connected, by listener."""
+        """The places of its connections, by listener."""
         ...
 
 
 def places_of(daemon: Daemon, local: LocalServer, servers: Sequence[object]) -> Places:
-    """Return what there is at this instant, of the local socket and of the servers that have places."""
+    """Return the places at this instant: of the local socket, the servers that have places, and the watchers."""
     listeners = {
         name: places
         for server in servers

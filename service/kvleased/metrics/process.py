@@ -1,4 +1,4 @@
-"""Own what is told of the processes themselves: their memory, their descriptors, and how late the event loop is."""
+"""Own the metrics of the processes themselves: their memory, their descriptors, and the lag of the event loop."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from kvleased.metrics.calls import BUCKETS, Latency
 from kvleased.metrics.parts import Part
 
 BEAT_SECONDS: Final = 0.1
-"""Seconds between two looks at the clock."""
+"""Seconds between two beats of the pulse."""
 SUPERVISOR: Final = "supervisor"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ROLE_AT: Final = 4
@@ -19,10 +19,10 @@ _ROLE_AT: Final = 4
 
 
 class Pulse:
-    """How late the event loop hears a clock."""
+    """Measures how late the event loop calls a timer."""
 
     def __init__(self) -> None:
-        """Wait for `start`."""
+        """Start without a beat; `start` begins."""
         self.lag = Latency()
         self._due = 0.0
         self._next: asyncio.TimerHandle | None = None
@@ -34,7 +34,7 @@ class Pulse:
         self._next = loop.call_at(self._due, self._beat)
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop beating."""
         if self._next is not None:
             self._next.cancel()
 
@@ -44,7 +44,7 @@ class Pulse:
 
 
 def ends(part: Part, control_restarts: Mapping[str, int], mover_ends: Mapping[str, int]) -> None:
-    """Add how often processes were replaced: the control process by reason, movers by what they copy."""
+    """Add how often processes were replaced: the control process by reason, movers by kind."""
     part.begin("control_restarts", "mover_ends")
     for reason, count in control_restarts.items():
         part.add("control_restarts", count, reason)
@@ -53,7 +53,7 @@ def ends(part: Part, control_restarts: Mapping[str, int], mover_ends: Mapping[st
 
 
 def processes(part: Part, pulse: Pulse) -> None:
-    """Add what the kernel tells of the daemon's processes, and the pulse."""
+    """Add what the kernel tells about the daemon's processes, and the lag of the event loop."""
     lag = pulse.lag
     part.add_histogram("loop_lag_seconds", BUCKETS, lag.counts, lag.seconds)
     used, limit = memory_used()
@@ -65,7 +65,7 @@ def processes(part: Part, pulse: Pulse) -> None:
             _, resident, shared, *_ = (process / "statm").read_text().split()
             num_fds = len(os.listdir(process / "fd"))  # noqa: PTH208 - names are enough
         except OSError:
-            # It has just ended, or is another user's.
+            # The process has just ended, or belongs to another user.
             continue
         private_bytes = (int(resident) - int(shared)) * _PAGE_BYTES
         part.add("process_private_bytes", private_bytes, role)
@@ -73,7 +73,7 @@ def processes(part: Part, pulse: Pulse) -> None:
 
 
 def _processes() -> Iterator[tuple[str, Path]]:
-    """Yield the supervisor and its children by role; where no supervisor started this process, itself alone."""
+    """Yield the supervisor and its children by role; only this process if no supervisor has started it."""
     proc = Path("/proc")
     parent = os.getppid()
     own = _arguments(proc / "self")
