@@ -1,4 +1,4 @@
-"""Own what policies would find of the keys that a cache is asked for: of a trace, and of those that come live."""
+"""Own the simulation of eviction policies: how many of a trace's keys, or of live keys, they would find."""
 
 from kvleased.traces.policies import BELADY, POLICIES
 from kvleased.traces.simulate import default_sizes, simulate

@@ -1,8 +1,9 @@
-"""Own Belady's bound: what a pool could find at most if it knew the future.
+"""Own Belady's bound: how many keys a pool could find at most if it knew the future.
 
-Between two requests a pool can keep some of the keys that were asked for so far; keeping one until it is asked for
-again is a hit. Of more than fit, those go that are asked for last: no choice keeps more. As a key is never asked for
-without those before it, none of these goes earlier, so what is kept is always a prefix.
+Between two requests a pool can keep some of the keys that were asked for so far; a key that is kept until it is asked
+for again is a hit. If there are more keys than fit, those that are asked for last leave: no other choice gives more
+hits. A key is never asked for without the keys before it in its prompt, so these never leave before it, and what is
+kept is always a prefix.
 """
 
 import heapq
@@ -14,9 +15,9 @@ from kvlease.traces import Trace
 
 
 def belady_hits(trace: Trace, num_blocks: int) -> int:
-    """Return how many keys are found at most, each behind nothing but others that are found.
+    """Return how many keys are found at most; a key counts only if all keys before it in its request are found.
 
-    The request that is being served takes no room: so it is a bound for every policy, though none could reach it.
+    The request that is being served takes no room. So this is a bound for every policy, which none may reach.
     """
     never = len(trace)
     next_uses = next_requests(trace).tolist()
@@ -33,7 +34,7 @@ def belady_hits(trace: Trace, num_blocks: int) -> int:
             next_use = next_uses[place]
             if next_use != never:
                 kept[names[place]] = next_use
-                # Of keys that are asked for together, the last of the prompt goes first.
+                # If keys are asked for together, the last of the prompt leaves first.
                 heapq.heappush(last, (-next_use, -place, names[place]))
         while len(kept) > num_blocks:
             use, _, name = heapq.heappop(last)
@@ -43,7 +44,7 @@ def belady_hits(trace: Trace, num_blocks: int) -> int:
 
 
 def next_requests(trace: Trace) -> NDArray[np.int64]:
-    """Return for each key asked for which request asks for it next; the number of requests where none does."""
+    """Return for each key of the trace the next request that asks for it, or the number of requests if none does."""
     requests = np.arange(len(trace)).repeat(np.diff(trace.offsets))
     order = trace.key_ids.argsort(kind="stable")
     names, times = trace.key_ids[order], requests[order]

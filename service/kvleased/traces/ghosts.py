@@ -1,6 +1,7 @@
-"""Own ghost caches: what other policies or sizes would have found of the keys that a cache is asked for.
+"""Own ghosts: how many of the keys that a cache is asked for other policies or sizes would have found.
 
-Where a ghost would hold many keys, it looks at a sample of them, chosen by their digests, and is smaller by as much.
+If a ghost would hold many keys, it looks only at a sample of the keys, chosen by their digests, and is smaller by the
+same factor.
 """
 
 from collections import deque
@@ -19,34 +20,34 @@ from kvleased.traces.policies import BELADY, POLICIES, policy_named
 from kvleased.traces.shadow import ShadowPool
 
 GHOSTS_MAX: Final = 3
-"""Ghosts of one cache."""
+"""Most ghosts of one cache."""
 KEYS_HELD_MAX: Final = 1 << 17
-"""Keys that one ghost holds; a larger one looks at a sample."""
+"""Most keys that one ghost holds; a larger ghost looks at a sample."""
 KEYS_WAITING_MAX: Final = 1 << 16
-"""Keys that wait to be looked at; what comes above is dropped, and counted."""
+"""Most keys that wait to be looked at; further keys are dropped, and counted."""
 
 _WORDS_PER_KEY: Final = BYTES_PER_KEY // 8
 _SAMPLED_BITS: Final = np.uint64(40)
-"""The bits of a digest from which on it tells whether it is in a sample; those below are left to the policies."""
+"""The first bit of a digest that decides whether its key is in a sample; policies use the bits below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ghost:
-    """Which policy and size to try."""
+    """A policy and size to try."""
 
     policy: str
     num_blocks: int
-    """Blocks of the pool; 0: as many as the cache's own."""
+    """Blocks of the pool; 0 takes the cache's own number."""
 
     @property
     def name(self) -> str:
-        """The way it is written."""
+        """The ghost as it is written: POLICY or POLICY@BLOCKS."""
         return f"{self.policy}@{self.num_blocks}" if self.num_blocks else self.policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GhostFigures:
-    """What a ghost has found so far."""
+    """The counts of a ghost so far."""
 
     name: str
     num_keys: int
@@ -57,7 +58,7 @@ def read_ghosts(written: Sequence[str]) -> tuple[Ghost, ...]:
     """Read ghosts, each written as POLICY or POLICY@BLOCKS.
 
     Raises:
-        InvalidError: one is not written so, or there are too many.
+        InvalidError: a ghost is not written so or named twice, or there are too many.
     """
     if len(written) > GHOSTS_MAX:
         message = f"there are {len(written)} ghosts; name {GHOSTS_MAX} at most"
@@ -93,7 +94,7 @@ class GhostCache:
     """One policy and size, tried on the keys of one request after another."""
 
     def __init__(self, policy: str, num_blocks: int, *, keys_held_max: int = KEYS_HELD_MAX) -> None:
-        """Start empty; every `rate`-th key is looked at, so that no more than `keys_held_max` are held."""
+        """Start empty; one key in `rate` is looked at, so that at most `keys_held_max` are held."""
         self.name = f"{policy}@{num_blocks}"
         self.num_keys = 0
         self.num_hits = 0
@@ -104,20 +105,20 @@ class GhostCache:
         self._pool = ShadowPool(policy, -(-num_blocks // self.rate))
 
     def __repr__(self) -> str:
-        """Show what it is and how it does."""
+        """Show its name and its hits."""
         return f"<GhostCache {self.name}, {self.num_hits} of {self.num_keys} hit>"
 
     def ask(self, digests: NDArray[np.uint64]) -> int:
-        """Take the keys of one request in token order; returns how many would have been found, as far as is known."""
+        """Take the keys of one request in token order; return how many would have been found, estimated if sampled."""
         num_hits = self._pool.ask(digests) if self.rate == 1 else self._estimated(digests)
         self.num_keys += len(digests)
         self.num_hits += num_hits
         return num_hits
 
     def _estimated(self, digests: NDArray[np.uint64]) -> int:
-        """Return where the hits end: in the middle between the last key of the sample that is one and the next.
+        """Return where the hits end: in the middle between the last hit in the sample and the next key in it.
 
-        So a key that every request begins with weighs the same whether it is in the sample or not.
+        So a key with which every request begins has the same weight, whether it is in the sample or not.
         """
         (places,) = ((digests >> _SAMPLED_BITS) & self._mask == 0).nonzero()
         if not len(places):
@@ -134,15 +135,15 @@ class Ghosts:
     def __init__(
         self, ghosts: Sequence[Ghost], num_blocks: int, blocks_per_key: float = 1.0
     ) -> None:
-        """Start empty; `num_blocks` are the cache's own, of which each key takes `blocks_per_key`."""
+        """Start empty; `num_blocks` are the cache's own, and each key takes `blocks_per_key` of them."""
         self.num_dropped = 0
-        """Keys that no ghost looked at."""
+        """Keys that were dropped before any ghost looked at them."""
         self._caches: list[GhostCache] = []
         self._waiting: deque[bytes] = deque()
         self._num_waiting = 0
         self._asked: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._to_ask: list[GhostCache] = []
-        """Those that the request under way is yet to be shown to."""
+        """The ghosts that have not looked at the current request yet."""
         for ghost in ghosts:
             size = ghost.num_blocks or num_blocks
             cache = GhostCache(ghost.policy, max(1, int(size / blocks_per_key)))
@@ -170,7 +171,7 @@ class Ghosts:
             self._num_waiting += num_keys
 
     def work(self, seconds: float) -> None:
-        """Look at what waits for about so long: at least, one ghost at one request."""
+        """Have ghosts look at waiting requests for about `seconds`: at least one ghost at one request."""
         deadline = perf_counter() + seconds
         while self.is_behind:
             if not self._to_ask:
@@ -183,7 +184,7 @@ class Ghosts:
                 return
 
     def figures(self) -> tuple[GhostFigures, ...]:
-        """Return what each has found so far."""
+        """Return the counts of each ghost so far."""
         return tuple(
             GhostFigures(name=one.name, num_keys=one.num_keys, num_hits=one.num_hits)
             for one in self._caches
@@ -191,7 +192,7 @@ class Ghosts:
 
 
 def distinct(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return digests without those that come a second time, which only a caller's mistake brings."""
+    """Return digests without repetitions, which only come from a caller's mistake."""
     if len(set(digests.tolist())) == len(digests):
         return digests
     _, first = np.unique(digests, return_index=True)

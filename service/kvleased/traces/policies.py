@@ -1,4 +1,4 @@
-"""Own the policies that a trace can be simulated with: those of the daemon's pools, and two to compare them with."""
+"""Own the policies for simulations: those of the daemon's pools, and two to compare them with."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -15,20 +15,20 @@ from kvleased.core.ids import Ids
 ALIASES: Final = {"lru": "leaf-lru"}
 """Other names of policies."""
 BELADY: Final = "belady"
-"""The bound, which is no policy because it knows the future."""
+"""The name of the bound, which is no policy because it knows the future."""
 
 
 class Order(Protocol):
-    """What a simulated pool asks of a policy; the same as of an eviction order."""
+    """The interface of a policy for a simulated pool; the same as that of an eviction order."""
 
     def cached(self, blocks: Ids) -> None:
-        """Note that blocks hold other keys now, the first of a request first."""
+        """Note that blocks hold other keys now; the first block of a request comes first."""
 
     def add(self, blocks: Ids) -> None:
-        """Take blocks that nobody holds any more, the last of a request first."""
+        """Add blocks that nobody holds any more; the last block of a request comes first."""
 
     def discard(self, blocks: Ids) -> None:
-        """Take out blocks that are found, and held again."""
+        """Take out blocks that were found, and are held again."""
 
     def evicted(self, blocks: Ids) -> None:
         """Take out blocks that leave the pool; they still hold their keys."""
@@ -38,7 +38,7 @@ class Order(Protocol):
 
 
 class Fifo:
-    """Evict what came first, whether it was found since or not."""
+    """Evicts the blocks that came first, whether they were found since or not."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -51,11 +51,11 @@ class Fifo:
         self._held.update(blocks.tolist())
 
     def add(self, blocks: Ids) -> None:
-        """Let blocks go from the places that they have."""
+        """Let blocks be evicted again, at the places that they have."""
         self._held.difference_update(blocks.tolist())
 
     def discard(self, blocks: Ids) -> None:
-        """Pass blocks over until they are added; they keep their places."""
+        """Pass over blocks until they are added; they keep their places."""
         self._held.update(blocks.tolist())
 
     def evicted(self, blocks: Ids) -> None:
@@ -64,7 +64,7 @@ class Fifo:
             del self._queue[block]
 
     def coldest(self, count: int, protected: Ids) -> Ids:
-        """Return those that came first."""
+        """Return the blocks that came first."""
         passed = self._held.union(protected.tolist())
         found: list[int] = []
         for block in self._queue:
@@ -76,10 +76,10 @@ class Fifo:
 
 
 class RootFirst:
-    """Another policy, told the blocks of a request from its first one on, so that prefixes leave before leaves."""
+    """Wraps a policy, and gives it the blocks of a request in reverse, so that prefixes leave before their leaves."""
 
     def __init__(self, order: Order) -> None:
-        """Take the policy."""
+        """Take the wrapped policy."""
         self._order = order
         self.cached = order.cached
         self.discard = order.discard
@@ -87,7 +87,7 @@ class RootFirst:
         self.coldest = order.coldest
 
     def add(self, blocks: Ids) -> None:
-        """Take blocks, the first of a request as the coldest of them."""
+        """Add blocks, with the first block of a request as the coldest of them."""
         self._order.add(blocks[::-1])
 
 
@@ -101,17 +101,17 @@ POLICIES: Final = (*_TO_COMPARE, *OF_POOLS)
 
 
 def order_of(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> Order:
-    """Return an empty order of blocks, of which block i holds keys[i]."""
+    """Return an empty order of blocks; block i holds the key keys[i]."""
     if policy in _TO_COMPARE:
         return _TO_COMPARE[policy](num_blocks, keys)
     return make_order(policy, num_blocks, keys)
 
 
 def policy_named(name: str, known: tuple[str, ...] = POLICIES) -> str:
-    """Return the policy that a name means.
+    """Return the policy of a name, which may be an alias.
 
     Raises:
-        InvalidError: there is none.
+        InvalidError: there is no such policy.
     """
     policy = ALIASES.get(name, name)
     if policy not in known:

@@ -1,4 +1,4 @@
-"""Own a pool that is none: keys alone go in and out of it as blocks would, which tells what they would have hit."""
+"""Own a pool without memory: only keys go in and out of it as blocks would, to tell how many hits there would be."""
 
 from typing import Final
 
@@ -14,8 +14,8 @@ _NOBODY: Final[Ids] = np.empty(0, np.intp)
 class ShadowPool:
     """The keys that a pool of some policy and size would hold after the requests so far.
 
-    A request holds all of its keys until it ends, then they are let go of, the last first; requests do not overlap.
-    One that is longer than the pool holds its first keys only.
+    A request holds all of its keys until it ends; then they are released, the last first. Requests do not overlap. A
+    request that is longer than the pool holds only its first keys.
     """
 
     def __init__(self, policy: str, num_blocks: int) -> None:
@@ -25,14 +25,14 @@ class ShadowPool:
         self._order = order_of(policy, num_blocks, self._keys)
         self._block_of: dict[int, int] = {}
         self._num_used = 0
-        """Blocks from the first on that hold keys; one that did never becomes free again."""
+        """Blocks, from the first on, that hold keys; a block that once held a key never becomes free again."""
 
     def __repr__(self) -> str:
         """Show how full it is."""
         return f"<ShadowPool {self._num_used} of {self.num_blocks} used>"
 
     def ask(self, digests: NDArray[np.uint64]) -> int:
-        """Serve one request for distinct keys, in token order; returns how many of them are a prefix hit."""
+        """Serve one request for distinct keys, in token order; return how many of them are a prefix hit."""
         named = digests[: self.num_blocks].tolist()
         block_of = self._block_of
         blocks = np.array([block_of.get(name, -1) for name in named], np.intp)
@@ -51,7 +51,7 @@ class ShadowPool:
         return num_hits
 
     def _taken(self, count: int) -> Ids:
-        """Return blocks that hold nothing, as far as necessary by evicting what they held."""
+        """Return blocks for new keys: unused ones first, and then blocks whose keys are evicted."""
         num_unused = min(count, self.num_blocks - self._num_used)
         fresh = np.arange(self._num_used, self._num_used + num_unused)
         self._num_used += num_unused

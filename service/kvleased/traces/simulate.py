@@ -1,4 +1,4 @@
-"""Own the simulation of a trace: which share of its keys each policy finds in a pool of each size."""
+"""Own the simulation of a trace: how many of its keys each policy finds in a pool of each size."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -18,16 +18,16 @@ from kvleased.traces.shadow import ShadowPool
 Named = TypeVar("Named", str, int)
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Sizes that are simulated unless others are named, as shares of the distinct keys."""
+"""Sizes that are simulated unless others are named, as shares of the number of distinct keys."""
 
 
 def simulate(
     trace: Trace, policies: Sequence[str] = (), sizes: Sequence[int] = ()
 ) -> Iterator[Simulated]:
-    """Yield what each policy finds in a pool of each size; where none is named, all policies and some sizes.
+    """Yield what each policy finds in a pool of each size; by default of all policies and some sizes.
 
     Raises:
-        InvalidError: a policy is not known, a size none, or there is nothing to simulate.
+        InvalidError: a policy is not known, a size is out of its range, or the trace has no keys.
     """
     names = [policy_named(one, (*POLICIES, BELADY)) for one in policies or POLICIES]
     sizes = [checked_count("blocks", one, least=1, most=TOKENS_MAX) for one in sizes]
@@ -37,17 +37,17 @@ def simulate(
 
 
 def _once(named: Sequence[Named]) -> list[Named]:
-    """Return what was named, each once, in the order of the first times."""
+    """Return the named values, each once, in the order in which they first occur."""
     return list(dict.fromkeys(named))
 
 
 def default_sizes(trace: Trace) -> list[int]:
-    """Return sizes from pools that are far too small for a trace to those that hold half of it."""
+    """Return sizes from pools that are far too small for a trace to pools that hold half of its keys."""
     return sorted({max(1, round(share * trace.num_distinct)) for share in _SHARES})
 
 
 def digests_of(trace: Trace) -> NDArray[np.uint64]:
-    """Return 64 bits for each key that look like digests, as those are what policies are made for."""
+    """Return 64 bits for each key that look like a digest, because policies are made for digests."""
     mixed = trace.key_ids.astype(np.uint64) + np.uint64(1)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
