@@ -1,11 +1,13 @@
 """Own the proof that what is offloaded to the daemon is found again by whoever may, and is right."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.integrations.vllm import streaming
 from tests.integrations.vllm.births import ran, until
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import (
@@ -55,6 +57,33 @@ def test_engine_finds_after_its_death_what_it_offloaded(
     assert differences(first, wanted) == []
     assert differences(second, wanted) == []
     daemon.wait_until_unused()
+
+
+@pytest.mark.parametrize("model", ["llama", "hybrid"])
+@pytest.mark.parametrize("num_said", [1, 4])
+def test_session_that_streams_its_prompt_offloads_its_own_blocks(
+    model: str, num_said: int, daemon: Daemon, tmp_path: Path
+) -> None:
+    """With each piece the engine lists all of the session's blocks again; the next life finds what was computed."""
+    longer = offloading(daemon, model)
+    job = replace(longer, sampling={"max_tokens": num_said})
+    tokens = prompt(228)
+    pieces = [tokens[:100], tokens[100:164], tokens[164:]]
+    words = json.dumps({**job.told(), "pieces": pieces})
+    run = ran(Path(streaming.__file__), words, environment=job.environ())
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout.splitlines()[-1])
+    assert len(said) == 3 * num_said
+    # The last token that is said to a piece gives way to the next piece.
+    kept = [said[at : at + num_said - 1] for at in range(0, len(said), num_said)]
+    whole = [*pieces[0], *kept[0], *pieces[1], *kept[1], *pieces[2]]
+    daemon.wait_until_unused()
+
+    with living(longer, tmp_path) as life:
+        got = life.generate([whole])
+
+    assert got.cached[0] >= 192
+    assert differences(got, reference(longer, [whole])) == []
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])

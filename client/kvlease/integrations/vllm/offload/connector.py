@@ -28,6 +28,7 @@ from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.offload import streaming
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
@@ -51,6 +52,7 @@ from kvlease.integrations.vllm.shared import readers
 _logger: Final = logging.getLogger(__name__)
 
 MODE: Final = "offload"
+_Parted = tuple[bool, dict[str, Any] | None]
 STOCK_SHARE_MAX: Final = 8
 """The stock of private rows is at most the pool's rows divided by this."""
 
@@ -142,6 +144,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             seen.__dict__.update(scheduler_output.__dict__)
             seen.num_scheduled_tokens = due
             seen.scheduled_new_reqs = self._start(new)
+        streaming.forget_replaced(self.scheduler, seen.scheduled_new_reqs)
         meta = super().build_connector_meta(seen)
         self._progress.forget(scheduler_output.finished_req_ids or ())
         assert isinstance(meta, OffloadingConnectorMetadata)
@@ -171,22 +174,18 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
                 )
                 state.block_ids[:num_stored] = [0] * num_stored
 
-    def request_finished(
-        self, request: Request, block_ids: list[int]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Request, block_ids: list[int]) -> _Parted:
         """Forget a request; if it ran its first step, what it stores of that step is planned in the next one."""
         self._part(request.request_id)
-        parted: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
+        parted: _Parted = super().request_finished(request, block_ids)
         return parted
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    ) -> _Parted:
         """Forget a request, as above, with its blocks given by group."""
         self._part(request.request_id)
-        parted: tuple[bool, dict[str, Any] | None] = super().request_finished_all_groups(
-            request, block_ids
-        )
+        parted: _Parted = super().request_finished_all_groups(request, block_ids)
         return parted
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
