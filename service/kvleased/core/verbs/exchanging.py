@@ -291,7 +291,7 @@ def _look_below(
     is_cached[is_found] = tenants_of(state, entries[is_found], magazine.tenant) == magazine.tenant
     if command.stops_at_miss and not is_cached.all():
         is_cached[is_cached.argmin() :] = False
-    if command.brings and not state.is_draining:
+    if command.brings:
         _bring(state, magazine, ~entries[is_cached & ~is_there & (entries < 0)])
     return is_cached
 
@@ -377,7 +377,7 @@ def _grab(
     """Take as many blocks as can be had now, up to `wanted`."""
     tenant = magazine.tenant
     count = min(wanted, max(0, num_available(state, tenant, NOWHERE)))
-    if not count or state.is_draining or (command.all_or_nothing and count < wanted):
+    if not count or (command.all_or_nothing and count < wanted):
         return NOWHERE
     fresh = room(state, count, tenant, may_wait=may_wait)
     if fresh is None and not command.all_or_nothing:

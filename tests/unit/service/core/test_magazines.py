@@ -217,14 +217,14 @@ def test_free_blocks_heed_the_tenants_maximum() -> None:
     assert len(copies(outcome)) == 1
 
 
-def test_draining_cache_gives_nothing(node: Node) -> None:
-    """After a drain began nothing is taken and nothing brought; what is there can be given back."""
+def test_drain_leaves_engines_their_blocks(node: Node) -> None:
+    """A drain grants no new lease; an engine that is attached has no other memory, and goes on with its requests."""
     blocks = node.take(1)
     node.cache.handle(c.Drain(), 0.0)
 
-    told = node.exchange(take_running=1, drop_blocks=blocks)
+    told = node.exchange(take_running=1, take_new=1, drop_blocks=blocks)
 
-    assert (told.taken_blocks, told.dropped) == (b"", b"\1")
+    assert (len(ids(told.taken_blocks)), told.dropped) == (2, b"\1")
 
 
 # Findable blocks ------------------------------------------------------------------------------------------------------
