@@ -238,6 +238,8 @@ def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None
         child.marks[at][place] = mark if mark is not None and mark[0] == "key" else None
     blocks = [block for *_, block, _ in child.places()]
     shared = {block for part in parent.parts for block in part}
+    # The parent may have given blocks back since that it still shares with the fork.
+    shared |= {*world.shared[parent.lease_id].fresh}
     new = untold(world, child, [block for block in blocks if block not in shared])
     check_fresh(world, worker, child, new)
 
