@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class KVLeaseServiceStub:
-    """KVLeaseService offers every verb of the daemon. The caller's identity is the bearer token that Attach returned,
-    in the metadata key `authorization`.
+    """KVLeaseService offers every verb of the daemon. A caller proves who it is with the bearer token that Attach returned,
+    sent in the metadata key `authorization`.
     """
 
     def __init__(self, channel):
@@ -209,8 +209,8 @@ class KVLeaseServiceStub:
 
 
 class KVLeaseServiceServicer:
-    """KVLeaseService offers every verb of the daemon. The caller's identity is the bearer token that Attach returned,
-    in the metadata key `authorization`.
+    """KVLeaseService offers every verb of the daemon. A caller proves who it is with the bearer token that Attach returned,
+    sent in the metadata key `authorization`.
     """
 
     def Plan(self, request, context):
@@ -221,7 +221,7 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterCache(self, request, context):
-        """RegisterCache creates a cache, or finds an equal one that exists.
+        """RegisterCache creates a cache, or returns an existing one that is equal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,35 +242,35 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCache(self, request, context):
-        """DeleteCache frees a cache that no worker is attached to.
+        """DeleteCache frees a cache; no worker may be attached to it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Attach makes the caller a worker of a cache; over the local socket it also hands over memory.
+        """Attach makes the caller a worker of a cache. Over the local socket it also hands over memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detach(self, request, context):
-        """Detach ends a worker: its leases end at once, which it thereby acknowledges.
+        """Detach ends a worker. Its leases end at once: with this call the worker acknowledges their end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Heartbeat renews the leases that the worker still knows and ends those that it does not.
+        """Heartbeat renews the leases that the worker still knows, and ends those that it no longer knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Reserve grants blocks for a request under a lease, reusing the longest cached prefix.
+        """Reserve grants blocks for a request under a lease and reuses the longest cached prefix.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,7 +298,7 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evict(self, request, context):
-        """Evict moves a lease's blocks, given keys or the coldest blocks out of the device pool.
+        """Evict moves blocks out of the device pool: those of a lease, those of given keys, or the coldest ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -312,36 +312,37 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fork(self, request, context):
-        """Fork gives a second request the blocks of a running one: committed ones are shared, the last, partial one copied.
-        What is behind the last commit stays the parent's alone. A fork waits for its copies, but not for room.
+        """Fork gives a second request the blocks of a running one. Committed blocks are shared; the last of them, if partial,
+        is copied. Everything behind the last commit stays the parent's alone. A fork waits for its copies, but not for
+        room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Trim(self, request, context):
-        """Trim takes back blocks of a lease behind a token, such as those of speculative tokens that were rejected.
+        """Trim takes back the blocks of a lease behind a token, such as those of rejected speculative tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Release ends a lease; committed blocks stay findable.
+        """Release ends a lease. Its committed blocks stay findable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """Lookup tells how long a prefix is cached, without holding it.
+        """Lookup tells how much of a prefix is cached, without holding it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Pin holds cached blocks so that they are not evicted.
+        """Pin holds cached blocks on the device, so that they are not evicted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -355,49 +356,50 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Step(self, request, context):
-        """Step carries any number of operations of one scheduler step.
+        """Step carries out many operations of one scheduler step in one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request, context):
-        """Exchange gives blocks to, and takes blocks from, the magazine that the worker's engine holds by block id.
+        """Exchange gives blocks to the magazine of the worker's engine and takes blocks from it. The engine holds the blocks
+        of its magazine by block id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inventory(self, request, context):
-        """Inventory tells what is in that magazine, so that its engine can make sure after a lost answer.
+        """Inventory lists what is in that magazine, so that the engine knows for certain after an answer was lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Watch streams events, oldest first, from a sequence number on.
+        """Watch streams events from a sequence number on, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain has a cache, or the whole daemon, grant no new lease; a repeated one tells how many are left.
+        """Drain makes a cache, or the whole daemon, grant no new leases. Repeat the call to see how many leases are left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Undrain(self, request, context):
-        """Undrain has it grant leases again.
+        """Undrain makes a cache, or the daemon, grant new leases again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Clear drops the cached blocks of a tenant, or of all, that nobody holds, and names what holds the others.
+        """Clear drops the cached blocks, of one tenant or of all, that nobody holds. It tells what holds the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -411,43 +413,43 @@ class KVLeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetTenant(self, request, context):
-        """SetTenant gives a tenant other limits at once; a call with an older revision is refused and changes nothing.
+        """SetTenant replaces a tenant's limits at once. A call with an older revision is refused and changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTenant(self, request, context):
-        """GetTenant tells a tenant's limits and their revision.
+        """GetTenant returns a tenant's limits and their revision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Stats describes pools, leases and counters.
+        """Stats returns a snapshot of pools, leases and counters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
-        """Inspect lists the workers, leases, pins, waiting calls, tenants or magazines of a cache, a page at a time; it names
-        neither keys nor tokens.
+        """Inspect lists the workers, leases, pins, waiting calls, tenants or magazines of a cache, one page at a time. It
+        shows neither keys nor tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explain tells why the tokens of a running lease's prefix were not found.
+        """Explain tells why tokens of a running lease's prefix were not found.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Trace(self, request, context):
-        """Trace streams what is asked of a cache, without anything that tells what the tokens are.
+        """Trace streams what a cache is asked for, without anything that reveals the tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -635,8 +637,8 @@ def add_KVLeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVLeaseService:
-    """KVLeaseService offers every verb of the daemon. The caller's identity is the bearer token that Attach returned,
-    in the metadata key `authorization`.
+    """KVLeaseService offers every verb of the daemon. A caller proves who it is with the bearer token that Attach returned,
+    sent in the metadata key `authorization`.
     """
 
     @staticmethod
