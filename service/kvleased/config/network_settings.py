@@ -28,71 +28,74 @@ class NetworkSettings(BaseModel):
     tcp_host: str = Field(
         default="127.0.0.1",
         description=(
-            "Address for TCP; one beyond loopback needs tls_cert_file and tls_key_file, or insecure_tcp_without_tls."
+            "Address for TCP. An address beyond loopback needs tls_cert_file and tls_key_file, or "
+            "insecure_tcp_without_tls."
         ),
     )
     tls_cert_file: Path | None = Field(
         default=None,
-        description="PEM file of the certificate, with its chain, for TLS over TCP; none by default: no TLS.",
+        description="PEM file of the certificate and its chain, for TLS over TCP. None by default: no TLS.",
     )
     tls_key_file: Path | None = Field(
-        default=None, description="PEM file of the key of tls_cert_file."
+        default=None, description="PEM file of the private key of tls_cert_file."
     )
     tls_client_ca_file: Path | None = Field(
         default=None,
         description=(
-            "PEM file of who signs clients' certificates; with it a client without one cannot connect, and the common "
-            "names kvlease-reader, kvlease-joiner and kvlease-operator give those roles. Other clients need tokens."
+            "PEM file of the authority that signs clients' certificates. With it, a client without a certificate "
+            "cannot connect. A certificate with the common name kvlease-reader, kvlease-joiner or kvlease-operator "
+            "gives that role; other clients need tokens."
         ),
     )
     insecure_tcp_without_tls: bool = Field(
         default=False,
         description=(
-            "Whether TCP beyond loopback may go without TLS: whoever can read the network then reads tokens, and can "
+            "Whether TCP beyond loopback may go without TLS. Anyone who can read the network can then read tokens, and "
             "do what their owners can."
         ),
     )
     operator_token_file: Path | None = Field(
         default=None,
         description=(
-            "File of the token that makes a caller over TCP an operator; by default `operator.token` in runtime_dir, "
-            "made with mode 0600 where it is missing."
+            "File of the token that makes a caller over TCP an operator. By default `operator.token` in runtime_dir. "
+            "If the file is missing, it is made, with mode 0600."
         ),
     )
     joiner_token_file: Path | None = Field(
         default=None,
-        description="The same for callers that may register caches and attach to them: `joiner.token`.",
+        description="The same for callers that may register caches and attach to them. By default `joiner.token`.",
     )
     reader_token_file: Path | None = Field(
         default=None,
-        description="The same for callers that may look at everything and change nothing: `reader.token`.",
+        description="The same for callers that may look at everything and change nothing. By default `reader.token`.",
     )
-    http_port: Port = Field(default=7070, description="TCP port of REST; 0 takes any free port.")
-    grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0 takes any free port.")
+    http_port: Port = Field(default=7070, description="TCP port of REST; 0: any free port.")
+    grpc_port: Port = Field(default=7071, description="TCP port of gRPC; 0: any free port.")
     probe_host: str = Field(
         default="",
         description=(
-            "Address, such as 0.0.0.0, or :: for IPv6 too, on which anyone who reaches it may read /livez, /readyz, "
-            "/startupz and /metrics, without TLS; nothing else is served there. None by default."
+            "Address, such as 0.0.0.0, or :: to include IPv6, where anyone who reaches it may read /livez, /readyz, "
+            "/startupz and /metrics, without TLS. Nothing else is served there. None by default."
         ),
     )
     probe_port: Port = Field(
-        default=7072, description="TCP port of the probes at probe_host; 0 takes any free port."
+        default=7072, description="TCP port of the probes at probe_host; 0: any free port."
     )
     serve_grpc: bool = Field(default=True, description="Whether gRPC is served at all.")
     head_seconds_max: Seconds = Field(
         default=10.0,
         description=(
-            "Seconds from a connection's beginning, or the first byte of a request's head or a frame, to its end, and "
-            "for a TLS handshake; then the connection is closed."
+            "Seconds within which a request's head or a frame must arrive in full, counted from its first byte or from "
+            "the start of the connection. A TLS handshake gets as many. After that, the connection is closed."
         ),
     )
     body_seconds_max: Seconds = Field(
-        default=10.0, description="Seconds from a request's head to the end of its body."
+        default=10.0,
+        description="Seconds within which a request's body must arrive in full, counted from its head.",
     )
     idle_seconds_max: Seconds = Field(
         default=75.0,
-        description="Seconds that a connection of REST or gRPC may be idle, or leave an answer unread.",
+        description="Seconds that a REST or gRPC connection may be idle, or leave an answer unread.",
     )
 
     @field_validator("tcp_host")

@@ -77,55 +77,56 @@ class Settings(NetworkSettings):
     runtime_dir: Path = Field(
         default_factory=runtime_directory,
         validate_default=True,
-        description="Directory of the Unix sockets; made with mode 0700, or private to this user already.",
+        description="Directory of the Unix sockets. It is made with mode 0700, or is private to this user already.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severe log events that are written."
+        default="info", description="The least severe log events to write."
     )
 
     device: str = Field(
         default="cpu",
         description=(
-            "Where device pools lie: cpu, or a GPU such as cuda:0, as CUDA_VISIBLE_DEVICES counts; needs kvlease[cuda]."
+            "Where device pools are: cpu, or a GPU such as cuda:0, as CUDA_VISIBLE_DEVICES counts; needs "
+            "kvlease[cuda]."
         ),
     )
     device_bytes_default: Bytes = Field(
         default=0,
-        description="Bytes of a device pool that names no number; 0 takes a quarter of the limit, or of the GPU.",
+        description="Bytes of a device pool that is given no size; 0: a quarter of the memory limit or the GPU.",
     )
     memory_bytes_max: Bytes = Field(
         default=0,
         description=(
-            "Bytes of all pools together, but those on a GPU; 0 takes 80 % of the cgroup's memory limit."
+            "Bytes that all pools may take together, except those on a GPU; 0: 80 % of the cgroup's memory limit."
         ),
     )
     populate_chunk_bytes: Annotated[int, WRITTEN] = Field(
         default=64 * MIB,
         ge=MIB,
         le=BYTES_MAX,
-        description="Bytes of memory that are populated in one go.",
+        description="Bytes of memory that are populated at a time.",
     )
 
     host_dir: Path | None = Field(
         default=None,
         description=(
-            "Private directory on tmpfs or hugetlbfs for host pools, so that they outlive the container; none by "
-            "default: memory of the daemon's own."
+            "Private directory on tmpfs or hugetlbfs for host pools, so that they outlive the container. None by "
+            "default: host pools are in the daemon's own memory."
         ),
     )
     disk_dir: Path | None = Field(
-        default=None, description="Private directory of the disk stores; none by default."
+        default=None, description="Private directory of the disk stores. None by default."
     )
     disk_bytes_max: Bytes = Field(
         default=0,
-        description="Bytes of all disk stores together; 0 takes 80 % of the file system of disk_dir.",
+        description="Bytes that all disk stores may take together; 0: 80 % of the file system of disk_dir.",
     )
     remote_url: str = Field(
         default="",
         repr=False,
         description=(
-            "Address of the remote store: redis://, rediss://, unix:// or mooncake://; give it by environment or file "
-            "where it has a password. None by default."
+            "Address of the remote store: redis://, rediss://, unix:// or mooncake://. If it has a password, give it "
+            "by environment or file. None by default."
         ),
     )
     remote_ttl_seconds: int = Field(
@@ -133,21 +134,21 @@ class Settings(NetworkSettings):
         ge=0,
         le=366 * 86_400,
         description=(
-            "Seconds for which the remote store keeps a block after it was stored or last loaded; 0: until it needs "
-            "the room."
+            "Seconds for which the remote store keeps a block after it was stored or last loaded; 0: until the room is "
+            "needed."
         ),
     )
     remote_ms_max: int = Field(
         default=250,
         ge=1,
         le=60_000,
-        description="Milliseconds that one call to the remote store may take; a later answer is a miss.",
+        description="Milliseconds that one call to the remote store may take. A later answer is a miss.",
     )
     secret_file: Path | None = Field(
         default=None,
         description=(
             "File of 32 random bytes from which block keys are derived, the same on all nodes that share a remote "
-            "store; made where it is missing. By default `secret` in disk_dir or host_dir, else new with each start."
+            "store; made if it is missing. By default `secret` in disk_dir or host_dir, else new with each start."
         ),
     )
 
@@ -155,13 +156,13 @@ class Settings(NetworkSettings):
         default="",
         pattern="^(https?://[^ ]+)?$",
         description=(
-            "OTLP endpoint, such as http://127.0.0.1:4318, that spans are sent to over HTTP; needs kvlease[otel]. None "
+            "OTLP endpoint that spans are sent to over HTTP, such as http://127.0.0.1:4318; needs kvlease[otel]. None "
             "by default."
         ),
     )
     trace_file: Path | None = Field(
         default=None,
-        description="File that spans are appended to, one JSON object a line; needs kvlease[otel]. None by default.",
+        description="File that spans are appended to, one JSON object per line; needs kvlease[otel]. None by default.",
     )
 
     drain_seconds: float = Field(
@@ -169,7 +170,7 @@ class Settings(NetworkSettings):
         ge=0,
         le=3_600,
         allow_inf_nan=False,
-        description="Seconds that SIGTERM waits for leases to end.",
+        description="Seconds that the daemon waits for leases to end after SIGTERM.",
     )
     tick_seconds: Seconds = Field(
         default=0.25, description="Seconds between two looks at the clock."
@@ -207,7 +208,7 @@ class Settings(NetworkSettings):
         default=10_000,
         ge=1,
         le=600_000,
-        description="Milliseconds that evict and reload wait when the call names none.",
+        description="Milliseconds that an evict or a reload waits if the call names no time.",
     )
     retry_after_ms: Count = Field(
         default=50, description="Milliseconds that a refusal tells the first caller to wait."
@@ -240,8 +241,8 @@ class Settings(NetworkSettings):
     key_counts_bytes_max: Bytes = Field(
         default=64 * MIB,
         description=(
-            "Bytes of the tables by which workers know what is surely not cached, together; beyond it workers ask; 0: "
-            "none."
+            "Bytes that the key counts of all tenants may take together. Key counts tell workers what is surely not "
+            "cached; workers without them must ask. 0: none."
         ),
     )
     max_remembered_replies: Count = Field(
@@ -253,9 +254,9 @@ class Settings(NetworkSettings):
     tenants: dict[TenantName, TenantSettings] = Field(
         default_factory=dict,
         description=(
-            "Limits by tenant's name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1), "
-            "pinned_percent_max (25), min_bytes (0), max_bytes (0: none) of the device pool, and leases_max (0: none); "
-            "every other tenant has the values in parentheses."
+            "Limits by tenant name, as JSON or TOML tables with min_percent (0), max_percent (100), weight (1), "
+            "pinned_percent_max (25), min_bytes (0), max_bytes (0: none) of the device pool, and leases_max (0: none). "
+            "A tenant that is not named has the values in parentheses."
         ),
     )
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from pydantic_settings import BaseSettings, CliSettingsSource
 
 _EPILOG: Final = """\
-BYTES may have a unit, such as 8GiB. Each flag is also an environment variable, KVLEASED_ and its name in capitals,
-and a TOML key.
+BYTES may have a unit, such as 8GiB. Each flag is also a TOML key and an environment variable: KVLEASED_ and its name
+in capitals.
 
 examples:
   kvleased serve                                            CPU memory, sockets of this user, TCP on loopback
   kvleased serve --memory-bytes-max 64GiB --disk-dir /var/lib/kvlease --disk-bytes-max 200GiB
   kvleased serve --device cuda:0 --no-listen-tcp
-  kvleased serve --config /etc/kvlease/kvleased.toml        file below environment below flags
+  kvleased serve --config /etc/kvlease/kvleased.toml        the environment overrides the file, flags override both
 """
 _DEFAULT: Final = re.compile(r" \(default( factory)?: [^()]*\)$")
 """The part about the default that is appended to the description of a setting."""
@@ -204,7 +204,7 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file of settings, below flags and environment"
+        "--config", metavar="FILE", help="TOML file of settings; environment and flags override it"
     )
     return parser
 
