@@ -1,4 +1,4 @@
-"""Own what `kvlease status` says below its tables: what is so on purpose and looks like a fault, and what to do."""
+"""Own what `kvlease status` says below its tables: what looks like a fault but is intended, and what to do about it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -7,9 +7,9 @@ from kvlease.cli.printing import printable
 from kvlease.replies import CacheInfo, Stats
 
 UNDRAIN: Final = "kvlease drain --undo has it grant leases again, with --cache NAME a cache that was drained by itself"
-"""What ends a drain."""
+"""How to end a drain."""
 STOPPING: Final = "the daemon was told to stop and ends with its leases or after drain_seconds; nothing takes that back"
-"""Why no drain can be ended."""
+"""Why the drain cannot be ended."""
 
 
 def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Own the commands of `kvlease` and their exit statuses; what a snapshot looks like is `tables`' business.
 
-Exit status 0: done; 1: the daemon refused or was not there; 2: the command line makes no sense, to us or to the daemon;
-3: it is not as it was asked for: leases are left after a drain, or, of health, nothing new is granted; 4: a drain whose
-end was waited for holds no more.
+Exit status 0: done. 1: the daemon refused or was not there. 2: the command line makes no sense, to us or to the daemon.
+3: the state is not what was asked for: a drain left leases, or, for health, nothing new is granted. 4: the drain that
+the command waited for no longer holds.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ tenants_app.command("get")(operating.get_tenant)
 app.add_typer(tenants_app, name="tenants")
 
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
-Limit = Annotated[int, typer.Option(min=1, help="How many of each cache to show.")]
+Limit = Annotated[int, typer.Option(min=1, help="How many entries of each cache to show.")]
 
 
 def main() -> None:
@@ -76,12 +76,12 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Look at and steer the KV-cache daemon of this node."""
+    """Inspect and control the KV-cache daemon of this node."""
 
 
 @app.command()
 def status(*, address: Address = "", cache: CacheName = "", as_json: Json = False) -> None:
-    """Show caches, their pools by state, leases and what prefixes were worth."""
+    """Show caches, their pools by state, their leases and their prefix hits."""
     with connected(address) as client:
         stats = client.stats(cache)
         caches = client.list_caches()
@@ -106,7 +106,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
 
 @app.command()
 def caches(*, address: Address = "", as_json: Json = False) -> None:
-    """List the registered caches with their plans and lower tiers."""
+    """List the registered caches, with their plans and lower tiers."""
     with connected(address) as client:
         found = client.list_caches()
     if as_json:
@@ -124,7 +124,7 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
 def workers(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the workers with their processes and leases, and whether their death can be proven."""
+    """List the workers, with their processes and leases, and whether their death can be proven."""
     _list("workers", address, cache, limit, as_json=as_json)
 
 
@@ -132,7 +132,7 @@ def workers(
 def leases(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the leases with their workers, tenants, blocks and ages."""
+    """List the leases, with their workers, tenants, blocks and ages."""
     _list("leases", address, cache, limit, as_json=as_json)
 
 
@@ -140,7 +140,7 @@ def leases(
 def pins(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the pins with their tenants, blocks and ages; kvlease unpin ends one."""
+    """List the pins, with their tenants, blocks and ages; kvlease unpin ends one."""
     _list("pins", address, cache, limit, as_json=as_json)
 
 
@@ -148,7 +148,7 @@ def pins(
 def waiting(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the calls that wait for blocks, with what they wait for."""
+    """List the calls that wait for blocks, and why each one waits."""
     _list("waiting", address, cache, limit, as_json=as_json)
 
 
@@ -161,7 +161,7 @@ def tenants(
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
-    """List the tenants with what they have and may have; or tell and set limits, with the commands below."""
+    """List the tenants, with what they have and may have; the commands below show and set a tenant's limits."""
     if context.invoked_subcommand is None:
         _list("tenants", address, cache, limit, as_json=as_json)
 
@@ -170,23 +170,23 @@ def tenants(
 def magazines(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
-    """List the magazines with the processes that share them, and their blocks."""
+    """List the magazines, with the processes that share them and their blocks."""
     _list("magazines", address, cache, limit, as_json=as_json)
 
 
 @app.command()
 def explain(
     lease_id: Annotated[
-        int, typer.Argument(metavar="LEASE", min=1, help="The lease, as `kvlease leases` names it.")
+        int, typer.Argument(metavar="LEASE", min=1, help="The lease's id, as in `kvlease leases`.")
     ],
     *,
     address: Address = "",
     cache: Annotated[
-        str, typer.Option(help="The cache.", show_default="the one that has the lease")
+        str, typer.Option(help="The cache.", show_default="the one with this lease")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Tell why the rest of a lease's prefix was not found: block by block, with what to change."""
+    """Explain, run by run, why blocks of a lease's prefix were not found, and what to change."""
     with connected(address) as client:
         found = explained(client, lease_id, cache)
     if as_json:
@@ -200,7 +200,9 @@ def explain(
 def evict(
     name: Named = "",
     *,
-    blocks: Annotated[int, typer.Option(min=1, help="How many of the coldest cached blocks.")],
+    blocks: Annotated[
+        int, typer.Option(min=1, help="How many blocks to evict, the coldest first.")
+    ],
     cache: OnlyCache = "",
     wait_ms: Annotated[int, typer.Option(min=0, help="Milliseconds to wait for the copies.")] = 0,
     address: Address = "",
@@ -222,16 +224,16 @@ def evict(
 def detach(
     worker_id: Annotated[
         int,
-        typer.Argument(metavar="WORKER", min=1, help="The worker, as `kvlease workers` names it."),
+        typer.Argument(metavar="WORKER", min=1, help="The worker's id, as in `kvlease workers`."),
     ],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Also one whose process is watched and lives.")
+        bool, typer.Option("--force", help="End it even if its process is watched and alive.")
     ] = False,
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """End a worker that has gone and whose death cannot be proven: your word that it writes no more."""
+    """End a worker that has gone and whose death cannot be proven. You vouch that it no longer writes."""
     with connected(address) as client:
         num_leases = client.detach(worker_id, force=force)
     if as_json:
@@ -245,15 +247,15 @@ def events(
     *,
     address: Address = "",
     cache: CacheName = "",
-    after: Annotated[int, typer.Option(min=0, help="The last sequence number seen.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Begin after this sequence number.")] = 0,
     idle_seconds: Annotated[
-        float, typer.Option(min=0, help="Stop after so many seconds without an event; 0 never.")
+        float, typer.Option(min=0, help="Stop after this many seconds without an event; 0: never.")
     ] = 0.0,
     with_snapshot: Annotated[
         bool,
         typer.Option(
             "--with-snapshot",
-            help="Begin with what each cache is, and tell it again after each gap and resync.",
+            help="Begin with a snapshot of each cache, and repeat it after each gap and resync.",
         ),
     ] = False,
     as_json: Json = False,
@@ -274,11 +276,11 @@ def events(
 
 @app.command()
 def health(*, address: Address = "", as_json: Json = False) -> None:
-    """Say how the daemon does, for scripts by the exit status.
+    """Say whether the daemon is healthy; scripts use the exit status.
 
-    0: it answers; what has no cache, or a cache that is drained beside others that are not, is healthy, too.
-    1: it does not answer, or refuses. 3: it answers and grants nothing new, as it or every cache is drained, or it was
-    told to stop.
+    0: it answers. It is healthy, too, without a cache, or if some caches are drained and others are not.
+    1: it does not answer, or refuses. 3: it answers and grants nothing new, because it or every cache is drained, or
+    it was told to stop.
     """
     with connected(address) as client:
         stats = client.stats()
@@ -308,11 +310,13 @@ def top(
     *,
     address: Address = "",
     cache: Annotated[
-        str, typer.Option(help="The cache to begin with.", show_default="the first")
+        str, typer.Option(help="The cache to show first.", show_default="the first")
     ] = "",
-    every_seconds: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    every_seconds: Annotated[
+        float, typer.Option(min=0.2, help="Seconds between two updates.")
+    ] = 1.0,
 ) -> None:
-    """Show pools, hit rates, leases and what waits on one live screen; q leaves it."""
+    """Show pools, hit rates, leases and waiting calls on one live screen; q quits."""
     if not printing.has_terminal():
         message = "top needs a terminal; kvlease status says the same once, also as --json"
         raise typer.BadParameter(message)
@@ -325,7 +329,7 @@ def top(
 
 
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:
-    """Show one list of one cache, or of all; at its end, what was left out."""
+    """Show one list of one cache or of all caches, and at its end how much was left out."""
     with connected(address) as client:
         names = [cache] if cache else [found.cache for found in client.list_caches()]
         pages = {name: first_of(client, name, what, limit) for name in names}

@@ -1,4 +1,4 @@
-"""Own how a command reaches the daemon, and what it says where that fails."""
+"""Own how a command reaches the daemon, and what it says if that fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 @contextmanager
 def connected(address: str, on_doubt: OnDoubt = "miss") -> Iterator[Client]:
-    """Open a client, and turn what it raises into a sentence and an exit status: 2 for input that makes no sense."""
+    """Open a client, and turn what it raises into a sentence and an exit status: 2 if the input makes no sense."""
     with (
         told(status=1),
         Client(address or None, deadline_seconds=CONNECT_SECONDS, on_doubt=on_doubt) as client,
@@ -45,9 +45,9 @@ def told(*, status: int) -> Iterator[None]:
         said = printable(f"{error.code}: {error.message}")
         if isinstance(error, UnknownCacheError):
             said += "; kvlease caches lists those that there are"
-        # A log or a search has the sentence in one line; a terminal breaks it by itself.
+        # Logs and searches want the sentence in one line; a terminal wraps it by itself.
         Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error
     except (BrokenPipeError, KeyboardInterrupt):
-        # The reader of a stream has had enough.
+        # Whoever reads the stream has stopped.
         raise typer.Exit(0) from None

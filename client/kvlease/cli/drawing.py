@@ -1,4 +1,4 @@
-"""Own where drawings may go, and what draws them where it is installed; what is drawn is others' business."""
+"""Own which files can be drawn into, and find the module that draws; other modules decide what is drawn."""
 
 import importlib
 import os
@@ -8,11 +8,11 @@ from typing import Any, Final
 from kvlease.errors import InvalidError
 
 SUFFIXES: Final = (".png", ".svg")
-"""What can be drawn."""
+"""The kinds of file that can be drawn."""
 
 
 def drawing(module: str, path: Path) -> Any:
-    """Return the module that draws, before anything is computed in vain.
+    """Return the module that draws; called first, so that nothing is computed in vain.
 
     Raises:
         InvalidError: the file is of another kind or cannot be written, or matplotlib is not installed.
@@ -26,10 +26,10 @@ def drawing(module: str, path: Path) -> Any:
 
 
 def check(path: Path) -> None:
-    """Refuse a file that cannot be drawn into.
+    """Refuse a file that cannot be drawn into, without writing anything.
 
     Raises:
-        InvalidError: it is of another kind, or cannot be written; nothing was written.
+        InvalidError: it is of another kind, or cannot be written.
     """
     if path.suffix not in SUFFIXES:
         message = f"--plot is {path.name!r}; it must end in {' or '.join(SUFFIXES)}"

@@ -1,4 +1,4 @@
-"""Own the putting together of lists from the pages in which the daemon gives them; how a list looks is `tables`'s."""
+"""Own how lists are put together from the daemon's pages; how a list looks is in `tables`."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from kvlease.client import Client, Listed
 from kvlease.replies import Inspection
 
 PAGE_ENTRIES: Final = 256
-"""Entries that the daemon gives at once."""
+"""Most entries that the daemon gives on one page."""
 _ID_OF: Final[dict[Listed, str]] = {
     "workers": "worker_id",
     "leases": "lease_id",

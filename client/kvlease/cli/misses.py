@@ -1,4 +1,4 @@
-"""Own how the explanation of a lease reads on a terminal: what was found where, and why the rest was not."""
+"""Own how the explanation of a lease reads on a terminal: what was found where, and why the rest was not found."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ _COLUMNS: Final = (
 
 
 def explanation(found: Explanation, width: int) -> RenderableType:
-    """Return the tokens by where they were found, then each run of misses, then what there is to say of each."""
+    """Return the tokens by where they were found, then each run of misses, then why each was missed."""
     num_hits = sum(found.hit_tokens.values())
     head = Text(f"Lease {found.lease_id}: {num_hits:,} of {found.num_tokens:,} tokens were found")
     sources = [(tier, f"{count:,} tokens") for tier, count in found.hit_tokens.items()]

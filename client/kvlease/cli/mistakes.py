@@ -1,4 +1,4 @@
-"""Own what is said of an option whose value is of the wrong kind or out of range: what it is, and what to write."""
+"""Own what is said of an option whose value is of the wrong kind or out of range: the value, and what to write."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ _WANTED: Final = {
     "float_parsing": "a number",
     "greater_than_equal": "{ge:g} or more",
 }
-"""What to write, by the kind of what is wrong, with the bound that it names."""
+"""What to write, by the kind of mistake, with its bound."""
 
 
 class Commands(TyperGroup):
-    """A group of commands that says in our words what is wrong with an option, also with one of a command below it."""
+    """A group of commands that explains in our words what is wrong with an option of any command in it."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was typed."""
@@ -38,7 +38,7 @@ def _in_our_words() -> Iterator[None]:
 
 
 def _words(error: ValidationError) -> str:
-    """Return what was written and what to write instead; empty where its own words are all there is."""
+    """Return what was written and what to write instead; empty if the error's own words have to do."""
     first = error.errors(include_url=False)[0]
     wanted = _WANTED.get(first["type"])
     if wanted is None:

@@ -1,4 +1,4 @@
-"""Own how a command is told which cache it is about: by `--cache NAME`, or by the name alone; both are the same."""
+"""Own how a command line names the cache: by `--cache NAME`, or by the name alone; both mean the same."""
 
 from contextlib import suppress
 from typing import Annotated, TypeAlias
@@ -12,23 +12,25 @@ from kvlease.replies import Explanation
 _HINT = "'--cache'"
 
 Named: TypeAlias = Annotated[
-    str, typer.Argument(metavar="CACHE", help="The cache; --cache CACHE is the same.")
+    str, typer.Argument(metavar="CACHE", help="The cache's name; --cache CACHE means the same.")
 ]
-OneCache: TypeAlias = Annotated[str, typer.Option("--cache", help="The cache; must be named.")]
+OneCache: TypeAlias = Annotated[
+    str, typer.Option("--cache", help="The cache's name, which is required.")
+]
 OnlyCache: TypeAlias = Annotated[
     str, typer.Option("--cache", help="The cache.", show_default="the only one there is")
 ]
 
 
 def either(name: str, cache: str) -> str:
-    """Return the cache that is named in either way, or in both; empty where it is named in none."""
+    """Return the cache that is named, in either way or in both; empty if none is named."""
     if name and cache and name != cache:
         raise typer.BadParameter(f"{cache!r} and {name!r} are two caches", param_hint=_HINT)
     return name or cache
 
 
 def required(name: str, cache: str) -> str:
-    """Return the cache that is named; what takes something away from a cache never guesses which."""
+    """Return the cache that is named; a command that takes something away never guesses the cache."""
     found = either(name, cache)
     if not found:
         raise typer.BadParameter("name the cache; kvlease caches lists them", param_hint=_HINT)
@@ -36,7 +38,7 @@ def required(name: str, cache: str) -> str:
 
 
 def explained(client: Client, lease_id: int, cache: str) -> Explanation:
-    """Return the explanation of a lease, of whichever cache has it where none is named.
+    """Return the explanation of a lease; if no cache is named, look for the one that has the lease.
 
     Raises:
         UnknownLeaseError: no cache has it.
@@ -52,7 +54,7 @@ def explained(client: Client, lease_id: int, cache: str) -> Explanation:
 
 
 def unpinned(client: Client, pin_id: int, cache: str) -> bool:
-    """End a pin, of whichever cache has it where none is named; returns whether there was one."""
+    """End a pin and return whether it was there; if no cache is named, look for the one that has the pin."""
     names = [] if cache else [one.cache for one in client.list_caches()]
     if len(names) <= 1:
         return client.unpin(pin_id, cache=cache)

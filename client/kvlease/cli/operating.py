@@ -1,4 +1,4 @@
-"""Own the commands by which an operator changes what runs: drains, clears, sizes, ends, and limits of tenants."""
+"""Own the commands with which an operator changes what runs: to drain, clear, resize, delete and unpin, and limits."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from kvlease.units import parse_bytes
 _LOOK_SECONDS: Final = 0.2
 """Seconds between two looks at how far a drain has come."""
 _NAMED_MAX: Final = 8
-"""Leases and pins that are named in a line."""
+"""Most leases, or pins, that one line names."""
 _UNTIL: Final = (
     "this holds until the whole daemon ends; write it into the daemon's settings to keep it longer"
 )
@@ -27,9 +27,9 @@ _ENDED: Final = (
     "time"
 )
 NOT_SO: Final = 3
-"""The exit status where it is not as it was asked for, such as of a drain that has not come to its end in time."""
+"""The exit status if the state is not what was asked for, such as a drain that has not ended in time."""
 UNDONE: Final = 4
-"""The exit status where somebody ended the drain whose end was waited for, or the whole daemon began anew."""
+"""The exit status if somebody ended the drain that the command waited for, or the whole daemon started anew."""
 
 
 def _read_bytes(written: str) -> int:
@@ -53,12 +53,12 @@ def drain(
         float,
         typer.Option(
             min=0,
-            help="Wait for the leases to end; exit status 3 if some are left, 4 if leases are granted again.",
+            help="Wait this long for leases to end. Exit status 3: some are left; 4: leases are granted again.",
         ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Grant no new lease, in one cache or in the whole daemon, which is not ready then; running ones go on."""
+    """Grant no new leases, in one cache or in the whole daemon, which is then not ready; running leases go on."""
     cache = either(name, cache)
     with connected(address) as client:
         if undo:
@@ -82,15 +82,15 @@ def undrain(
     cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
     as_json: Json = False,
 ) -> None:
-    """Grant leases again after a drain; the same as drain --undo."""
+    """Grant leases again after a drain, as drain --undo does."""
     with connected(address) as client:
         _tell_drain(client.undrain(cache=either(name, cache)), as_json=as_json)
 
 
 def _waited(client: Client, cache: str, found: Drained, wait_seconds: float) -> Drained:
-    """Look until no lease is left, leases are granted again or the time is over; what it returns was seen last.
+    """Look until no lease is left, leases are granted again or the time is over, and return what was seen last.
 
-    It asks for no second drain: that would undo what somebody else undid, and drain a daemon that has begun anew.
+    It drains nothing a second time: somebody else may have ended the drain, or the daemon may have started anew.
     """
     deadline = time.monotonic() + wait_seconds
     while found.num_leases and _holds(found, cache) and time.monotonic() < deadline:
@@ -118,7 +118,7 @@ def _progress(client: Client, cache: str) -> Drained:
 
 
 def _holds(found: Drained, cache: str) -> bool:
-    """Tell whether what was drained grants nothing new, by its own drain or by the daemon's."""
+    """Tell whether what was drained still grants nothing new, because of its own drain or the daemon's."""
     if not cache:
         return found.is_daemon_draining
     return all(one.is_draining for one in found.caches)
@@ -149,13 +149,13 @@ def clear(
     tenant: Annotated[
         str,
         typer.Option(
-            help="Only what this tenant has cached; its name, or the digest that kvlease tenants shows.",
+            help="Only what this tenant has cached: its name, or the digest that kvlease tenants shows.",
             show_default="everybody's",
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Drop cached blocks that nobody holds, in all tiers but a remote one; say what holds the others."""
+    """Drop the cached blocks that nobody holds, in all tiers except a remote one, and say what holds the others."""
     cache = required(name, cache)
     with connected(address) as client:
         found = client.clear(cache, tenant=tenant)
@@ -199,7 +199,7 @@ def resize(
     blocks: Annotated[
         int,
         typer.Option(
-            min=0, help="Blocks, or slots, that can be granted then; 0 in the host pool alone."
+            min=0, help="Blocks, or slots, that the pool can then grant; 0 only for the host pool."
         ),
     ],
     cache: OneCache = "",
@@ -232,15 +232,15 @@ def delete(
     cache: OneCache = "",
     purge: Annotated[
         bool,
-        typer.Option("--purge", help="Remove its disk store, too; refused where that is off."),
+        typer.Option("--purge", help="Remove its disk store, too; refused if the store is off."),
     ] = False,
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """Free a cache with its device and host pools and its pins; refused while a worker is attached to it.
+    """Delete a cache, with its device and host pools and its pins; refused while a worker is attached to it.
 
-    Its disk store stays, with all that was cached, for when the cache is registered again, unless it is purged.
-    What a remote store has stays in any case.
+    Its disk store stays, with all that was cached, for when the cache is registered again, unless --purge removes it.
+    A remote store always keeps what it has.
     """
     cache = required(name, cache)
     with connected(address) as client:
@@ -258,16 +258,16 @@ def delete(
 
 def unpin(
     pin_id: Annotated[
-        int, typer.Argument(metavar="PIN", min=1, help="The pin, as kvlease pins names it.")
+        int, typer.Argument(metavar="PIN", min=1, help="The pin's id, as in `kvlease pins`.")
     ],
     *,
     cache: Annotated[
-        str, typer.Option(help="The cache.", show_default="the one that has the pin")
+        str, typer.Option(help="The cache.", show_default="the one with this pin")
     ] = "",
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """End a pin, whoever made it: its blocks stay cached, and may leave when their room is needed."""
+    """End a pin, whoever made it. Its blocks stay cached until their room is needed."""
     with connected(address) as client:
         was_there = unpinned(client, pin_id, cache)
     if as_json:
@@ -286,7 +286,7 @@ def get_tenant(
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """Tell the limits of a tenant, and their revision; one that was never heard of has the defaults."""
+    """Show the limits of a tenant and their revision; a tenant that the daemon does not know has the defaults."""
     with connected(address) as client:
         rule = client.get_tenant(tenant)
     _tell_rule(rule, as_json=as_json)
@@ -297,28 +297,41 @@ def set_tenant(
     *,
     address: Address = "",
     min_percent: Annotated[
-        float | None, typer.Option(help="Of each pool, always to be had.")
+        float | None, typer.Option(help="Percent of each device pool that it can always get.")
     ] = None,
-    min_bytes: Annotated[int | None, _bytes_option("The same in bytes, such as 8GiB.")] = None,
-    max_percent: Annotated[float | None, typer.Option(help="Of each pool, at most.")] = None,
-    max_bytes: Annotated[int | None, _bytes_option("The same in bytes; 0: none.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Its share against the others'.")] = None,
+    min_bytes: Annotated[
+        int | None, _bytes_option("The same in bytes, such as 8GiB; the larger of the two applies.")
+    ] = None,
+    max_percent: Annotated[
+        float | None, typer.Option(help="Percent of each device pool that it can have at most.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, _bytes_option("The same in bytes; 0: no limit. The smaller of the two applies.")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Its weight, which decides its share against the others'.")
+    ] = None,
     pinned_percent_max: Annotated[
-        float | None, typer.Option(help="Of each pool, pinned at most.")
+        float | None,
+        typer.Option(help="Percent of each device pool that its pins can hold at most."),
     ] = None,
     leases_max: Annotated[
-        int | None, typer.Option(help="Leases of a cache at once; 0: no limit.")
+        int | None, typer.Option(help="Leases of one cache that it can have at once; 0: no limit.")
     ] = None,
     unset: Annotated[
-        bool, typer.Option("--unset", help="Remove all limits but those that are named.")
+        bool, typer.Option("--unset", help="Remove all limits except those named here.")
     ] = False,
     revision: Annotated[
         int | None,
-        typer.Option(min=1, help="Refused if not above the present one.", show_default="one more"),
+        typer.Option(
+            min=1,
+            help="The new revision; refused if not above the present one.",
+            show_default="one more",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a tenant other limits at once; what is not named stays as it is."""
+    """Change a tenant's limits at once; limits that are not named here stay as they are."""
     named = {
         "min_percent": min_percent,
         "min_bytes": min_bytes,
@@ -355,5 +368,5 @@ def _tell_rule(rule: TenantRule, *, as_json: bool) -> None:
 
 
 def _exactly(value: float) -> str:
-    """Write a limit to its last digit, so that it can be set again as it is."""
+    """Write a limit with all its digits, so that it can be set again as it is."""
     return str(value).removesuffix(".0")

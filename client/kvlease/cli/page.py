@@ -1,4 +1,4 @@
-"""Own `kvlease ui`: the address of the page with a token that its daemon has been asked to take."""
+"""Own `kvlease ui`: the address of the web page, with a token that the daemon accepts."""
 
 import os
 from dataclasses import replace
@@ -15,7 +15,7 @@ from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
 from kvlease.transports.base import Address, parse_address
 
 DEFAULT: Final = "http://127.0.0.1:7070"
-"""Where a daemon serves the page unless told otherwise."""
+"""Where a daemon serves the page by default."""
 
 
 def ui(
@@ -24,20 +24,20 @@ def ui(
         str,
         typer.Option(
             help="Where the daemon serves REST over TCP.",
-            show_default=f"{ADDRESS_VARIABLE} where that is http or https, else that in {PAGE_FILE} beside the socket",
+            show_default=f"{ADDRESS_VARIABLE} if it is http or https, else the one in {PAGE_FILE} beside the socket",
         ),
     ] = "",
     token_file: Annotated[
         str,
         typer.Option(
-            help="The file of the reader's token.",
+            help="The file with the reader's token.",
             show_default="KVLEASE_TOKEN_FILE, else reader.token beside the daemon's socket",
         ),
     ] = "",
 ) -> None:
-    """Print the address of the page with the token of a reader in it, for a browser of yours.
+    """Print the address of the web page, with a reader's token in it, for your browser.
 
-    The daemon is asked first: where it does not answer, or does not take the token, nothing is printed.
+    The daemon is asked first: if it does not answer, or does not accept the token, no address is printed.
     """
     with told(status=1):
         typer.echo(_address_with_token(address, token_file))
@@ -69,7 +69,7 @@ def _address_with_token(written: str, token_file: str) -> str:
 
 
 def _page(written: str, known: str, directory: Path) -> Address:
-    """Return where the page is; `known` is the address that the environment names for all commands."""
+    """Return where the page is; `known` is the address that the environment sets for all commands."""
     is_elsewhere = not written and known and not parse_address(known).path
     page = parse_address(written or (known if is_elsewhere else _left_in(directory)))
     if page.protocol != "http" or page.path:
@@ -79,7 +79,7 @@ def _page(written: str, known: str, directory: Path) -> Address:
 
 
 def _left_in(directory: Path) -> str:
-    """Return the address that a daemon left in its directory, which none but its user can have written."""
+    """Return the address that a daemon left in its directory, where only its user can write."""
     try:
         return (directory / PAGE_FILE).read_text(encoding="utf-8").strip() or DEFAULT
     except (OSError, UnicodeDecodeError):

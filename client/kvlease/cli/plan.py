@@ -1,5 +1,5 @@
-"""Own `kvlease plan`: print what a model's cache will be, before anything runs; the arithmetic is the daemon's own."""
-# ruff: noqa: ARG001 -- typer reads a command's options off its signature, and keeps what was written in the context
+"""Own `kvlease plan`: show what a model's cache will be before anything runs; the daemon's own planner computes it."""
+# ruff: noqa: ARG001 -- typer reads a command's options from its signature, and keeps their values in the context
 
 import json
 import os
@@ -26,7 +26,7 @@ from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
 
 _VLLM: Final = "--vllm"
 _FINEST: Final = "none"
-"""What is written where all groups say how finely prefixes can be found."""
+"""The value of --match-tokens with which the groups decide."""
 
 _OF_PLAN: Final = (
     *("kv_dtype", "layout", "tokens_per_block", "model_digest"),
@@ -37,21 +37,21 @@ _OF_ENGINE: Final = (
     *("state_mode", "prefix_caching", "one_group"),
 )
 _OF_RANKS: Final = ("tensor_ranks", "pipeline_ranks", "context_ranks")
-"""Options that are called as what they say is."""
+"""Options with the same names as the fields that they set."""
 _MEMORY: Final = {
     "device_bytes": "device_memory",
     "host_bytes": "host_memory",
     "disk_bytes": "disk",
     "remote_bytes": "remote",
 }
-"""The options of numbers of bytes, by what these are called."""
+"""The options for numbers of bytes, by the names of their fields."""
 
 
 class PlanCommand(TyperCommand):
-    """The command line of `kvlease plan`, whose end may be one of vLLM's."""
+    """The command line of `kvlease plan`, which may end with vLLM's own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep what stands behind --vllm for vLLM's own rules."""
+        """Keep the arguments after --vllm apart, to be read by vLLM's rules."""
         if _VLLM in args:
             end = args.index(_VLLM) + 1
             ctx.meta[_VLLM] = args[end:]
@@ -95,7 +95,7 @@ def plan_command(
     other_memory: options.OtherMemory = "",
     as_json: options.Json = False,
 ) -> None:
-    """Show the blocks, bytes and requests of a model's cache, with the equations that give them."""
+    """Show how many blocks, bytes and requests a model's cache has, with the equation behind each number."""
     changes = tuple(what_if or ())
     try:
         planner = find_planner()
@@ -110,10 +110,10 @@ def plan_command(
 
 
 def _inputs(words: Mapping[str, Any]) -> PlanInputs:
-    """Return what is to be planned, as the options say it.
+    """Return the inputs of the plan that the options ask for.
 
     Raises:
-        InvalidError: one of them makes no sense, or one that is needed is missing.
+        InvalidError: an option makes no sense, or a needed one is missing.
     """
     source = plan_inputs.read_source(words["model"], words["specs"])
     memory: dict[str, Any] = {name: _bytes(words[option]) for name, option in _MEMORY.items()}
@@ -145,7 +145,7 @@ def _plan_as_vllm(
     *,
     as_json: bool,
 ) -> None:
-    """Print the plan that vLLM would compute; lower tiers and the like may be asked for beside it."""
+    """Print the plan that vLLM would compute; our own options may add lower tiers and the like."""
     words = context.params
     machine = Machine(
         platform=words["platform"],
@@ -177,11 +177,11 @@ _BESIDE_VLLM: Final = frozenset(
         *("host_memory", "disk", "remote", "blocks_per_slot", "what_if", "plot", "as_json"),
     )
 )
-"""Options that mean something beside --vllm; what the others say, vLLM's arguments do."""
+"""Our options that can be used with --vllm; vLLM's arguments replace all others."""
 
 
 def _own_options(context: typer.Context) -> set[str]:
-    """Return the options that stand before --vllm, as they are written."""
+    """Return the options that may stand before --vllm, as they are written."""
     params = [one for one in context.command.params if one.name in _BESIDE_VLLM]
     return {word for one in params for word in one.opts} - {_VLLM}
 
@@ -206,7 +206,7 @@ def _answer(
     as_json: bool,
     spelling: Spelling = OWN,
 ) -> None:
-    """Print the plan, and draw it where that is asked for."""
+    """Print the plan, and draw it if that is asked for."""
     plotting = None if plot is None else drawing("kvlease.cli.plan_plot", plot)
     plan = planner.plan_or_explain(inputs)
     report = planner.report(inputs, plan)

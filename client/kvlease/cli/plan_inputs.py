@@ -1,4 +1,4 @@
-"""Own where `kvlease plan` reads a model from: a config.json, a list of layers, the local Hugging Face cache."""
+"""Own where `kvlease plan` reads a model from: a config.json, a list of layers, or the local Hugging Face cache."""
 
 import importlib
 import json
@@ -12,10 +12,10 @@ from kvlease.spec import LayerSpec, spec_from_fields
 from kvlease.units import TOKENS_MAX, checked_count
 
 AUTO: Final = "auto"
-"""The longest request that stands for as many tokens as the model takes and the memory holds."""
+"""The value of --longest-request for as many tokens as the model takes and the memory holds."""
 
 _FILE_BYTES_MAX: Final = 16 << 20
-"""Bytes of the longest file that is read: a model's weights, named by mistake, would fill the memory."""
+"""Bytes of the largest file that is read: a model's weights, named by mistake, would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def read_source(model: str, specs: str) -> Source:
 
 
 def longest_request(written: str) -> int:
-    """Return the tokens of the longest request as written; "auto" leaves them to the planner.
+    """Return the tokens of the longest request; 0, for "auto", leaves them to the planner.
 
     Raises:
         InvalidError: it is neither a number nor auto.
@@ -55,7 +55,7 @@ def longest_request(written: str) -> int:
 
 
 def _config_path(model: str) -> Path:
-    """Return the path of the model's config.json: a file, in a directory, or in the local cache."""
+    """Return the path of the model's config.json: a file, a file in a directory, or a file in the local cache."""
     path = Path(model)
     if path.is_dir():
         return path / "config.json"
@@ -72,7 +72,7 @@ def _config_path(model: str) -> Path:
 
 
 def _cached_path(name: str) -> Path | None:
-    """Return where the local Hugging Face cache has the config of a model, if it does."""
+    """Return the path of a model's config in the local Hugging Face cache, or None."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
         found = hub.try_to_load_from_cache(name, "config.json")

@@ -1,4 +1,4 @@
-"""Own the options of `kvlease plan`: how each is called and what its help says."""
+"""Own the options of `kvlease plan`: their names and their help."""
 
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -22,16 +22,16 @@ Model: TypeAlias = Annotated[
     str,
     _of(
         _INPUTS,
-        "A config.json, the directory that has one, or a model in the local Hugging Face cache.",
+        "A config.json, a directory with one, or the name of a model in the local Hugging Face cache.",
     ),
 ]
 Specs: TypeAlias = Annotated[
     str,
-    _of(_INPUTS, "A JSON list of layers, instead."),
+    _of(_INPUTS, "A file with a JSON list of layers, in place of --model."),
 ]
 KvDtype: TypeAlias = Annotated[
     str,
-    _of(_INPUTS, "How K and V are kept, such as fp8; empty: the model's own."),
+    _of(_INPUTS, "How K and V are stored, such as fp8; empty: the model's own."),
 ]
 Layout: TypeAlias = Annotated[
     str,
@@ -51,23 +51,26 @@ DeviceMemory: TypeAlias = Annotated[
 ]
 DeviceBlocks: TypeAlias = Annotated[
     int,
-    _of(_MEMORY, "Device blocks, instead of memory; with memory, they must fit in it."),
+    _of(
+        _MEMORY,
+        "Number of device blocks, in place of --device-memory; if both are given, the blocks must fit.",
+    ),
 ]
 NullBlocks: TypeAlias = Annotated[
     int,
-    _of(_MEMORY, "Blocks that are never granted."),
+    _of(_MEMORY, "Blocks at the start of the pool that are never granted."),
 ]
 HostMemory: TypeAlias = Annotated[
     str,
-    _of(_MEMORY, "Host memory of all ranks together."),
+    _of(_MEMORY, "Bytes of host memory, for all ranks together."),
 ]
 Disk: TypeAlias = Annotated[
     str,
-    _of(_MEMORY, "Bytes of disk."),
+    _of(_MEMORY, "Bytes of the disk store."),
 ]
 Remote: TypeAlias = Annotated[
     str,
-    _of(_MEMORY, "Bytes of a remote store."),
+    _of(_MEMORY, "Bytes of the remote store."),
 ]
 BlocksPerSlot: TypeAlias = Annotated[
     int,
@@ -77,7 +80,7 @@ LongestRequest: TypeAlias = Annotated[
     str,
     _of(
         _ENGINE,
-        "Tokens of the longest request; auto, or 0: as many as the model takes and the memory holds.",
+        "Tokens of the longest request; auto or 0: as many as the model takes and the memory holds.",
     ),
 ]
 Fit: TypeAlias = Annotated[
@@ -90,11 +93,11 @@ Fit: TypeAlias = Annotated[
 ]
 TokensPerStep: TypeAlias = Annotated[
     int,
-    _of(_ENGINE, "Tokens that one scheduler step computes at most."),
+    _of(_ENGINE, "Most tokens that one scheduler step computes."),
 ]
 StepsInFlight: TypeAlias = Annotated[
     int,
-    _of(_ENGINE, "Steps whose writes may be under way at once."),
+    _of(_ENGINE, "Steps that may be writing at the same time."),
 ]
 LookaheadTokens: TypeAlias = Annotated[
     int,
@@ -106,7 +109,7 @@ EncoderTokens: TypeAlias = Annotated[
 ]
 StateMode: TypeAlias = Annotated[
     str,
-    _of(_ENGINE, "Which recurrent states are kept: none but the current one, align, or all."),
+    _of(_ENGINE, "Which recurrent states are kept: none (only the current one), align or all."),
 ]
 PrefixCaching: TypeAlias = Annotated[
     bool,
@@ -116,45 +119,45 @@ MatchTokens: TypeAlias = Annotated[
     str,
     _of(
         _ENGINE,
-        "Tokens between the ends of prefixes that can be found; none: the finest that all groups allow.",
+        "Distance in tokens between places where a prefix can end; none: the finest that all groups allow.",
     ),
 ]
 OneGroup: TypeAlias = Annotated[
     bool,
     _of(
         _ENGINE,
-        "Have one table for all layers; windows then keep every token.",
+        "Use one table for all layers; windows then keep every token.",
         "--one-group/--no-one-group",
     ),
 ]
 TensorRanks: TypeAlias = Annotated[
     int,
-    _of(_ENGINE, "Ranks that share heads."),
+    _of(_ENGINE, "Ranks that share the heads of every layer."),
 ]
 PipelineRanks: TypeAlias = Annotated[
     int,
-    _of(_ENGINE, "Ranks that share layers."),
+    _of(_ENGINE, "Ranks that share the layers."),
 ]
 ContextRanks: TypeAlias = Annotated[
     int,
-    _of(_ENGINE, "Ranks that share tokens."),
+    _of(_ENGINE, "Ranks that share the tokens of a request."),
 ]
 Changes: TypeAlias = Annotated[
     list[str] | None,
     _of(
         _OUTPUT,
-        "A change to compare with, such as tokens_per_block=8; may be repeated; all: the usual ones.",
+        "A change to compare, such as tokens_per_block=8; all: the usual changes. May be repeated.",
     ),
 ]
 Plot: TypeAlias = Annotated[
     Path | None,
-    _of(_OUTPUT, "A .png or .svg to draw concurrency against request length into."),
+    _of(_OUTPUT, "A .png or .svg file in which to draw concurrency against request length."),
 ]
 Vllm: TypeAlias = Annotated[
     bool,
     _of(
         _VLLM,
-        "Everything behind this are arguments of `vllm serve` 0.32; the plan is what vLLM makes of them.",
+        "Everything after this is an argument of `vllm serve` 0.32; shows the plan that vLLM would make.",
         "--vllm",
     ),
 ]
@@ -166,10 +169,10 @@ OtherMemory: TypeAlias = Annotated[
     str,
     _of(
         _VLLM,
-        f"What weights, activations and graphs take of --device-memory, for --gpu-memory-utilization. {_BYTES}",
+        f"Part of --device-memory that weights, activations and graphs take, for --gpu-memory-utilization. {_BYTES}",
     ),
 ]
 Json: TypeAlias = Annotated[
     bool,
-    _of(_OUTPUT, "Print JSON.", "--json"),
+    _of(_OUTPUT, "Print JSON instead of tables.", "--json"),
 ]

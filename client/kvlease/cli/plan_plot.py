@@ -17,9 +17,9 @@ from kvlease.plan import PlanInputs
 _POINTS: Final = 48
 _DOTS_PER_INCH: Final = 150
 _NARROW: Final = 8
-"""Numbers that are less than so many times the least have too few powers of two between them for an axis of those."""
+"""If the largest number is less than this many times the smallest, the axis is too short for powers of two."""
 _WHOLE: Final = 100
-"""Numbers from which people need no decimals."""
+"""From this number on, people need no decimals."""
 _DASH: Final = 4.0
 
 Dashes: TypeAlias = str | tuple[float, tuple[float, ...]]
@@ -52,7 +52,7 @@ def draw(planner: Planner, inputs: PlanInputs, changes: Sequence[str], path: Pat
 
 
 def drawn(curves: Mapping[str, Points]) -> Figure:
-    """Return the drawing of some curves; of several that lie over each other, all can be seen."""
+    """Return the drawing of some curves, in which curves that lie over each other can all be seen."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for curve in families(curves):
@@ -85,7 +85,7 @@ class Curve:
 
 
 def families(curves: Mapping[str, Points]) -> Iterator[Curve]:
-    """Yield how curves are drawn, so that each is seen where others lie over it.
+    """Yield how curves are drawn, so that each can be seen even where others lie over it.
 
     Those that are exactly the same have thin dashes that take turns, over the wide line of the first.
     """
@@ -130,7 +130,7 @@ def plain_number(number: float) -> str:
 
 
 def _scale(axes: Axes, which: str, numbers: Sequence[float]) -> None:
-    """Scale an axis by powers of two, or evenly where there are too few of those to read numbers off."""
+    """Scale an axis by powers of two, or evenly if there are too few powers of two to read numbers from."""
     axis: Any = getattr(axes, f"{which}axis")
     if max(numbers) < _NARROW * min(numbers):
         axis.set_major_locator(MaxNLocator(nbins=6))

@@ -1,4 +1,4 @@
-"""Own how settings of a plan are written as options of `kvlease plan`, and as vLLM's arguments behind --vllm."""
+"""Own how a plan's settings are written as options of `kvlease plan`, and as vLLM's arguments after --vllm."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _TIERS: Final = {
     "layout": "--layout",
     "remote_bytes": "--remote",
 }
-"""The options that stand in front of --vllm, too."""
+"""The options that can also stand before --vllm."""
 OWN: Final = Spelling(
     options={
         **_TIERS,
@@ -79,12 +79,12 @@ VLLM: Final = Spelling(
         "prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
     },
 )
-"""What vLLM chooses by itself, such as null blocks, nobody can ask it for."""
+"""It leaves out what vLLM chooses by itself, such as null blocks: no argument sets that."""
 _SETTING: Final = re.compile(r"\b([a-z_]+)=([A-Za-z0-9_]+)")
 
 
 def as_options(settings: str, spelling: Spelling = OWN) -> str:
-    """Return settings, each written name=value, as the command line takes them, with bytes as people say them."""
+    """Return settings, each written name=value, as command-line options, with readable numbers of bytes."""
     written = [setting.partition("=") for setting in settings.split()]
     options = " ".join(_option(name, value, spelling) for name, _, value in written)
     sizes = [show_bytes(int(value)) for name, _, value in written if name.endswith("_bytes")]
@@ -92,7 +92,7 @@ def as_options(settings: str, spelling: Spelling = OWN) -> str:
 
 
 def with_options(sentence: str, spelling: Spelling = OWN) -> str:
-    """Return a sentence with the settings in it as the command line takes them."""
+    """Return a sentence with its settings written as command-line options."""
     return _SETTING.sub(lambda found: _option(found[1], found[2], spelling), sentence)
 
 

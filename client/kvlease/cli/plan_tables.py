@@ -57,7 +57,7 @@ def answer(
 
 
 def refusal(error: KVLeaseError, spelling: Spelling = OWN) -> Iterator[RenderableType]:
-    """Yield why there is no plan, and what would work of that which the command line takes."""
+    """Yield why there is no plan, and which settings that the command line takes would work."""
     sentence = plan_settings.with_options(error.message.partition(WAY_OUT)[0], spelling)
     yield Text(f"{error.code}: {sentence}", style="red")
     if remedies := [remedy for remedy in error.remedies if spelling.has(remedy) or spelling is OWN]:
@@ -67,12 +67,12 @@ def refusal(error: KVLeaseError, spelling: Spelling = OWN) -> Iterator[Renderabl
 
 
 def notes(found: Iterable[str], spelling: Spelling = OWN) -> RenderableType:
-    """Return what people may not expect of the plan, with settings as options."""
+    """Return what may surprise people about the plan, with settings written as options."""
     return Group(*(Text(f"- {plan_settings.with_options(note, spelling)}") for note in found))
 
 
 def groups(plan: CachePlan, width: int) -> RenderableType:
-    """Return one row for every kind of group: what it keeps, and what a request takes of it."""
+    """Return one row for every kind of group: what it keeps, and how much of it a request takes."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for index, group in enumerate(plan.groups):
         rows.setdefault(_group_row(group), []).append(index)
@@ -81,7 +81,7 @@ def groups(plan: CachePlan, width: int) -> RenderableType:
 
 
 def equations(found: Iterable[Equation], width: int) -> RenderableType:
-    """Return every number with its formula and the same in numbers, in one line where that fits."""
+    """Return every number with its formula and its arithmetic, in one line if they fit."""
     lines: list[RenderableType] = []
     for equation in found:
         said = Text(equation.name, style="bold")
@@ -118,7 +118,7 @@ def waste(plan: CachePlan, width: int) -> RenderableType:
 
 
 def what_if_table(what_ifs: Sequence[WhatIf], width: int) -> RenderableType:
-    """Return the plan as asked for, and one row for every change; refused ones are told below."""
+    """Return the plan as asked for, and one row for every change; refusals stand below."""
     before = what_ifs[0].before
     made = [change for change in what_ifs if not change.after.refusal]
     outcomes = [before, *(change.after for change in made)]
@@ -166,7 +166,7 @@ def _outcome(outcome: PlanOutcome, before: PlanOutcome) -> dict[str, str]:
 
 
 def _beside(said: Text, value: str, width: int, *, style: str = "") -> list[RenderableType]:
-    """Return a text with a value at the right end of its line, or of the next one where both do not fit."""
+    """Return a text with a value at the right end of its line, or of the next line if both do not fit."""
     if not value:
         return [_indented(said)]
     if len(said.plain) + 2 + len(value) <= width:
@@ -177,7 +177,7 @@ def _beside(said: Text, value: str, width: int, *, style: str = "") -> list[Rend
 
 
 def _indented(said: Text) -> RenderableType:
-    """Return a text whose further lines start where its first one does."""
+    """Return a text whose further lines are indented like its first line."""
     indent = len(said.plain) - len(said.plain.lstrip())
     return Padding(said[indent:], (0, 0, 0, indent))
 

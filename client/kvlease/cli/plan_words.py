@@ -1,4 +1,4 @@
-"""Own how the parts of a plan are said in words and round numbers; where they stand is `plan_tables`' business."""
+"""Own how the parts of a plan read in words and round numbers; `plan_tables` decides where they stand."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,13 +11,13 @@ from kvlease.spec import AttentionSpec, FullAttention
 from kvlease.units import show_bytes
 
 _ALIKE: Final = 0.005
-"""A change by less than this is none to people."""
+"""A change smaller than this is shown as none."""
 _SHOWN: Final = 0.001
-"""A share by less than this has no digit to show."""
+"""A share smaller than this has no digit to show."""
 
 
 def summary(plan: CachePlan) -> Iterator[tuple[str, str]]:
-    """Yield what people ask first, with its answer."""
+    """Yield the questions that people ask first, with their answers."""
     layers = {layer.name for rank in plan.ranks for layer in rank.layers}
     where = "" if len(plan.ranks) == 1 else f" on each of {len(plan.ranks)} ranks"
     blocks = sorted({rank.bytes_per_block for rank in plan.ranks})
@@ -56,7 +56,7 @@ def keeps(group: GroupPlan) -> str:
     said = spec.kind.replace("_", " ").replace("mla", "MLA")
     window = getattr(spec, "window_tokens", None) or getattr(spec, "chunk_tokens", None)
     if window:
-        # Where windows share a table with layers that keep all, nothing of them is given back.
+        # If windows share a table with layers that keep all tokens, no block of theirs is given back.
         is_whole = isinstance(spec, FullAttention)
         said += f", windows of {window:,} kept whole" if is_whole else f" of {window:,}"
     if isinstance(spec, AttentionSpec) and spec.tokens_per_state > 1:
@@ -69,7 +69,7 @@ def keeps(group: GroupPlan) -> str:
 
 
 def whose(equation: Equation) -> str:
-    """Say which groups, ranks and layers a number is of; nothing where it is of all."""
+    """Say which groups, ranks and layers a number holds for; nothing if it holds for all."""
     said = ""
     if equation.groups:
         said += f"  {_of('group', equation.groups)}"
@@ -89,13 +89,13 @@ def value(equation: Equation) -> str:
 
 
 def rounded(equation: Equation) -> str:
-    """Return many bytes as people say them; nothing for other numbers."""
+    """Return a large number of bytes in a readable unit; nothing for other numbers."""
     is_large = equation.unit == "bytes" and equation.exact >= 2**10
     return show_bytes(int(equation.exact)) if is_large else ""
 
 
 def change(setting: str) -> str:
-    """Return a changed setting with its bytes as people say them."""
+    """Return a changed setting, with bytes in a readable unit."""
     name, _, written = setting.partition("=")
     if name.endswith("_bytes") and written.isdecimal():
         return f"{name}={show_bytes(int(written))}"
@@ -103,14 +103,14 @@ def change(setting: str) -> str:
 
 
 def times(now: float, before: float) -> str:
-    """Return a number, and how many times the former one it is."""
+    """Return a number, and how many times as large as the former one it is."""
     if not before or abs(now / before - 1) < _ALIKE:
         return f"{now:,.2f}"
     return f"{now:,.2f} (x{now / before:.2f})"
 
 
 def numbers(indexes: Sequence[int]) -> str:
-    """Return numbers in order, runs by their ends: 0-3, 5."""
+    """Return numbers in order, with runs written by their ends: 0-3, 5."""
     runs: list[list[int]] = [[indexes[0], indexes[0]]]
     for before, after in pairwise(indexes):
         if after == before + 1:
@@ -121,14 +121,14 @@ def numbers(indexes: Sequence[int]) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """Return a number of things: 1 block, 2 blocks, 2 entries."""
+    """Return a number with its noun: 1 block, 2 blocks, 2 entries."""
     if count == 1:
         return f"{count:,} {what}"
     return f"{count:,} {what[:-1]}ies" if what.endswith("ry") else f"{count:,} {what}s"
 
 
 def budget_bytes(plan: CachePlan, tier: str) -> int:
-    """Return the bytes that a tier was given: those of its blocks or slots, and those that hold none."""
+    """Return the bytes that a tier was given: those of its blocks or slots, and those that hold nothing."""
     whole = plan.host_bytes if tier == "host" else plan.device_bytes
     beside = ("unfilled_budget", "rank_minimum")
     return whole + sum(
@@ -137,7 +137,7 @@ def budget_bytes(plan: CachePlan, tier: str) -> int:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part of a whole in percent; some of it is never said to be nothing."""
+    """Return a part of a whole in percent; a part that is not 0 is never shown as 0."""
     if not part or not whole:
         return "0 %"
     return f"{part / whole:.1%}".replace("%", " %") if part / whole >= _SHOWN else "< 0.1 %"

@@ -1,4 +1,4 @@
-"""Own the way to the daemon's own planner: found by name, because the client imports nothing of the service."""
+"""Own how the daemon's planner is found: by its entry point, because the client imports nothing of the service."""
 
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -12,7 +12,7 @@ _GROUP: Final = "kvlease.planner"
 
 
 class Planner(Protocol):
-    """What the command line asks of the planner."""
+    """The calls that the command line makes to the planner."""
 
     def plan_or_explain(self, inputs: PlanInputs) -> CachePlan:
         """Compute every number of a cache; a refusal names settings that would work."""
@@ -21,7 +21,7 @@ class Planner(Protocol):
         """Explain every number of a plan."""
 
     def what_ifs(self, inputs: PlanInputs, changes: Sequence[str]) -> tuple[WhatIf, ...]:
-        """Say what changes would change."""
+        """Compare the plan with the plan after each change."""
 
     def changed(self, inputs: PlanInputs, change: str) -> PlanInputs:
         """Return the inputs with one setting changed."""

@@ -1,4 +1,4 @@
-"""Own what of somebody else's text reaches a terminal: what can be read, and nothing that the terminal would obey."""
+"""Own how others' text is printed: readable, and without anything that a terminal would obey as a command."""
 
 import sys
 
@@ -7,17 +7,17 @@ from rich.text import Text
 
 
 def say(text: str) -> None:
-    """Print a line that has somebody else's text in it."""
+    """Print a line that contains text of others."""
     typer.echo(printable(text))
 
 
 def has_terminal() -> bool:
-    """Tell whether somebody can look at a screen and press keys."""
+    """Tell whether input and output are a terminal, for a screen and keys."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def printable(text: str) -> str:
-    """Return a text in which every character that does not print is written as in Python, but the end of a line."""
+    """Return a text with unprintable characters escaped as in Python, except line ends."""
     return "".join(
         one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
         for one in text
@@ -25,10 +25,10 @@ def printable(text: str) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count of things, of which one is called `what`."""
+    """Return a count with its noun, whose singular is `what`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def cell(text: str) -> Text:
-    """Return a cell of a table that says just this, whatever looks like markup in it."""
+    """Return a table cell with exactly this text, even if it looks like markup."""
     return Text(printable(text))

@@ -1,4 +1,4 @@
-"""Own how a record reads as JSON: by its fields, layers by those that are given."""
+"""Own how a record is written as JSON: all its fields, and of layers only those that are given."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from kvlease.spec import LayerSpec, spec_to_fields
 
 
 def plain(value: Any) -> Any:
-    """Return a record as dictionaries, lists and values that JSON has."""
+    """Return a record as dictionaries, lists and other JSON values."""
     if isinstance(value, LayerSpec):
         return plain(spec_to_fields(value))
     if dataclasses.is_dataclass(value):

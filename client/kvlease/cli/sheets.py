@@ -1,4 +1,4 @@
-"""Own how rows are shown at any width: as a table where every number fits, else one value below the other."""
+"""Own how rows are shown at any width: as a table if every number fits, else one value below the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rich.text import Text
 from kvlease.cli.printing import cell
 
 _GAP: Final = 3
-"""Columns between two columns of a table."""
+"""Columns of the terminal between two columns of a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +21,15 @@ class Column:
 
     name: str
     is_number: bool = True
-    """Whether it stands on the right, in one line."""
+    """Whether it is aligned to the right, in one line."""
     wrapped_columns: int = 0
-    """Columns of the terminal that a sentence takes at least, which goes on in the next line; 0: no sentence."""
+    """The least columns of the terminal for a sentence, which may wrap; 0: no sentence."""
 
 
 def sheet(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, bold: int | None = None
 ) -> RenderableType:
-    """Return rows as a table where that fits in `width`, else as records of one line for each value."""
+    """Return rows as a table if that fits in `width`, else as records with one line for each value."""
     if _least_width(columns, rows) > width:
         return _records(columns, rows, bold)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -47,7 +47,7 @@ def sheet(
 
 
 def pairs(rows: Sequence[tuple[str, str]], *, name_style: str = "bold") -> Table:
-    """Return names and what they stand for, one below the other; what is too long goes on in the next line."""
+    """Return names and what they stand for, one below the other; long texts wrap."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style=name_style, no_wrap=True)
     table.add_column(overflow="fold")

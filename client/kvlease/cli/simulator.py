@@ -1,4 +1,4 @@
-"""Own the way to the daemon's own policies: found by name, because the client imports nothing of the service."""
+"""Own how the daemon's policies are found: by their entry point, because the client imports nothing of the service."""
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
@@ -14,7 +14,7 @@ _MESSAGE: Final = (
 
 
 class Simulator(Protocol):
-    """What the command line asks of the simulator."""
+    """The calls that the command line makes to the simulator."""
 
     def simulate(
         self, trace: Trace, policies: Sequence[str], sizes: Sequence[int]

@@ -1,4 +1,4 @@
-"""Own how a snapshot reads on a terminal; where it comes from is the commands' business."""
+"""Own how a snapshot reads on a terminal; the commands fetch it."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats,
 from kvlease.units import show_bytes
 
 UNUSUAL_STATES: Final = ("filling", "quarantined", "scrubbing", "bad", "parked")
-"""The states that few blocks are in for long, in the order of a block's life; they share one column."""
+"""The states that few blocks are in for long, in the order of a block's life. They share one column."""
 
 _TEXTS: Final = frozenset(
     {
@@ -35,15 +35,15 @@ _TEXTS: Final = frozenset(
         "written",
     }
 )
-"""The columns that are no numbers."""
+"""The columns that are not numbers."""
 
 _FOLDED: Final = frozenset({"cache", "other states", "name", "reason", "status", "tenant"})
 """The columns whose texts may be long."""
 _NAME_CHARACTERS_MIN: Final = 6
-"""Columns of the terminal that a long text has at least, however wide the numbers beside it are."""
+"""The least columns of the terminal for a long text, however wide the numbers beside it are."""
 
 _STORES: Final = {"disk_stores": "stored\non disk", "remote_stores": "shared"}
-"""The counters of blocks that went to a store, and how they are called."""
+"""The counters of blocks that went to a store, and their names in the table."""
 _RELOADS: Final = ("reloads", "disk_loads", "remote_loads")
 """The counters of blocks that came to the device from the tiers below it."""
 _NANOSECONDS: Final = 1e9
@@ -51,7 +51,7 @@ _FINGERPRINT_CHARACTERS: Final = 12
 
 
 def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
-    """Return one row per cache: is it ready, and who uses it."""
+    """Return one row per cache: whether it is ready, and who uses it."""
     table = _table("Caches", "cache", "status", "workers", "leases", "waiting", "device", "host")
     info = {cache.cache: cache for cache in found}
     for cache in stats.caches:
@@ -69,7 +69,7 @@ def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
 
 
 def pools(stats: Stats) -> Table:
-    """Return one row per pool: its blocks by state, which add up to all of them; unusual states only if any."""
+    """Return one row per pool: its blocks by state, which add up to all; unusual states only if there are any."""
     found = [(cache.cache, pool) for cache in stats.caches for pool in cache.pools]
     others = [_others(pool) for _, pool in found]
     columns = ("cache", "tier", "blocks", "free", "reserved", "ready", "held")
@@ -81,7 +81,7 @@ def pools(stats: Stats) -> Table:
 
 
 def hits(stats: Stats) -> Table:
-    """Return one row per cache: what its prefixes were worth; stores only where they were hit."""
+    """Return one row per cache: its prefix hits; stores only if they were hit."""
     tiers = ["device", "host", *_counted_any(stats, ("disk", "remote"), "prefix_tokens_")]
     names = [f"prefix_tokens_{tier}" for tier in (*tiers, "computed")]
     found = (f"tokens hit\non {tier}" for tier in tiers)
@@ -95,7 +95,7 @@ def hits(stats: Stats) -> Table:
 
 
 def moves(stats: Stats) -> Table:
-    """Return one row per cache: which blocks went down, and which came up again from any tier."""
+    """Return one row per cache: which blocks went down, and which came back up from any tier."""
     stores = _counted_any(stats, _STORES)
     table = _table(
         "Blocks since the start",
@@ -114,7 +114,7 @@ def moves(stats: Stats) -> Table:
 
 
 def ghosts(stats: Stats) -> Table:
-    """Return one row per ghost cache: which share of the keys it would have found."""
+    """Return one row per ghost cache: what share of the keys it would have found."""
     table = _table("Ghost caches", "cache", "policy", "keys", "hits", "hit\nratio")
     for cache in stats.caches:
         for ghost in cache.ghosts:
@@ -142,7 +142,7 @@ def plans(found: Sequence[CacheInfo]) -> Table:
 
 
 def blocks(found: Sequence[CacheInfo]) -> Table:
-    """Return one row per cache: what its blocks are; bytes per block are those of its first rank."""
+    """Return one row per cache: what its blocks are; bytes per block are those of the first rank."""
     table = _table(
         "Blocks",
         "cache",
@@ -166,7 +166,7 @@ def blocks(found: Sequence[CacheInfo]) -> Table:
 
 
 def tiers(found: Sequence[CacheInfo]) -> Table:
-    """Return one row per lower tier: whether it works, and why not; and how a cache writes to its tiers."""
+    """Return one row per lower tier: whether it works or why not, and how the cache writes to it."""
     columns = ("cache", "tier", "status", "slots", "found\nagain", "written", "reason")
     table = _table("Lower tiers", *columns)
     for cache in found:
@@ -202,7 +202,7 @@ def workers(cache: str, page: Inspection) -> Table:
 
 
 def leases(cache: str, page: Inspection) -> Table:
-    """Return one row per lease of a cache; `left` is the time until it expires unless it is renewed."""
+    """Return one row per lease of a cache; `left` is the time until the lease expires unless it is renewed."""
     columns = ("lease", "worker", "tenant", "phase", "blocks", "tokens", "age", "left")
     table = _table(f"Leases of {cache}", *columns, gap=0)
     for one in page.leases:
@@ -331,7 +331,7 @@ def event_line(event: Event) -> str:
 
 
 def _counted_any(stats: Stats, names: Iterable[str], prefix: str = "") -> list[str]:
-    """Return those of the names under which any cache has counted anything."""
+    """Return the names under which some cache has counted something."""
     return [name for name in names if any(one.counters.get(prefix + name) for one in stats.caches)]
 
 
@@ -340,7 +340,7 @@ def _counts(cache: CacheStats, *names: str) -> list[str]:
 
 
 def _status(cache: CacheInfo) -> str:
-    """Return how a cache does, whether it is drained, and which of its stores do not work, or have no slot left."""
+    """Return a cache's status: whether it is drained, and which of its stores do not work or have no slot left."""
     off = [
         tier.tier
         for tier in cache.tiers
@@ -350,7 +350,7 @@ def _status(cache: CacheInfo) -> str:
 
 
 def _life(cache: CacheInfo) -> str:
-    """Return whether a cache is there yet, and whether it grants leases."""
+    """Return whether a cache is ready yet, and whether it grants leases."""
     return f"{cache.status}, draining" if cache.is_draining else cache.status
 
 
@@ -367,7 +367,7 @@ def _others(pool: PoolStats) -> str:
 
 
 class _Plain(Table):
-    """A table whose cells are what they say."""
+    """A table whose cells are plain text, without markup."""
 
     def add_row(self, *cells: str) -> None:  # type: ignore[override]  # ours have nothing but texts
         """Add a row of texts."""

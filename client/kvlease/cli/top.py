@@ -1,4 +1,4 @@
-"""Own `kvlease top`: the daemon's pools, leases and hit rates on one screen of a terminal, drawn anew every moment.
+"""Own `kvlease top`: the daemon's pools, leases and hit rates on one screen of a terminal, redrawn every moment.
 
 What each part says is `top_parts`'s business.
 """
@@ -22,25 +22,25 @@ from kvlease.errors import KVLeaseError
 from kvlease.replies import CacheInfo, Inspection, Stats
 
 HISTORY_MAX: Final = 240
-"""Moments of which the timelines tell."""
+"""Most moments that the timelines show."""
 ROWS_MAX: Final = 50
-"""Rows of each list."""
+"""Most rows of each list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What was read of the daemon at once."""
+    """What was read from the daemon at one moment."""
 
     seconds: float
-    """On a clock that never goes back."""
+    """When, on a clock that never goes back."""
     stats: Stats
     caches: tuple[CacheInfo, ...]
     lists: dict[str, Inspection]
-    """The leases, waiting calls and tenants of the cache that is looked at, by what they are."""
+    """The leases, waiting calls and tenants of the cache that is shown, by list."""
 
 
 def read(client: Client, cache: str) -> Moment:
-    """Read everything that is shown; `cache` may be empty, or be no more."""
+    """Read everything that is shown; `cache` may be empty, or no longer exist."""
     stats = client.stats()
     caches = tuple(client.list_caches())
     names = [one.cache for one in caches]
@@ -77,7 +77,7 @@ class Top(App[None]):
     def __init__(
         self, read_moment: Callable[[str], Moment], cache: str = "", every_seconds: float = 1.0
     ) -> None:
-        """Take what reads the daemon, given the cache that is looked at."""
+        """Take the function that reads the daemon, given the cache that is shown."""
         super().__init__()
         self._read_moment = read_moment
         self.cache = cache
@@ -99,19 +99,19 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         for name, columns in parts.LISTS.items():
             self._table(name).add_columns(*columns)
         self.set_interval(self.every_seconds, self._tick)
         self._tick()
 
     def action_pause(self) -> None:
-        """Stop or go on."""
+        """Pause or resume."""
         self.is_paused = not self.is_paused
         self.sub_title = "paused" if self.is_paused else self.cache
 
     def action_next_cache(self) -> None:
-        """Look at the next cache."""
+        """Show the next cache."""
         if not self.moments:
             return
         names = [one.cache for one in self.moments[-1].caches]
@@ -130,7 +130,7 @@ class Top(App[None]):
 
     @work(thread=True, exclusive=True, exit_on_error=False)
     def _read(self) -> None:
-        """Read in a thread of its own: a daemon that does not answer must not stop the keys."""
+        """Read in a thread of its own, so that keys work even if the daemon does not answer."""
         try:
             moment = self._read_moment(self.cache)
         except KVLeaseError as error:
@@ -148,7 +148,7 @@ class Top(App[None]):
         """Show what was read."""
         self.show_trouble("")
         if self.moments and self.moments[-1].stats.epoch != moment.stats.epoch:
-            # Counters begin anew with each life of the daemon.
+            # Counters start again with each life of the daemon.
             self.moments.clear()
         self.moments.append(moment)
         names = [one.cache for one in moment.caches]

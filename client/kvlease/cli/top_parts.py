@@ -27,7 +27,7 @@ LOOKS: Final = (
     ("parked", "out of use", "p", "#5a6472"),
     ("free", "free", "·", "#7d8b99"),
 )
-"""The looks of blocks: name, words, the character that says the same as the colour, and the colour."""
+"""How blocks look: name, words, the character that means the same as the colour, and the colour."""
 
 SOURCES: Final = ("device", "host", "disk", "remote")
 COUNTERS: Final = (
@@ -39,7 +39,7 @@ COUNTERS: Final = (
     ("expired", ("leases_expired",)),
     ("failed copies", ("copies_failed", "copies_lost")),
 )
-"""What is told by the second, and the counters that it is the sum of."""
+"""What is shown per second, and the counters whose sum it is."""
 
 LISTS: Final[dict[str, tuple[str, ...]]] = {
     "leases": ("lease", "phase", "blocks", "tokens", "age", "expires in"),
@@ -54,7 +54,7 @@ _NAME_COLUMNS: Final = 12
 
 
 def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> RenderableType:
-    """Return one line on the daemon and one on the cache that is looked at."""
+    """Return one line about the daemon and one about the cache that is shown."""
     names = ", ".join(f"[{one.cache}]" if one.cache == cache else one.cache for one in caches)
     lines = [Text(f"epoch {stats.epoch}   caches: {names or 'none yet'}")]
     if drained := [one.cache for one in caches if one.is_draining]:
@@ -101,13 +101,13 @@ def pools(stats: Stats, cache: str, columns: int) -> RenderableType:
         for name, words, character, colour in LOOKS
         if name in shown
     ]
-    # A line ends between two of them, never between a character and what it means.
+    # A line breaks between two entries, never between a character and its meaning.
     key = Columns(meanings, padding=(0, 3, 0, 0))
     return Group(*lines, Padding(key, (0, 0, 0, _NAME_COLUMNS)))
 
 
 def timelines(history: History, cache: str, columns: int) -> RenderableType:
-    """Return how full the device pool was and which share of the tokens was found, the newest at the right."""
+    """Return how full the device pool was and what share of the tokens was found, the newest at the right."""
     uses, hits = [], []
     for (_, before), (_, after) in pairwise(history):
         then, now = of(before, cache), of(after, cache)
@@ -119,7 +119,7 @@ def timelines(history: History, cache: str, columns: int) -> RenderableType:
 
 
 def moves(history: History, cache: str) -> RenderableType:
-    """Return what happened in a second, between the last two looks."""
+    """Return what happened per second between the last two readings."""
     if len(history) < 2:  # noqa: PLR2004 - a rate is of two looks
         return Text("")
     (then_at, before), (now_at, after) = history[-2:]
@@ -151,12 +151,12 @@ def rows(name: str, page: Inspection | None) -> list[tuple[str, ...]]:
 
 
 def of(stats: Stats, cache: str) -> CacheStats | None:
-    """Return the figures of a cache, if there is such a one."""
+    """Return the figures of a cache, if it exists."""
     return next((one for one in stats.caches if one.cache == cache), None)
 
 
 def counts_of(pool: PoolStats) -> dict[str, int]:
-    """Return the blocks of a pool by look, which add up to all of them."""
+    """Return the blocks of a pool by how they look; they add up to all blocks."""
     return {
         "held": pool.ready_held,
         "reserved": pool.reserved,
@@ -171,7 +171,7 @@ def counts_of(pool: PoolStats) -> dict[str, int]:
 
 
 def _squares(counts: dict[str, int], num_blocks: int, columns: int) -> list[Text]:
-    """Return rows of squares in proportion to counts; what there is at all has one square at least."""
+    """Return rows of squares in proportion to counts; a count above 0 has at least one square."""
     if not num_blocks:
         return [Text() for _ in range(_ROWS_OF_SQUARES)]
     num_squares = _ROWS_OF_SQUARES * columns
@@ -209,7 +209,7 @@ def _bytes_given_back(cache: CacheStats, info: CacheInfo) -> int:
 
 
 def _usable(pool: PoolStats) -> int:
-    """Return the blocks that there are to be used: neither given back by a resize nor retired."""
+    """Return the blocks that can be used: neither given back by a resize nor retired."""
     return pool.num_blocks - pool.parked - pool.bad
 
 

@@ -1,4 +1,4 @@
-"""Own `kvlease trace`: record what a cache is asked for, ask for it again, see what each policy would find of it."""
+"""Own `kvlease trace`: record a cache's requests, replay them, and simulate what each policy would find."""
 
 import asyncio
 import dataclasses
@@ -24,11 +24,17 @@ trace_app = typer.Typer(
 )
 
 File = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A trace, one request a line, in Mooncake's format.")
+    Path,
+    typer.Argument(
+        metavar="TRACE", help="A trace file in Mooncake's format, one request per line."
+    ),
 ]
 Cache = Annotated[str, typer.Option(help="The cache.")]
 First = Annotated[
-    int | None, typer.Option("--requests", min=1, help="Only the first ones.", show_default="all")
+    int | None,
+    typer.Option(
+        "--requests", min=1, help="Only this many requests, the first ones.", show_default="all"
+    ),
 ]
 
 
@@ -38,23 +44,24 @@ def simulate_command(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="A policy, or belady; may be repeated.", show_default="all"),
+        typer.Option(help="A policy, or belady. May be repeated.", show_default="all"),
     ] = None,
     blocks: Annotated[
         list[int] | None,
         typer.Option(
             min=1,
-            help="Blocks of the pool, of one key each; may be repeated.",
+            help="Size of the pool in blocks of one key each. May be repeated.",
             show_default="some shares of the distinct keys",
         ),
     ] = None,
     requests: First = None,
     plot: Annotated[
-        Path | None, typer.Option(help="A .png or .svg to draw hit ratio against blocks into.")
+        Path | None,
+        typer.Option(help="A .png or .svg file in which to draw hit ratio against blocks."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print which share of a trace's keys each policy finds, with Belady's bound beside it."""
+    """Print what share of a trace's keys each policy finds, beside Belady's bound."""
     with told(status=2):
         simulator = find_simulator()
         plotting = None if plot is None else drawing("kvlease.cli.trace_plot", plot)
@@ -76,15 +83,17 @@ def record_command(
     cache: Cache,
     output: Annotated[Path, typer.Option(help="The file to write, in Mooncake's format.")],
     seconds: Annotated[
-        float, typer.Option(min=0, help="Stop after so many.", show_default="at ^C")
+        float, typer.Option(min=0, help="Stop after this many seconds.", show_default="at ^C")
     ] = 0.0,
-    requests: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = REQUESTS_MAX,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Stop after this many requests.")
+    ] = REQUESTS_MAX,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a file of that name, once all is recorded.")
+        bool, typer.Option("--force", help="Replace an existing file, once all is recorded.")
     ] = False,
     address: Address = "",
 ) -> None:
-    """Record what a cache is asked for: times, sizes and digests of keys, and nothing of the tokens."""
+    """Record a cache's requests: times, sizes and digests of keys, but nothing of the tokens."""
     with told(status=1), written_at_the_end(output, may_replace=force) as file:
         recorded = asyncio.run(record(address, cache, seconds or None, requests))
         if not recorded.requests:
@@ -94,7 +103,7 @@ def record_command(
             raise InvalidError(message, resource="requests")
         trace = gathered(recorded.requests)
         write_trace(trace, file)
-    # Whatever was recorded is there, also where the recording ended early.
+    # What was recorded has been written, even if the recording ended early.
     with told(status=1):
         typer.echo(_said(trace, recorded, output))
         if recorded.error is not None:
@@ -107,17 +116,17 @@ def replay_command(
     *,
     cache: Cache,
     speed: Annotated[
-        float, typer.Option(min=0, help="How much faster than it was; 0: one right after another.")
+        float, typer.Option(min=0, help="How many times as fast as recorded; 0: without pauses.")
     ] = 1.0,
     requests: First = None,
     tenant: Annotated[str, typer.Option(help="The tenant to ask as.")] = TENANT,
     address: Address = "",
     as_json: Json = False,
 ) -> None:
-    """Ask a cache for what a trace asked for; nothing is written to its memory, but what it had may be evicted.
+    """Send a trace's requests to a cache. No K and V are written, but cached blocks may be evicted.
 
-    The exit status is 1 where a request was refused for a reason that no retry mends: the cache is another than the
-    trace is of, or too small.
+    The exit status is 1 if a request was refused for a reason that no retry mends: the cache differs from the one that
+    was recorded, or is too small.
     """
     with told(status=2):
         read = _read(trace, requests)
@@ -134,10 +143,10 @@ def replay_command(
 
 
 def _read(path: Path, num_requests: int | None) -> Trace:
-    """Read a trace that asks for something, and say on stderr where its last line was cut off.
+    """Read a trace, and say on stderr if its last line was cut off.
 
     Raises:
-        InvalidError: it is no trace, or asks for nothing.
+        InvalidError: the file is no trace, or the trace has no keys.
     """
     trace = read_trace(path, num_requests, lambda said: typer.echo(f"warning: {said}", err=True))
     if not len(trace.key_ids):
@@ -150,7 +159,7 @@ def _read(path: Path, num_requests: int | None) -> Trace:
 
 
 def _answer(trace: Trace, results: list[Simulated]) -> dict[str, object]:
-    """Return the results as JSON has them; the numbers of a single one stand at the top, too."""
+    """Return the results for JSON; if there is one result, its numbers are also at the top level."""
     entries = [_entry(result) for result in results]
     answer: dict[str, object] = dict(entries[0]) if len(entries) == 1 else {}
     return answer | {

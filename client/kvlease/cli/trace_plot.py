@@ -1,4 +1,4 @@
-"""Own the drawing of hit ratio against blocks; only drawings need matplotlib."""
+"""Own the drawing of hit ratio against blocks; only drawing needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def draw(results: Sequence[Simulated], path: Path) -> None:
 
 
 def curves_of(results: Sequence[Simulated]) -> dict[str, Points]:
-    """Return the points of each policy, by size, and last those of the bound."""
+    """Return the points of each policy, by size, and then those of the bound."""
     curves: dict[str, Points] = {}
     bounds: dict[int, float] = {}
     for result in sorted(results, key=lambda one: one.num_blocks):

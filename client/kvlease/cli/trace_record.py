@@ -1,4 +1,4 @@
-"""Own how a trace is recorded: until there is enough of it, its time is over, or the user has had enough."""
+"""Own how a trace is recorded: until there are enough requests, the time is over, or the user stops it."""
 
 import asyncio
 import os
@@ -17,12 +17,12 @@ from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.traces import TracedRequest
 
 REQUESTS_MAX: Final = 1_000_000
-"""Requests after which a recording ends unless told otherwise: they are kept in memory until they are written."""
+"""Requests after which a recording ends by default: they are kept in memory until they are written."""
 
 
 @contextmanager
 def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
-    """Give a file to write, which takes the place of `output` where all went well, and goes where it did not.
+    """Give a file to write: it replaces `output` if all went well, and is removed if not.
 
     A pipe or a device is written itself.
 
@@ -39,7 +39,7 @@ def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
         with _writing(output):
-            # What cannot be written should be known before there is something to write.
+            # If the file cannot be written, that should be known before there is something to write.
             part.write_bytes(b"")
         yield part
         with _writing(output):
@@ -65,7 +65,7 @@ class Recorded:
     num_dropped: int = 0
     """Requests that the daemon left out, because they were not read fast enough."""
     error: KVLeaseError | None = None
-    """Why it ended before its time."""
+    """Why the recording ended early."""
 
 
 async def record(address: str, cache: str, seconds: float | None, num_requests: int) -> Recorded:

@@ -1,4 +1,4 @@
-"""Own how a trace is asked for again: by one worker, request by request, each when it came or as soon as it can."""
+"""Own how a trace is replayed: by one worker, request by request, each at its recorded time or as soon as possible."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ from kvlease.worker import Worker
 R = TypeVar("R")
 
 TENANT: Final = "trace-replay"
-"""Who asks unless told otherwise: nobody else finds blocks that nothing was written to."""
+"""The tenant that asks by default, so that nobody else finds blocks that nothing was written to."""
 TIERS: Final = ("device", "host", "disk", "remote")
 """Where a prefix can be found."""
 
@@ -47,15 +47,15 @@ class Replayed:
     """Tokens that were found, by tier."""
     hit_ratio: float
     refusals: dict[str, int]
-    """Requests that were refused, by code."""
+    """Number of refused requests, by code."""
     reasons: dict[str, str]
-    """What the first refusal of each code said."""
+    """The message of the first refusal of each code."""
     has_refused_for_good: bool
-    """Whether one was refused that would be refused again however often it is asked for."""
+    """Whether a request was refused that would be refused again, however often it is sent."""
     latencies: dict[str, Latency]
     """By verb."""
     late_ms_max: float
-    """Milliseconds that a request was asked for later than the trace wanted."""
+    """Milliseconds by which requests were sent later than the trace says."""
     seconds: float
 
 
@@ -112,7 +112,7 @@ def replay(client: Client, cache: str, trace: Trace, *, speed: float, tenant: st
 
 
 def keys_of(trace: Trace, request: int, root: bytes) -> bytes:
-    """Return packed keys that are found where the trace's are; `root` is of the tenant that asks."""
+    """Return packed keys that hit where the trace's keys do; `root` is that of the tenant that asks."""
     ids = trace.keys_of(request).tolist()
     return b"".join(blake3(one.to_bytes(_BYTES_PER_ID, "little"), key=root).digest() for one in ids)
 

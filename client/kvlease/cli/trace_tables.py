@@ -13,7 +13,7 @@ BOUND = "belady"
 
 
 def simulated(trace: Trace, results: Sequence[Simulated], width: int) -> Iterator[RenderableType]:
-    """Yield what a trace is, and one row per size: the hit ratio of each policy, and what is possible."""
+    """Yield what the trace holds, and one row per size: the hit ratio of each policy, and the bound."""
     repeated = 1 - trace.num_distinct / len(trace.key_ids)
     yield (
         f"{len(trace):,} requests, {len(trace.key_ids):,} keys, {trace.num_distinct:,} of them distinct: "

@@ -15,16 +15,16 @@ _POWER: Final = {letter: power for power, letter in enumerate("kmgt", 1)}
 
 @dataclass(slots=True, kw_only=True)
 class Given:
-    """What a command line of vLLM says of a plan."""
+    """What a command line of vLLM says about a plan."""
 
     values: dict[str, str] = field(default_factory=dict)
     """The arguments that have a value, by their names without dashes in front."""
     switches: dict[str, bool] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
-    """The names of arguments without bearing on a plan."""
+    """The names of arguments that do not matter to a plan."""
 
     def count(self, name: str) -> int | None:
-        """Return a number, with vLLM's endings: 1k is 1,000 and 1K is 1,024; None where it is not given.
+        """Return a number, read with vLLM's suffixes: 1k is 1,000 and 1K is 1,024; None if it is not given.
 
         Raises:
             InvalidError: it is no such number.
@@ -37,7 +37,7 @@ class Given:
         return number
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return a config in JSON; an empty one where it is not given.
+        """Return a config given as JSON; an empty one if it is not given.
 
         Raises:
             InvalidError: it is no object of JSON.
@@ -80,11 +80,11 @@ def _read(left: list[str], given: Given, own: Collection[str]) -> None:
         message = f"{word[:40]!r} belongs to no argument of vLLM"
         raise InvalidError(message, resource="vllm", rule="unknown_argument")
     if word.startswith("-O") and word not in {"-O", "-O.", "-O="}:
-        # An optimisation level may be written behind its letter, with or without a sign of equality.
+        # An optimisation level may follow its letter directly, or after an equals sign.
         given.ignored.append("optimization-level")
         return
     name, is_joined, value = word.partition("=")
-    # vLLM takes underscores for dashes, and --config.part for a part of a config in JSON.
+    # vLLM accepts underscores for dashes, and --config.part for one part of a JSON config.
     name, _, part = name.replace("_", "-").partition(".")
     name = table.ALIASES.get(name, name.removeprefix("--"))
     is_yes = not name.startswith("no-")
@@ -115,7 +115,7 @@ def _note(given: Given, name: str, part: str, value: str) -> None:
 
 
 def _next(left: list[str], name: str) -> str:
-    # A number below zero is a value.
+    # A negative number is a value.
     if not left or (left[0].startswith("-") and not left[0][1:].isdecimal()):
         message = f"--{name} of vLLM needs a value"
         raise InvalidError(message, resource=name, rule="missing_value")

@@ -1,4 +1,4 @@
-"""Own what vLLM 0.32 makes of its arguments where they leave something open, as far as a plan depends on it.
+"""Own what vLLM 0.32 chooses if its arguments leave something open, as far as a plan depends on it.
 
 vLLM is not asked: its defaults are written down here, and a test compares what comes of them with real engines.
 """
@@ -18,7 +18,7 @@ from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
 from kvlease.spec import ChunkedLocal, LayerSpec, SlidingWindow, StateSpace
 
 PLATFORMS: Final = ("cuda", "cpu")
-"""Where engines run whose defaults are known."""
+"""The platforms whose defaults are known."""
 
 ANY_LENGTH_VARIABLE: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """The variable by which vLLM takes requests beyond the model's positions; those that plan for it set it, too."""
@@ -62,17 +62,17 @@ _POSITIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the engine will find where it runs."""
+    """The machine on which the engine will run."""
 
     platform: str = "cuda"
     device_bytes: int = 0
-    """All memory of one device; 0: not told."""
+    """Bytes of all memory of one device; 0: unknown."""
     other_bytes: int = 0
-    """What weights, activations and graphs take of it, which an engine logs at its start; 0: not told."""
+    """Bytes of it that weights, activations and graphs take, as an engine logs at its start; 0: unknown."""
     layout: str = ""
-    """Order of the axes where a backend prefers another than the platform."""
+    """Order of the axes, if a backend prefers another order than the platform."""
     takes_any_length: bool = False
-    """Whether vLLM is told to take requests beyond the model's positions."""
+    """Whether vLLM is told to accept requests beyond the model's positions."""
 
 
 def inputs_of(given: Given, machine: Machine) -> PlanInputs:
@@ -106,7 +106,7 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
 
 
 def check_defaults(plan: CachePlan, given: Given, machine: Machine) -> None:
-    """Refuse a plan that rests on a default which vLLM chooses by what is not known here, or on blocks it refuses.
+    """Refuse a plan that rests on a default that vLLM chooses by facts unknown here, or on blocks that vLLM refuses.
 
     Raises:
         InvalidError: such a default was taken, or such blocks; the message names the argument to give.
@@ -150,7 +150,7 @@ def _config(model: str, given: Given) -> dict[str, Any]:
     if written == "auto":
         if own is None:
             raise _open("dtype", "the model's config names none")
-        # vLLM computes in float32 only where it is asked to.
+        # vLLM computes in float32 only if it is asked to.
         chosen = "bfloat16" if own == "float32" else str(own)
     elif written in _DTYPES:
         chosen = _DTYPES[written]
@@ -176,7 +176,7 @@ def _kv_dtype(config: Mapping[str, Any], given: Given) -> str:
 def _longest_request(
     model: str, config: Mapping[str, Any], given: Given, *, takes_any: bool
 ) -> int:
-    """Return the tokens of the longest request: what is given, else what the config and the tokenizer allow."""
+    """Return the tokens of the longest request: as given, else as many as the config and the tokenizer allow."""
     inner = config.get("text_config")
     words = {**config, **inner} if isinstance(inner, dict) else config
     reach = _reach_tokens(model, words)
@@ -191,7 +191,7 @@ def _longest_request(
 
 
 def _reach_tokens(model: str, words: Mapping[str, Any]) -> int | None:
-    """Return how far vLLM finds that the model reaches; None where the config does not say so plainly."""
+    """Return how many tokens vLLM finds that the model supports; None if the config does not say so plainly."""
     found = [words[name] for name in _POSITIONS if isinstance(words.get(name), int)]
     if not found or not _is_plain_rope(words):
         return None
@@ -204,7 +204,7 @@ def _reach_tokens(model: str, words: Mapping[str, Any]) -> int | None:
 
 
 def _check_reach(tokens: int, reach_tokens: int, words: Mapping[str, Any]) -> None:
-    """Refuse what vLLM refuses: more than the model reaches, and than the config says besides that it may have."""
+    """Refuse what vLLM refuses: more tokens than the model supports and than the config otherwise allows."""
     most = words.get("model_max_length")
     allowed = max(reach_tokens, most) if isinstance(most, int) else reach_tokens
     if tokens > allowed:
@@ -216,7 +216,7 @@ def _check_reach(tokens: int, reach_tokens: int, words: Mapping[str, Any]) -> No
 
 
 def _is_plain_rope(words: Mapping[str, Any]) -> bool:
-    """Tell whether positions are as the config counts them, with nothing that stretches them."""
+    """Tell whether positions are as the config counts them, with nothing that stretches them further."""
     rope = words.get("rope_parameters") or words.get("rope_scaling")
     if not isinstance(rope, Mapping):
         return True
@@ -242,7 +242,7 @@ def _engine(
     has_prefixes = given.switches.get("enable-prefix-caching", True)
     mode = given.values.get("mamba-cache-mode", "none")
     if mode == "none" and has_prefixes:
-        # Recurrent layers can be found again only at the ends of blocks.
+        # States of recurrent layers can be found again only at the ends of blocks.
         mode = "align"
     return EngineInputs(
         tokens_per_step=_tokens_per_step(given, machine, longest_tokens),
@@ -256,7 +256,7 @@ def _engine(
 
 
 def _is_one_group(config: Mapping[str, Any], given: Given) -> bool:
-    """Tell whether vLLM has one table for all layers: where it is told to, and by default beside chunks."""
+    """Tell whether vLLM uses one table for all layers: if it is told to, and by default if there are chunks."""
     told = given.switches.get("disable-hybrid-kv-cache-manager")
     if told is not None:
         return told
@@ -310,7 +310,7 @@ def _parallel(given: Given) -> ParallelInputs:
 
 
 def _device_bytes(given: Given, machine: Machine) -> int:
-    """Return the bytes that are the cache's: as given, else what is left of the memory that vLLM may take.
+    """Return the bytes for the cache: as given, else what is left of the memory that vLLM may take.
 
     A number of blocks that is given makes vLLM ask for no memory at all.
     """

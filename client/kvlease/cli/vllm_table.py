@@ -13,7 +13,7 @@ SWITCHES: Final = frozenset(
         "enable-prefix-caching",
     )
 )
-"""Arguments that a plan depends on and that are yes or no."""
+"""Arguments that a plan depends on and that are true or false."""
 
 VALUES: Final = frozenset(
     (
@@ -55,7 +55,7 @@ prefill-context-parallel-size quantization-config replayssm-buffer-len runner sc
 spec-model spec-tokens speculative-config swa-bounded-replay use-replayssm worker-cls worker-extension-cls
 """.split()  # noqa: SIM905  # a table reads best without a quote around every name
 )
-"""Arguments that may change layers, pages or tables in ways that are not planned here."""
+"""Arguments that may change layers, pages or tables in ways that this planner does not know."""
 
 IGNORED_SWITCHES: Final = frozenset(
     """
@@ -80,7 +80,7 @@ specialize-active-lora tokens-only trust-remote-code trust-request-chat-template
 use-fp64-gumbel use-tqdm-on-load
 """.split()  # noqa: SIM905
 )
-"""Arguments without bearing on a plan that take no value."""
+"""Arguments that do not matter to a plan and take no value."""
 
 IGNORED_VALUES: Final = frozenset(
     """
@@ -117,7 +117,7 @@ tool-strict-level ubatch-size uds uvicorn-log-level video-pruning-method video-p
 watermark-config weight-transfer-config
 """.split()  # noqa: SIM905
 )
-"""Arguments without bearing on a plan that take a value."""
+"""Arguments that do not matter to a plan and take a value."""
 
 IGNORED_LISTS: Final = frozenset(
     """
@@ -126,7 +126,7 @@ ignore-patterns logits-processors lora-modules lora-target-modules numa-bind-cpu
 offload-params served-model-name sleep-preserve-parameter-names
 """.split()  # noqa: SIM905
 )
-"""Arguments without bearing on a plan that take several values."""
+"""Arguments that do not matter to a plan and take several values."""
 
 AT_LEAST_ONE: Final = frozenset(
     {
@@ -140,7 +140,7 @@ AT_LEAST_ONE: Final = frozenset(
         "tensor-parallel-size",
     }
 )
-"""Numbers of which vLLM refuses 0."""
+"""Numbers that vLLM refuses if they are 0."""
 ALIASES: Final = {
     "--device-memory-utilization": "gpu-memory-utilization",
     "-ac": "attention-config",
