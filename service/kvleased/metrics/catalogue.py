@@ -21,132 +21,132 @@ def _histogram(name: str, text: str, *labels: str) -> Definition:
 SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
     "The daemon": (
         _gauge("build_info", "The running build; always 1.", "version", "python"),
-        _gauge("ready", "Whether calls can be granted."),
-        _gauge("epoch", "The daemon's life; grows with every start."),
+        _gauge("ready", "Whether the daemon can grant calls."),
+        _gauge("epoch", "The number of this life of the daemon; it grows with every start."),
         _gauge(
             "credentials_stale",
-            "Whether tokens or the certificate have changed to what cannot be used, so that the old are in force, or "
-            "the certificate is not valid by its dates.",
+            "Whether tokens or the certificate have changed to something that cannot be used, so that the old ones "
+            "stay in force, or the certificate is outside its dates of validity.",
             "what",
         ),
         _gauge(
             "certificate_expires_timestamp_seconds",
-            "When the certificate that TLS is served with ends, in seconds since 1970; absent without TLS.",
+            "When the certificate for TLS expires, in seconds since 1970; absent without TLS.",
         ),
         _counter(
             "control_restarts",
-            "Control processes that were started in the place of another, by what became of that: it ended, or was "
+            "Control processes that were started to replace another, by what became of the other: it ended, or was "
             "silent for too long and was killed. Counted since the start of the whole daemon.",
             "reason",
         ),
         _counter(
             "mover_ends",
-            "Movers that ended or were replaced, but those that ended with the control process.",
+            "Movers that ended or were replaced, except those that ended with the control process.",
             "mover",
         ),
         _gauge(
             "connections",
-            "Open connections of a listener, without those of strangers; of gRPC over TCP those of a second ago, and "
-            "not those of its Unix socket.",
+            "Open connections of a listener, without those of strangers. For gRPC over TCP, the number is that of a "
+            "second ago; connections to gRPC's Unix socket are not counted.",
             "listener",
         ),
-        _gauge("connections_max", "Such connections that each listener has at once."),
+        _gauge("connections_max", "Most connections, without those of strangers, that each listener has at once."),
         _gauge(
             "stranger_connections",
-            "Open connections of a listener of REST or of gRPC over TCP that have shown no token that is known; there "
-            "are 64 at most, 256 of gRPC, and the oldest gives way to a new one.",
+            "Open connections to REST, or to gRPC over TCP, that have shown no known token. There are at most 64 for "
+            "each listener, 256 for gRPC; the oldest gives way to a new one.",
             "listener",
         ),
         _counter(
             "connections_turned_away",
-            "Connections for which there was no place, by whose they were: a member's was refused, a "
-            "stranger's gave way to a newer one.",
+            "Connections for which there was no place, by whose they were: a member's was refused, a stranger's gave "
+            "way to a newer one.",
             "listener",
             "who",
         ),
         _gauge("watchers", "Watchers of events."),
-        _gauge("watchers_max", "Watchers that there may be at once."),
+        _gauge("watchers_max", "Most watchers at once."),
         _gauge("key_counts_bytes", "Bytes of the key counts that workers read, over all tenants."),
-        _gauge("key_counts_bytes_max", "Bytes that they may have; beyond, workers ask."),
+        _gauge("key_counts_bytes_max", "Most bytes that key counts may take; workers without them must ask."),
         _histogram(
             "loop_lag_seconds",
-            "Seconds by which the event loop of the control process heard a clock late.",
+            "Seconds by which a clock of the control process's event loop was heard late.",
         ),
         _gauge(
             "process_private_bytes",
-            "Memory of each process that it shares with no other, so without pools.",
+            "Memory that each process shares with no other process, so without pools.",
             "role",
         ),
-        _gauge("process_open_fds", "Open descriptors of each process.", "role"),
+        _gauge("process_open_fds", "Open file descriptors of each process.", "role"),
         _gauge(
             "memory_used_bytes",
-            "Memory in use where least is left: in a cgroup of the daemon, or on the machine.",
+            "Memory in use at the place where least is left: a cgroup of the daemon, or the machine.",
         ),
-        _gauge("memory_limit_bytes", "The limit there."),
-        _gauge("scrape_seconds", "Seconds that the last scrape before this one took to compute."),
+        _gauge("memory_limit_bytes", "The memory limit at the place that kvlease_memory_used_bytes is about."),
+        _gauge("scrape_seconds", "Seconds that it took to compute the previous scrape."),
     ),
     "Pools": (
         _gauge(
             "blocks",
-            "Blocks by state; the states of a tier add up to its capacity.",
+            "Blocks by state. The states of a tier add up to its capacity.",
             "cache", "tier", "state",
         ),
-        _gauge("pool_bytes", "The same in bytes, over all ranks.", "cache", "tier", "state"),
+        _gauge("pool_bytes", "Bytes of the blocks by state, over all ranks.", "cache", "tier", "state"),
         _gauge(
             "blocks_held",
-            "Ready blocks that something holds; part of the ready ones.",
+            "Ready blocks that something holds; they are part of the ready ones.",
             "cache", "tier",
         ),
         _gauge(
             "available_blocks",
-            "Device blocks that are free or may be evicted: the largest request that finds room.",
+            "Device blocks that are free or may be evicted: the size of the largest request that finds room.",
             "cache",
         ),
         _gauge(
             "tenant_blocks",
-            "Blocks that hold a tenant's bytes: cached ones, which may be evicted, and held ones. "
-            "Tenants that have neither settings nor a worker go by one name.",
+            "Blocks that hold a tenant's bytes: cached ones, which may be evicted, and held ones. Tenants that have "
+            "neither settings nor a worker are counted together under one name.",
             "cache", "tier", "tenant", "state",
         ),
         _gauge(
             "tenant_bytes",
-            "The same in bytes, over all ranks.",
+            "Bytes of the blocks that hold a tenant's bytes, over all ranks.",
             "cache", "tier", "tenant", "state",
         ),
         _gauge(
             "tenant_pinned_blocks",
-            "Device blocks of a tenant that pins hold; part of the held ones.",
+            "Device blocks of a tenant that pins hold; they are part of the held ones.",
             "cache", "tenant",
         ),
         _gauge(
             "tenant_limit_blocks",
-            "Device blocks that a tenant is guaranteed (min), and may have (max).",
+            "Device blocks that a tenant can always get (min), and can have at most (max).",
             "cache", "tenant", "limit",
         ),
         _gauge("pins", "Pins.", "cache"),
         _gauge(
             "group_blocks",
-            "Blocks that live leases list of a group, as often as they do.",
+            "Blocks of a group in live leases; a block counts once for each time that a lease lists it.",
             "cache", "group",
         ),
         _gauge(
             "group_unfilled_bytes",
-            "Bytes of these blocks behind the last token of their lease.",
+            "Bytes of a group's blocks in live leases that lie behind the last token of their lease.",
             "cache", "group",
         ),
         _gauge(
             "group_padding_bytes",
-            "Bytes of these blocks that the group's pages do not take.",
+            "Bytes of a group's blocks in live leases that the group's pages do not use.",
             "cache", "group",
         ),
         _gauge(
             "plan_waste_bytes",
-            "Bytes that hold nothing by the plan, whatever is cached.",
+            "Bytes that hold nothing because of the plan, whatever is cached.",
             "cache", "tier", "cause",
         ),
     ),
     "Calls": (
-        _counter("requests", "Answered calls.", "verb", "transport", "code"),
+        _counter("requests", "Calls that were answered.", "verb", "transport", "code"),
         _histogram(
             "request_seconds",
             "Seconds from reading a call to writing its answer.",
@@ -154,73 +154,74 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _counter(
             "refusals",
-            "Calls that a cache refused, by the rule that was broken or what there was too little of.",
+            "Calls that a cache refused, by the rule that was broken or the resource that was short.",
             "cache", "verb", "code", "reason",
         ),
         _counter("step_refusals", "Entries of step calls that were refused.", "cache", "code"),
         _gauge(
             "waiting_requests",
-            "Requests waiting for blocks, by the priority that they have come to.",
+            "Requests that wait for blocks, by the priority that they have reached.",
             "cache", "priority",
         ),
         _gauge(
             "waiting_oldest_seconds",
-            "Seconds since the oldest of the waiting calls came; 0 where there is none.",
+            "Seconds that the oldest waiting call has waited; 0 if none waits.",
             "cache",
         ),
         _counter(
             "waits",
-            "Calls that have waited, for room or copies, by what became of them.",
+            "Calls that waited, for room or for copies, by what became of them.",
             "cache", "verb", "outcome",
         ),
-        _histogram("wait_seconds", "Seconds that they waited.", "cache", "verb"),
+        _histogram("wait_seconds", "Seconds that calls waited, for room or for copies.", "cache", "verb"),
     ),
     "Leases": (
-        _gauge("leases", "Live leases by phase.", "cache", "phase"),
-        _gauge("leases_max", "Leases that there may be at once.", "cache"),
+        _gauge("leases", "Live leases, by phase.", "cache", "phase"),
+        _gauge("leases_max", "Most leases at once.", "cache"),
         _gauge(
             "tenant_leases",
-            "Live leases of a tenant. Tenants that have neither settings nor a worker go by one name.",
+            "Live leases of a tenant. Tenants that have neither settings nor a worker are counted together under one "
+            "name.",
             "cache", "tenant",
         ),
-        _gauge("tenant_leases_max", "Leases that a tenant may have at once.", "cache", "tenant"),
+        _gauge("tenant_leases_max", "Most leases that a tenant may have at once.", "cache", "tenant"),
         _gauge(
             "draining",
-            "Whether a cache grants no new lease, because it or the whole daemon is drained.",
+            "Whether a cache grants no new leases, because it or the whole daemon is drained.",
             "cache",
         ),
         _gauge(
             "lease_age_seconds",
-            "Ages of the leases that this life of the daemon has granted: median, p95 and oldest.",
+            "Ages of the leases that were granted in this life of the daemon: median, p95 and oldest.",
             "cache", "statistic",
         ),
         _gauge(
             "quarantined_oldest_seconds",
-            "Seconds since the first of the quarantined leases ran out; 0 where there is none.",
+            "Seconds since the first of the quarantined leases expired; 0 if there is none.",
             "cache",
         ),
-        _gauge("workers", "Workers attached.", "cache"),
+        _gauge("workers", "Attached workers.", "cache"),
         _counter("leases_granted", "Leases that were granted.", "cache"),
-        _counter("leases_released", "Leases that ended by their owner's word.", "cache"),
+        _counter("leases_released", "Leases that their owner released.", "cache"),
         _counter("leases_expired", "Leases that were not renewed in time.", "cache"),
         _counter(
             "leases_orphaned",
-            "Leases that ended because their worker had lost them.",
+            "Leases that ended because their worker no longer knew them.",
             "cache",
         ),
         _counter(
             "leases_ended",
-            "Granted leases that ended, by how; `released` is `kvlease_leases_released_total`.",
+            "Granted leases that ended, by how they ended; `released` is `kvlease_leases_released_total`.",
             "cache", "reason",
         ),
         _counter(
             "leases_recovered",
-            "Leases that went on after a restart of the control process: granted before it counted anew. Granted and "
-            "recovered leases are those that live, but the `loading`, and those that ended.",
+            "Leases that went on after a restart of the control process, which does not count them as granted. Granted "
+            "plus recovered leases are the live ones, except the `loading`, plus those that ended.",
             "cache",
         ),
-        _counter("releases_unknown", "Releases of leases that had ended already.", "cache"),
-        _counter("blocks_forked", "Blocks that were copied because of a fork.", "cache"),
+        _counter("releases_unknown", "Releases of leases that had already ended.", "cache"),
+        _counter("blocks_forked", "Blocks that were copied for a fork.", "cache"),
         _counter(
             "blocks_given_back",
             "Blocks that left a running lease because no later token needs them.",
@@ -230,49 +231,50 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
     "Reuse and eviction": (
         _counter(
             "prefix_tokens",
-            "Tokens of granted requests, by where their K and V came from; the outcomes add up to the requests.",
+            "Tokens of granted requests, by where their K and V came from; the outcomes add up to all tokens of the "
+            "requests.",
             "cache", "outcome",
         ),
         _counter(
             "missed_blocks",
-            "Blocks of prefixes that were not found, by why: evicted before and needed now, displaced on request, "
-            "dropped, damaged, cached behind a miss, or unknown. Looked up a moment after the grant, and only once a "
-            "block has left a tier: before, all are unknown, and none is counted.",
+            "Blocks of prefixes that were not found, by reason: evicted before and needed now, displaced on request, "
+            "dropped, damaged, cached behind a miss, or unknown. They are looked up a moment after the grant, and only "
+            "once a block has left a tier: before that, all would be unknown, and none is counted.",
             "cache", "reason",
         ),
-        _counter("missed_blocks_not_looked_up", "Those that there was no time for.", "cache"),
-        _counter("evictions", "Blocks that left a tier, by why.", "cache", "tier", "reason"),
+        _counter("missed_blocks_not_looked_up", "Missed blocks whose reason there was no time to look up.", "cache"),
+        _counter("evictions", "Blocks that left a tier, by reason.", "cache", "tier", "reason"),
         _histogram(
             "block_residence_seconds",
-            "Seconds that evicted blocks had been findable in their tier.",
+            "Seconds for which evicted blocks had been findable in their tier.",
             "cache", "tier",
         ),
         _histogram(
             "block_idle_seconds",
-            "Seconds that evicted blocks had been held by nobody.",
+            "Seconds for which nobody had held evicted blocks.",
             "cache", "tier",
         ),
         _counter(
             "blocks_dropped",
-            "Blocks that were evicted from the last tier that had them. What a clear, a resize or a loss takes is in "
-            "the evictions by reason alone.",
+            "Blocks that were evicted from the last tier that had them. Blocks taken by a clear, a resize or a loss "
+            "are counted only in the evictions by reason.",
             "cache",
         ),
         _counter(
             "blocks_committed",
-            "Device blocks that became findable, also those that a lower tier has already: a request that does not "
-            "wait computes them again.",
+            "Device blocks that became findable, including those that a lower tier already has: a request that does "
+            "not wait computes them again.",
             "cache",
         ),
-        _counter("blocks_duplicate", "Committed blocks whose key was findable already.", "cache"),
+        _counter("blocks_duplicate", "Committed blocks whose key was already findable.", "cache"),
         _counter(
             "ghost_keys",
-            "Keys of granted requests that a ghost cache looked at.",
+            "Keys of granted requests that a ghost cache looked up.",
             "cache", "ghost",
         ),
         _counter(
             "ghost_hits",
-            "Those of them that another policy or size would have found.",
+            "Keys of granted requests that another policy or size would have found.",
             "cache", "ghost",
         ),
         _counter(
@@ -284,13 +286,13 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
     "Tiers and copies": (
         _gauge(
             "tier_up",
-            "Whether a lower tier works; while it does not, everything in it is a miss.",
+            "Whether a lower tier works. While it does not, everything in it is a miss.",
             "cache", "tier",
         ),
         _counter("blocks_moved", "Blocks that arrived in a tier.", "cache", "direction"),
         _gauge(
             "copies_in_flight",
-            "Batches of copies of a cache that are under way, or wait for their mover.",
+            "Batches of copies of a cache that are being copied, or wait for their mover.",
             "cache",
         ),
         _counter("copies", "Batches of copies.", "direction", "result"),
@@ -298,59 +300,60 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _counter("copy_seconds", "Seconds that movers spent copying.", "direction", "result"),
         _gauge(
             "mover_queue",
-            "Batches of copies that are not done: waiting to be sent to their mover, or sent to it.",
+            "Batches of copies that are not done: waiting to be sent to their mover, or already sent to it.",
             "mover", "state",
         ),
         _gauge(
             "mover_oldest_seconds",
-            "Seconds since the oldest of them began to wait; 0 where there is none.",
+            "Seconds since the oldest of these batches began to wait; 0 if there is none.",
             "mover",
         ),
-        _counter("copies_failed", "Copies that their mover gave up, or died over.", "cache"),
+        _counter("copies_failed", "Copies that their mover gave up, or during which it died.", "cache"),
         _counter("copies_lost", "Copies that were not answered in time.", "cache"),
         _counter(
             "checksum_failures",
-            "Blocks of the host pool whose bytes were not what they were.",
+            "Blocks of the host pool whose bytes had changed.",
             "cache",
         ),
         _counter(
             "disk_failures",
-            "Blocks that the disk store did not give back as they were written.",
+            "Blocks that the disk store did not return as they were written.",
             "cache",
         ),
-        _counter("store_failures", "Blocks that a store did not take.", "cache"),
+        _counter("store_failures", "Blocks that a store did not accept.", "cache"),
         _counter(
             "remote_misses",
-            "Blocks that the remote store said to have and did not give in time, or not as they were written.",
+            "Blocks that the remote store said it had, but did not return in time or as they were written.",
             "cache",
         ),
         _counter(
             "slots_adopted",
-            "Blocks that an earlier life left in the disk store and that became findable again.",
+            "Blocks that an earlier life left in the disk store and that are findable again.",
             "cache",
         ),
         _counter(
             "disk_slots_forgotten",
-            "Blocks that were lost with the disk store, which is another one now.",
+            "Blocks that were lost with the disk store, which has been replaced by another.",
             "cache",
         ),
     ),
     "Magazines": (
         _gauge(
             "magazine_blocks",
-            "Device blocks in each magazine, by its place: private ones, and findable ones that others may hold, too.",
+            "Device blocks in each magazine, by the magazine's place: private ones, and findable ones, which others "
+            "may hold too.",
             "cache", "magazine", "state",
         ),
         _counter(
             "magazine_keys",
-            "Keys that magazines asked to hold: held, cached but not held yet, or missed.",
+            "Keys of blocks that magazines asked to hold: held, cached but not held yet, or missed.",
             "cache", "outcome",
         ),
         _counter("magazine_exchanges", "Exchanges of magazines.", "cache"),
-        _counter("magazine_blocks_taken", "Blocks that magazines took to write them.", "cache"),
+        _counter("magazine_blocks_taken", "Blocks that magazines took in order to write them.", "cache"),
         _counter(
             "magazine_blocks_retracted",
-            "Findable blocks that magazines took back to write them again.",
+            "Findable blocks that magazines took back in order to write them again.",
             "cache",
         ),
     ),
