@@ -4,7 +4,7 @@ One event loop runs all of it. A call that need not wait is answered synchronous
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from time import monotonic
 from typing import Final, NoReturn
 
@@ -240,7 +240,7 @@ class Daemon:
 
     def watch(
         self, request: pb.WatchRequest, role: Role = Role.OPERATOR
-    ) -> AsyncIterator[pb.WatchResponse]:
+    ) -> AsyncGenerator[pb.WatchResponse, None]:
         """Return events from a sequence number on, without end.
 
         Raises:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Final
 
 from kvlease.errors import BusyError, UnknownCacheError
@@ -82,7 +82,7 @@ class Events:
         *,
         with_snapshot: bool = False,
         is_operator: bool = True,
-    ) -> AsyncIterator[pb.WatchResponse]:
+    ) -> AsyncGenerator[pb.WatchResponse, None]:
         """Return the events after a sequence number, oldest first, without end; a gap event stands for lost events.
 
         If the number is of another life of the daemon, a resync event comes first. With snapshots, those of the caches
@@ -109,7 +109,7 @@ class Events:
 
     async def _follow(
         self, after_sequence: int, cache: str, *, with_snapshot: bool
-    ) -> AsyncIterator[pb.WatchResponse]:
+    ) -> AsyncGenerator[pb.WatchResponse, None]:
         self._num_watchers += 1
         try:
             position = after_sequence + 1 if after_sequence else self._oldest

@@ -1,7 +1,7 @@
 """Own when the notes of requests are worked on: never before the caller has its answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,9 @@ class Observing:
         self._registry = registry
         self._at_work: asyncio.TimerHandle | None = None
 
-    def trace(self, request: pb.TraceRequest, caller: Caller) -> AsyncIterator[pb.TraceResponse]:
+    def trace(
+        self, request: pb.TraceRequest, caller: Caller
+    ) -> AsyncGenerator[pb.TraceResponse, None]:
         """Return the requests of a cache as their leases end, without end.
 
         Raises:

@@ -6,7 +6,7 @@ The notes have no tokens, and keys leave this process only as digests, keyed by 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,7 +96,7 @@ class Observer:
         if self._requests:
             self._end(list(self._requests))
 
-    def record(self, now: float) -> AsyncIterator[pb.TraceResponse]:
+    def record(self, now: float) -> AsyncGenerator[pb.TraceResponse, None]:
         """Return the requests that are granted from now on, each when its lease has ended.
 
         The first message has no request: it only tells how many tokens a key covers.
@@ -109,7 +109,7 @@ class Observer:
             raise BusyError(message, resource="traces", need=1, available=0, limit=WATCHERS_MAX)
         return self._follow(_Recording(began_at=now, tokens_per_key=self._tokens_per_key))
 
-    async def _follow(self, recording: "_Recording") -> AsyncIterator[pb.TraceResponse]:
+    async def _follow(self, recording: "_Recording") -> AsyncGenerator[pb.TraceResponse, None]:
         self._recordings.append(recording)
         try:
             yield pb.TraceResponse(tokens_per_key=self._tokens_per_key)

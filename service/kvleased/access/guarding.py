@@ -1,6 +1,7 @@
 """Own the check whether a caller may do something: who owns a token, and what a refused caller is told."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import cache
 
 from google.protobuf.message import Message
@@ -64,16 +65,18 @@ class Guard:
             raise UnknownWorkerError(message, resource="token")
 
     async def while_admitted(
-        self, answers: AsyncIterator[Message], caller: Caller
-    ) -> AsyncIterator[Message]:
+        self, answers: AsyncGenerator[Message, None], caller: Caller
+    ) -> AsyncGenerator[Message, None]:
         """Yield a stream's answers for as long as the token counts that admitted the caller.
 
         Raises:
             UnknownWorkerError: it was replaced; the next answer is not given any more.
         """
-        async for answer in answers:
-            self.check_still(caller)
-            yield answer
+        # Where this ends, they end with it: what they hold, such as a recording, must not outlast them.
+        async with aclosing(answers):
+            async for answer in answers:
+                self.check_still(caller)
+                yield answer
 
     def knows(self, token: str, /) -> bool:
         """Tell whether a token is that of a worker or of a role."""
