@@ -326,7 +326,8 @@ def event_line(event: Event) -> str:
             words.append(f"{name}={number}")
     if (found := event.snapshot) is not None:
         words.append(f"workers={found.num_workers} leases={found.num_leases}")
-        words += [f"{one.tier}_free={one.free}/{one.num_blocks}" for one in found.pools]
+        sizes = ((one, one.num_blocks - one.parked - one.bad) for one in found.pools)
+        words += [f"{one.tier}_free={one.free}/{size}" for one, size in sizes]
     return " ".join(words)
 
 

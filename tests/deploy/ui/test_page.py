@@ -20,6 +20,31 @@ SHOTS = Path(os.environ.get("KVLEASE_SHOTS", ""))
 MOMENTS = 45
 """Looks of the terminal's screen before it is drawn, so that its timelines have something to tell."""
 WAIT = ("wait", "canvas.map >> nth=3")
+LAST_CELL = """(() => {
+    const canvas = document.querySelector("canvas.map");
+    return [...canvas.getContext("2d").getImageData(canvas.width - 4, canvas.height - 4, 1, 1).data].slice(0, 3);
+})()"""
+"""The colour of the last block of the first pool."""
+HOLES = """(() => {
+    const canvas = document.querySelector("#usage");
+    const { data } = canvas.getContext("2d").getImageData(0, canvas.height - 40, canvas.width, 1);
+    const painted = [...Array(canvas.width).keys()].filter((column) => data[4 * column + 3]);
+    return painted.at(-1) - painted[0] + 1 - painted.length;
+})()"""
+"""Columns of the usage timeline in which nothing is drawn, between its first point and its last one."""
+SILENCE = """(async () => {
+    const { Stream } = await import("/ui/live.js");
+    const told = [];
+    const real = window.fetch;
+    window.fetch = async () => new Response(new ReadableStream({ start() {} }));
+    const stream = new Stream((kind, value) => told.push(value));
+    stream.start("");
+    await new Promise((done) => setTimeout(done, 8400));
+    stream.stop();
+    window.fetch = real;
+    return told;
+})()"""
+"""What the page's stream tells of a daemon that answers and then says nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +367,64 @@ def test_blocks_that_were_given_back_are_not_used(eyes: Eyes) -> None:
     assert usable + gone == 480
     assert f"{gone} given back" in tile
     assert legend.endswith(str(gone))
+
+
+@pytest.mark.parametrize("by", ["state", "tenant", "tier", "cache"])
+def test_blocks_out_of_use_look_so_whatever_the_map_is_coloured_by(eyes: Eyes, by: str) -> None:
+    """No owner's colour says that nobody can have them."""
+    _, _, _, colour, legend = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("click", f"#colour-by label:has-text('{by}')"),
+        ("wait", "#legend li:has-text('out of use')"),
+        ("evaluate", LAST_CELL),
+        ("count", "#legend li:has-text('out of use')"),
+        path="/ui?cache=gemma-2b",
+        still=True,
+    )
+
+    assert colour == [0x8B, 0x95, 0xA1]
+    assert legend == 1
+
+
+def test_refusals_are_those_of_the_chosen_cache(eyes: Eyes) -> None:
+    """Neither another cache's are told with them, nor those that no cache made."""
+    _, every = eyes.look(("wait", "#refusals td"), ("text", "#refusals-now"), still=True)
+    _, own, words = eyes.look(
+        ("wait", "#refusals td"),
+        ("text", "#refusals-now"),
+        ("text", "#refusals"),
+        path="/ui?cache=llama-8b",
+        still=True,
+    )
+
+    numbers = [int(told.split()[0].replace(",", "")) for told in (own, every)]
+    assert 0 < numbers[0] < numbers[1]
+    assert "·" not in words
+
+
+def test_time_that_nobody_saw_is_a_hole(eyes: Eyes) -> None:
+    """A line from the point before a pause to the one after it would tell what nobody knows."""
+    _, _, before, _, _, _, _, after = eyes.look(
+        ("wait", "#tiles .tile"),
+        ("pause", 4000),
+        ("evaluate", HOLES),
+        ("click", "#pause"),
+        ("pause", 5000),
+        ("click", "#pause"),
+        ("pause", 3500),
+        ("evaluate", HOLES),
+        still=True,
+    )
+
+    assert before == 0
+    assert after > 0
+
+
+def test_daemon_that_goes_silent_is_told(eyes: Eyes) -> None:
+    """Figures come each second; where none have for some, the page does not go on to call itself live."""
+    _, told = eyes.look(("wait", "#tiles .tile"), ("evaluate", SILENCE), still=True)
+
+    assert told == [{"state": "lost", "why": "nothing has come for 8 seconds"}]
 
 
 def test_stranger_is_told_how_to_look(http: tuple[str, str, str]) -> None:

@@ -459,6 +459,9 @@ def test_snapshot_tells_what_the_cache_was() -> None:
     event = replace(EVENT, kind="snapshot", worker_id=0, lease_id=0, num_blocks=0, snapshot=CACHE)
 
     assert event_line(event).endswith("snapshot cache=demo workers=2 leases=5 device_free=50/64")
+    (pool,) = CACHE.pools
+    smaller = replace(CACHE, pools=(replace(pool, free=10, parked=40),))
+    assert event_line(replace(event, snapshot=smaller)).endswith("device_free=10/24")
 
 
 def test_snapshots_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
