@@ -123,6 +123,9 @@ class Engine:
         except (BrokenPipeError, ConnectionResetError) as error:
             # The daemon's process was killed; the supervisor ends this process, too, and starts both anew.
             logs.line("info", "mover_ends", reason="control_gone", error=type(error).__name__)
+        finally:
+            while self._untouched:
+                self._untouched.popitem()[1].close()
 
     def _serve(self) -> None:
         while True:
