@@ -72,7 +72,10 @@ class Secured:
     def restart(self, num_starts: int) -> None:
         """Kill the control process, and wait until the one that makes so many starts serves."""
         self.serving.kill_control()
-        self.serving.until(lambda: self.log.count('"event": "ready"') == num_starts)
+        # gRPC serves last, at another port.
+        for event in ("ready", "grpc_ready"):
+            said = f'"event": "{event}"'
+            self.serving.until(lambda said=said: self.log.count(said) == num_starts)  # type: ignore[misc]
 
     def hang_up(self) -> None:
         """Tell the daemon to look now."""
