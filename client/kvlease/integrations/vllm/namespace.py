@@ -11,9 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from platform import machine
 from typing import Any, Final, Self
 
 from blake3 import blake3
+
+from kvlease.integrations.vllm.weights import digest_of_weights
 
 FIELDS: Final = (
     "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "config", "kv_dtype",
@@ -27,7 +30,13 @@ _DEFAULT_SEED: Final = "vllm-none-hash"
 _RANDOM_SEED: Final = "random"
 _NO_PART_OF_THE_CONFIG: Final = frozenset({"_commit_hash", "_name_or_path", "transformers_version"})
 """Fields of a model's configuration that change no byte, or that are identity fields themselves."""
-_WEIGHT_ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_LOADED_ALIKE: Final = frozenset({"", "auto", "hf"})
+"""Ways to load weights that choose the files by what is there."""
+_OF_MEDIA: Final = (
+    "mm_processor_kwargs", "mm_device_do_normalize", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path",
+    "video_pruning_rate", "video_pruning_method",
+)  # fmt: skip
+"""Settings of an engine that change what it makes of an image, of which vLLM's hash of the image knows nothing."""
 _NAME_CHARACTERS: Final = 24
 _DIGEST_CHARACTERS: Final = 12
 
@@ -54,6 +63,11 @@ class Identity:
                 f"the model's files cannot be looked at ({error}); set `weights` to what they are"
             )
             read = _fields(vllm_config, kv_cache_config, "unknown")
+        if (address := _address_of(vllm_config.model_config)) and not weights:
+            refusal = (
+                f"the model's weights are at {address}, where others can be put in their place unnoticed; "
+                "set `weights` to what they are"
+            )
         if read["hash_seed"] == _RANDOM_SEED:
             refusal = (
                 f"prefix_caching_hash_algo {read['hash_algorithm']} has another random seed in every engine; "
@@ -113,30 +127,25 @@ def magazine_name(vllm_config: Any, mode: str) -> str:
 def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, str]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
-    loading = getattr(vllm_config, "load_config", None)
-    load_format = str(getattr(loading, "load_format", ""))
     return {
         "format": _vllm_format(),
         "model": str(model.model),
         "revision": _commit_of(model),
-        "weights": weights or _weights_of(str(model.model)),
-        # Dummy weights are made from the seed.
-        "load_format": f"dummy, seed {model.seed}" if load_format == "dummy" else "",
+        "weights": weights or digest_of_weights(str(model.model)),
+        "load_format": _loading_of(model, getattr(vllm_config, "load_config", None)),
         "dtype": str(model.dtype),
         "quantization": str(getattr(model, "quantization", None)),
-        "overrides": _plain(getattr(model, "hf_overrides", None)),
+        "overrides": f"{_plain(getattr(model, 'hf_overrides', None))}{_media_of(model)}",
         "config": f"{_config_of(model)}{_rope_of(model)}",
-        "kv_dtype": f"{cache.cache_dtype} but {getattr(cache, 'kv_cache_dtype_skip_layers', [])}",
+        "kv_dtype": _kv_dtype_of(cache),
         "block_tokens": _block_tokens(cache, kv_cache_config),
         "hash_tokens": str(getattr(kv_cache_config, "hash_block_size", None)),
-        "layout": str(getattr(kv_cache_config, "kv_cache_layout", None)),
+        "layout": f"{getattr(kv_cache_config, 'kv_cache_layout', None)}{_backend_of(vllm_config)}",
         "hash_algorithm": algorithm,
         "hash_seed": _seed_of(algorithm),
         "ranks": _ranks_of(vllm_config.parallel_config),
         "draft": _draft_of(getattr(vllm_config, "speculative_config", None), weights),
-        "device": str(
-            getattr(getattr(vllm_config, "device_config", None), "device_type", "unknown")
-        ),
+        "device": _device_of(vllm_config),
     }
 
 
@@ -197,23 +206,57 @@ def _rope_of(model: Any) -> str:
     return ""
 
 
-def _weights_of(model: str) -> str:
-    """Return a digest of a model directory's configuration, and of its weight files' names, sizes and times.
+def _address_of(model: Any) -> str:
+    """Return where vLLM streams the weights from, if they are no files here."""
+    return str(getattr(model, "model_weights", "") or "")
 
-    For a link into a store that names files by content, the name in the store counts instead of the time.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
-        return ""
-    parts = []
-    for path in sorted(folder.iterdir()):
-        if path.name == "config.json":
-            parts.append(blake3(path.read_bytes()).hexdigest())
-        elif path.suffix in _WEIGHT_ENDINGS and path.is_file():
-            stat = path.stat()
-            mark = path.resolve().name if path.is_symlink() else str(stat.st_mtime_ns)
-            parts.append(f"{path.name} {stat.st_size} {mark}")
-    return _digest(*parts).hex()
+
+def _loading_of(model: Any, loading: Any) -> str:
+    """Return what decides which weights are loaded of those that are there."""
+    load_format = str(getattr(loading, "load_format", ""))
+    # Dummy weights are made from the seed.
+    said = f"dummy, seed {model.seed}" if load_format == "dummy" else load_format
+    extra = getattr(loading, "model_loader_extra_config", None)
+    parts = [
+        "" if load_format in _LOADED_ALIKE else said,
+        _plain(extra) if extra else "",
+        _address_of(model),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _media_of(model: Any) -> str:
+    multimodal = getattr(model, "multimodal_config", None)
+    found = {name: getattr(multimodal, name, None) for name in _OF_MEDIA}
+    kept = {name: value for name, value in found.items() if value is not None}
+    return f", {_plain(kept)}" if kept else ""
+
+
+def _kv_dtype_of(cache: Any) -> str:
+    """Return the element types of K and V, and of recurrent states."""
+    names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
+    states = ", ".join(f"{name} {getattr(cache, name, 'auto')}" for name in names)
+    return f"{cache.cache_dtype} but {getattr(cache, 'kv_cache_dtype_skip_layers', [])}, {states}"
+
+
+def _backend_of(vllm_config: Any) -> str:
+    """Return the attention backends that were asked for: some pack a page in their own way."""
+    attention = getattr(vllm_config, "attention_config", None)
+    found = (getattr(attention, name, None) for name in ("backend", "backend_per_kind"))
+    return "".join(f", {one}" for one in found if one)
+
+
+def _device_of(vllm_config: Any) -> str:
+    """Return the kind of device; for CPUs, with what decides how attention packs keys."""
+    kind = str(getattr(getattr(vllm_config, "device_config", None), "device_type", "unknown"))
+    if kind != "cpu":
+        return kind
+    try:
+        from torch import cpu  # noqa: PLC0415 - absent where only names are computed
+    except ImportError:
+        return f"{kind}, {machine()}"
+    has_amx = getattr(cpu, "_is_amx_tile_supported", bool)()
+    return f"{kind}, {machine()}{', AMX' if has_amx else ''}"
 
 
 def _block_tokens(cache: Any, kv_cache_config: Any) -> str:
@@ -246,7 +289,7 @@ def _draft_of(speculative: Any, weights: str) -> str:
         return ""
     names = ("method", "model", "revision", "quantization", "kv_cache_dtype")
     said = ", ".join(f"{name} {getattr(speculative, name, None)}" for name in names)
-    return f"{said}, weights {weights or _weights_of(str(getattr(speculative, 'model', '')))}"
+    return f"{said}, weights {weights or digest_of_weights(str(getattr(speculative, 'model', '')))}"
 
 
 def _plain(overrides: Any) -> str:

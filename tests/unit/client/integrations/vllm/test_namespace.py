@@ -92,6 +92,30 @@ def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
             id="factors of a long rope",
         ),
         pytest.param({"load_config__load_format": "dummy"}, "load_format", id="dummy weights"),
+        pytest.param({"load_config__load_format": "pt"}, "load_format", id="other files"),
+        pytest.param(
+            {"load_config__model_loader_extra_config": {"pattern": "b-*"}},
+            "load_format",
+            id="which files",
+        ),
+        pytest.param(
+            {
+                "model_config__multimodal_config": SimpleNamespace(
+                    mm_processor_kwargs={"do_normalize": False}
+                )
+            },
+            "overrides",
+            id="what is made of images",
+        ),
+        pytest.param(
+            {"cache_config__mamba_cache_dtype": "float16"}, "kv_dtype", id="dtype of states"
+        ),
+        pytest.param(
+            {"cache_config__mamba_ssm_cache_dtype": "float16"}, "kv_dtype", id="dtype of SSM states"
+        ),
+        pytest.param(
+            {"attention_config": SimpleNamespace(backend="FLASHINFER")}, "layout", id="backend"
+        ),
         pytest.param({"cache_config__cache_dtype": "fp8"}, "kv_dtype", id="kv dtype"),
         pytest.param(
             {"cache_config__kv_cache_dtype_skip_layers": ["0"]}, "kv_dtype", id="layers in full"
@@ -184,10 +208,17 @@ def test_foreign_digest_is_told_apart() -> None:
     assert "form" in identity.differing(identity.model_digest[:-1])[0]
 
 
+def weights_differ(one: Identity, other: Identity) -> bool:
+    """Tell whether two identities differ, and in nothing but their weights."""
+    names = [text.partition(" ")[0] for text in one.differing(other.model_digest)]
+    assert names in ([], ["weights"])
+    return bool(names)
+
+
 def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
     """Other weights at the same path are other weights; a link to a content-named file counts by that name."""
     (tmp_path / "config.json").write_text("{}")
-    blob = tmp_path / "blob-1"
+    blob = tmp_path / ("0123456789abcdef" * 4)
     blob.write_bytes(b"w")
     (tmp_path / "model.safetensors").symlink_to(blob)
     changed = config(model_config__model=str(tmp_path))
@@ -201,10 +232,50 @@ def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
     said = Identity.of(changed, layout(), weights="step 7")
 
     assert first == touched
-    assert [text.partition(" ")[0] for text in first.differing(replaced.model_digest)] == [
-        "weights"
-    ]
+    assert weights_differ(first, replaced)
     assert said.values[FIELDS.index("weights")] == "step 7"
+
+
+def test_link_to_other_weights_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+    """Checkpoints of one model differ neither in name nor in size, and a copy may have kept the time."""
+    model = tmp_path / "model"
+    model.mkdir()
+    link, found = model / "model.safetensors", []
+    for step in (1, 2):
+        checkpoint = tmp_path / f"step-{step}"
+        checkpoint.mkdir()
+        target = checkpoint / "model.safetensors"
+        target.write_bytes(bytes([step]) * 100_000)
+        os.utime(target, (1, 1))
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        found.append(Identity.of(config(model_config__model=str(model)), layout()))
+
+    assert weights_differ(*found)
+
+
+@pytest.mark.parametrize("at", [0, 50_000, 99_999])
+def test_weights_that_were_written_anew_in_place_are_noticed(tmp_path: Path, at: int) -> None:
+    """A file that is the model itself tells by its time, and by samples of its bytes."""
+    model = tmp_path / "model.gguf"
+    told = bytearray(100_000)
+    changed = config(model_config__model=str(model))
+    model.write_bytes(told)
+    first = Identity.of(changed, layout())
+
+    told[at] = 1
+    model.write_bytes(told)
+    os.utime(model, ns=(5, 5))
+
+    assert weights_differ(first, Identity.of(changed, layout()))
+
+
+def test_weights_that_are_streamed_are_refused_unless_they_are_said() -> None:
+    """An address says nothing of what is there; it is told with what to set."""
+    changed = config(model_config__model_weights="s3://bucket/model")
+
+    assert "s3://bucket/model" in Identity.of(changed, layout()).refusal
+    assert Identity.of(changed, layout(), weights="step 7").refusal == ""
 
 
 def test_weights_that_cannot_be_looked_at_are_refused() -> None:
