@@ -67,7 +67,7 @@ def a_cache(num_blocks: int = 8, num_slots: int = 8, **numbers: Any) -> Cache:
 
 
 def a_full_cache(num_cached: int, num_slots: int = 8) -> Cache:
-    """Return a cache all of whose blocks are cached and evictable, key 0 being the hottest."""
+    """Return a cache with all blocks cached and evictable; the block of key 0 is the hottest."""
     cache = a_cache(num_cached, num_slots)
     cached(cache, keys(*range(num_cached)))
     return cache
@@ -102,13 +102,13 @@ def states(cache: Cache, blocks: bytes) -> set[State]:
 
 
 def answer(outcome: Outcome, kind: type[_Kind]) -> _Kind:
-    """Return the reply of an outcome, which is of the given kind."""
+    """Return the reply of an outcome, which must be of the given kind."""
     assert isinstance(outcome.reply, kind)
     return outcome.reply
 
 
 def woken(outcome: Outcome, ticket: int | None, kind: type[_Kind]) -> _Kind:
-    """Return what an outcome answers the caller that holds the ticket, of the given kind; a refusal holds no frame."""
+    """Return an outcome's answer to the caller with the ticket, of the given kind; a refusal must hold no frame."""
     (result,) = [
         effect.result
         for effect in outcome.effects
@@ -121,7 +121,7 @@ def woken(outcome: Outcome, ticket: int | None, kind: type[_Kind]) -> _Kind:
 
 
 def assert_holds_no_frame(error: KVLeaseError) -> None:
-    """See that an error which is kept as an answer keeps nothing of the calls that it came by."""
+    """Assert that an error which is kept as an answer keeps no frame of the calls that raised it."""
     assert error.__traceback__ is None
     assert error.__context__ is None
 
@@ -143,7 +143,7 @@ def the_copy(outcome: Outcome) -> Copy:
 
 
 def started(cache: Cache) -> Copy:
-    """Return the only copy that a refused call has started all the same, to make room for the next try."""
+    """Return the only copy that a refused call starts in order to make room for the next try."""
     (copy,) = [effect for effect in cache.take_effects() if isinstance(effect, Copy)]
     return copy
 
@@ -178,7 +178,7 @@ def reserve(
     worker_id: WorkerId = WORKER,
     now: float = 0.0,
 ) -> Reserved:
-    """Reserve blocks, which are there."""
+    """Reserve blocks, for which there must be room."""
     command = a_reserve(num_blocks, request_id, prefix, worker_id=worker_id)
     return answer(cache.handle(command, now), Reserved)
 
@@ -192,7 +192,7 @@ def an_extend(
 
 
 def extend(cache: Cache, lease_id: LeaseId, num_blocks: int, now: float = 0.0) -> Extended:
-    """Extend a lease by blocks that are there."""
+    """Extend a lease by some blocks, for which there must be room."""
     return answer(cache.handle(an_extend(lease_id, num_blocks), now), Extended)
 
 
@@ -205,7 +205,7 @@ def commit(
     worker_id: WorkerId = WORKER,
     now: float = 0.0,
 ) -> Committed:
-    """Commit a lease's blocks from the first given one on."""
+    """Commit a lease's blocks, starting at the given block."""
     last = first_block + len(packed) // 32
     command = c.Commit(
         worker_id=worker_id,
@@ -230,14 +230,14 @@ def committed(
     more: int = 0,
     worker_id: WorkerId = WORKER,
 ) -> Reserved:
-    """Return a lease whose blocks are committed under the keys, and that has `more` private ones."""
+    """Return a lease with blocks that are committed under the keys, and `more` private ones."""
     lease = reserve(cache, len(packed) // 32 + more, request_id, worker_id=worker_id)
     commit(cache, lease.lease_id, packed, worker_id=worker_id)
     return lease
 
 
 def cached(cache: Cache, packed: bytes, *, worker_id: WorkerId = WORKER) -> list[int]:
-    """Return the blocks of keys that are now cached on the device and held by nobody."""
+    """Cache the blocks of keys on the device, held by nobody, and return them."""
     lease = committed(cache, packed, "cached", worker_id=worker_id)
     release(cache, lease.lease_id, worker_id=worker_id)
     return ids(lease.block_ids)
@@ -253,7 +253,7 @@ def evict(
 def evicted(
     cache: Cache, packed: bytes, *, more: int = 0, worker_id: WorkerId = WORKER
 ) -> Reserved:
-    """Return a lease that is in the host pool with committed blocks and `more` private ones."""
+    """Return a lease in the host pool with committed blocks and `more` private ones."""
     lease = committed(cache, packed, "evicted", more=more, worker_id=worker_id)
     outcome = evict(cache, lease.lease_id, worker_id=worker_id)
     if outcome.ticket is None:
@@ -276,7 +276,7 @@ def reload(cache: Cache, lease_id: LeaseId, *, worker_id: WorkerId = WORKER) -> 
 
 
 def on_host(cache: Cache, packed: bytes, *, worker_id: WorkerId = WORKER) -> None:
-    """Have blocks of keys cached in the host pool and not on the device."""
+    """Cache the blocks of keys in the host pool and not on the device."""
     cached(cache, packed, worker_id=worker_id)
     land(cache, the_copy(cache.handle(c.Evict(keys=packed), 0.0)))
 
@@ -287,17 +287,17 @@ def reload_keys(cache: Cache, packed: bytes) -> Outcome:
 
 
 def land(cache: Cache, copy: Copy, *, failed: tuple[int, ...] = (), now: float = 0.0) -> Outcome:
-    """Let a copy end, all of its bytes being right but for the failed positions."""
+    """Let a copy end; all of its bytes are right, except at the failed positions."""
     return cache.handle(c.CopyDone(copy_id=copy.copy_id, failed=failed), now)
 
 
 def fail(cache: Cache, copy: Copy) -> Outcome:
-    """Let the mover give a copy up."""
+    """Let the mover report that a copy failed."""
     return cache.handle(c.CopyFailed(copy_id=copy.copy_id), 0.0)
 
 
 def lose(cache: Cache, copy: Copy) -> Outcome:
-    """Let the mover not answer in time."""
+    """Let the mover miss the deadline of a copy."""
     return cache.handle(c.CopyLost(copy_id=copy.copy_id), 0.0)
 
 
@@ -313,14 +313,14 @@ def found(cache: Cache, packed: bytes, tenant: int | None = TENANT) -> tuple[int
 
 
 def reloaded(outcome: Outcome, ticket: int | None) -> Reloaded:
-    """Return the answer to a reload that had to wait."""
+    """Return the answer to a reload that must wait."""
     return woken(outcome, ticket, Reloaded)
 
 
 def wait_for(
     cache: Cache, num_blocks: int, request_id: str, *, worker_id: WorkerId = WORKER
 ) -> int:
-    """Have a reserve wait, and return its ticket."""
+    """Make a reserve wait, and return its ticket."""
     command = a_reserve(num_blocks, request_id, worker_id=worker_id, wait_ms=WAIT_MS)
     ticket = cache.handle(command, 0.0).ticket
     assert ticket is not None

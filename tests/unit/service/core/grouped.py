@@ -27,16 +27,16 @@ FULL: Final = GroupShape(
 WIDE: Final = replace(FULL, tokens_per_block=8, keys_per_block=2)
 DRAFTED: Final = replace(FULL, is_drafted=True)
 WINDOW: Final = replace(FULL, keeps=Keeps.WINDOW, kept_tokens=7, max_blocks=4)
-"""Needs 7 tokens before the next one, so at most 3 blocks, and one more to write to."""
+"""A window that needs 7 tokens before the next one: at most 3 blocks, and one more to write to."""
 CHUNK: Final = replace(FULL, keeps=Keeps.CHUNK, kept_tokens=8, max_blocks=3)
 STATE: Final = replace(FULL, keeps=Keeps.STATE, max_blocks=2)
 GUESSING: Final = replace(FULL, keeps=Keeps.STATE, max_blocks=4, extra_blocks=2)
-"""Keeps states for two speculative tokens, too."""
+"""A group that also keeps states for two speculative tokens."""
 FIXED: Final = replace(FULL, keeps=Keeps.FIXED, keys_per_block=0, table_blocks=2, max_blocks=2)
 
 
 def cache_of(*groups: GroupShape, num_blocks: int = 65, **numbers: Any) -> Cache:
-    """Return a cache of some groups, whose block 0 is never granted."""
+    """Return a cache with the given groups, whose block 0 is never granted."""
     shared = [group.tokens_per_block for group in groups if group.keys_per_block]
     numbers = {
         "num_slots": 64,
@@ -49,12 +49,12 @@ def cache_of(*groups: GroupShape, num_blocks: int = 65, **numbers: Any) -> Cache
 
 
 def chain(num_tokens: int, branch: int = 0) -> bytes:
-    """Return the keys of so many tokens of a document."""
+    """Return the keys of the first tokens of a document."""
     return keys(*(1 + at + 1000 * branch for at in range(num_tokens // HASH_TOKENS)))
 
 
 def crossed(number: int) -> bytes:
-    """Return two keys, as no hash makes them, each of which names for one of two groups what the other does."""
+    """Return two keys that no hash makes: each names for one of two groups what the other names for the other group."""
     key = keys(number)
     return key + (key_words(key) ^ marks(2)[1]).tobytes()
 
@@ -67,7 +67,7 @@ def reserve_tokens(
     *,
     worker_id: WorkerId = WORKER,
 ) -> Reserved:
-    """Reserve blocks for tokens, which are there."""
+    """Reserve blocks for tokens; there must be room."""
     command = c.Reserve(
         worker_id=worker_id, request_id=request_id, keys=prefix, num_tokens=num_tokens
     )
@@ -75,7 +75,7 @@ def reserve_tokens(
 
 
 def extend_tokens(cache: Cache, lease_id: LeaseId, num_tokens: int) -> Extended:
-    """Make a lease cover tokens, for which there are blocks."""
+    """Extend a lease to cover tokens; there must be enough blocks."""
     command = c.Extend(worker_id=WORKER, lease_id=lease_id, num_tokens=num_tokens)
     return answer(cache.handle(command, 0.0), Extended)
 
@@ -88,7 +88,7 @@ def commit_tokens(
     *,
     worker_id: WorkerId = WORKER,
 ) -> Committed:
-    """Commit the first tokens of a document, of which all keys are sent, or of other keys."""
+    """Commit the first tokens of a document, with all of its keys or with the given ones."""
     command = c.Commit(
         worker_id=worker_id,
         lease_id=lease_id,
@@ -100,7 +100,7 @@ def commit_tokens(
 
 
 def cached_tokens(cache: Cache, num_tokens: int, step_tokens: int = 4) -> None:
-    """Have the first tokens of a document cached, by a request that has computed them step by step."""
+    """Cache the first tokens of a document, through a request that computes them step by step."""
     lease_id = reserve_tokens(cache, step_tokens, "cached").lease_id
     for end in range(step_tokens, num_tokens + 1, step_tokens):
         extend_tokens(cache, lease_id, end)
@@ -114,7 +114,7 @@ def hit_tokens(cache: Cache, num_tokens: int, tenant: int | None = TENANT) -> in
 
 
 def looked_up(cache: Cache, packed: bytes, tenant: int | None = TENANT) -> Found:
-    """Return what is found of a prefix."""
+    """Return the result of looking up a prefix."""
     return answer(cache.handle(c.Lookup(keys=packed, tenant_digest=tenant), 0.0), Found)
 
 

@@ -1,4 +1,4 @@
-"""Build engines whose ranks call apart, for the laws of the leases that they share."""
+"""Build engines whose ranks call separately, for the laws of the leases that they share."""
 
 from kvlease.groups import GroupShape, Keeps, keeps_everything
 from kvlease.ids import Epoch, LeaseId, WorkerId
@@ -40,7 +40,7 @@ def an_attach(worker_id: WorkerId) -> c.Attach:
 
 
 def an_engine(num_blocks: int = 8, num_slots: int = 8, **numbers: object) -> Cache:
-    """Return a cache with two ranks of one engine that call apart, unless there are to be more."""
+    """Return a cache with ranks of one engine that call separately: two, unless more are asked for."""
     num_ranks = int(str(numbers.setdefault("num_ranks", 2)))
     cache = a_cache(num_blocks, num_slots, **numbers)
     for worker_id in (LEFT, RIGHT, THIRD)[:num_ranks]:
@@ -55,20 +55,20 @@ def both(cache: Cache, num_blocks: int = 1, prefix: bytes = b"") -> Reserved:
 
 
 def extend(cache: Cache, lease_id: LeaseId, num_blocks: int, worker_id: WorkerId) -> list[int]:
-    """Return the blocks that a rank is told of when it extends a lease."""
+    """Return the blocks that an extend of a lease tells a rank of."""
     outcome = cache.handle(an_extend(lease_id, num_blocks, worker_id=worker_id), 0.0)
     return ids(answer(outcome, Extended).block_ids)
 
 
 def trim(cache: Cache, lease_id: LeaseId, num_blocks: int, worker_id: WorkerId) -> int:
-    """Return how many blocks left a lease when a rank trimmed it."""
+    """Return how many blocks leave a lease when a rank trims it."""
     num_tokens = num_blocks * TOKENS_PER_BLOCK
     command = c.Trim(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens)
     return answer(cache.handle(command, 0.0), Trimmed).num_given_back
 
 
 def restarted(cache: Cache, *dead: WorkerId) -> Cache:
-    """Return the next life of a cache whose ranks live but for those that are dead."""
+    """Return the next life of a cache; its ranks live, except for the given dead ones."""
     attached = dict.fromkeys([WORKER, STRANGER], TENANT)
     places = {
         one: place
@@ -85,7 +85,7 @@ def free(cache: Cache) -> int:
 
 
 def evicted_by_both(cache: Cache) -> Reserved:
-    """Return a lease of two blocks that both ranks wanted off the device."""
+    """Return a lease of two blocks that both ranks have asked to evict."""
     lease = both(cache, 2)
     evict(cache, lease.lease_id, worker_id=LEFT)
     land(cache, the_copy(evict(cache, lease.lease_id, worker_id=RIGHT)))
@@ -110,6 +110,6 @@ STATES = GroupShape(
 
 
 def grouped(*groups: GroupShape) -> Cache:
-    """Return a cache with groups beside one that keeps everything."""
+    """Return a cache with the given groups and one group that keeps everything."""
     full = keeps_everything(TOKENS_PER_BLOCK, 16)
     return an_engine(40, groups=(full, *groups), null_blocks=NULL_BLOCKS)

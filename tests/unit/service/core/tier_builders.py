@@ -1,4 +1,4 @@
-"""Build caches with lower tiers, what is in them, and the answers of the stores, for the laws of tiers."""
+"""Build caches with lower tiers, fill those tiers, and give the stores' answers, for the laws of tiers."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -54,7 +54,7 @@ def label_numbers(packed: bytes, name: str) -> list[int]:
 def adopt(
     cache: Cache, slots: Sequence[int], labels: bytes, checksums: Sequence[int] | None = None
 ) -> int:
-    """Let the store tell what it found in its slots; return how many of them were taken over."""
+    """Let the store report what it found in its slots, and return how many of the slots are taken over."""
     sums = [0] * len(slots) if checksums is None else checksums
     command = c.Adopt(
         slot_ids=np.array(slots, np.int32).tobytes(),
@@ -65,13 +65,13 @@ def adopt(
 
 
 def on_disk(cache: Cache, packed: bytes, tenant: int = TENANT, first_slot: int = 0) -> None:
-    """Have blocks of keys in the disk store and nowhere else."""
+    """Put blocks of keys in the disk store and in no other tier."""
     slots = range(first_slot, first_slot + len(packed) // BYTES_PER_KEY)
     adopt(cache, slots, labels_of(packed, tenant))
 
 
 def dirty_slots(cache: Cache, packed: bytes) -> Outcome:
-    """Have blocks of keys come to the host pool; returns what that starts."""
+    """Bring blocks of keys to the host pool, and return what that starts."""
     cached(cache, packed)
     (copy,) = [
         one
@@ -82,20 +82,20 @@ def dirty_slots(cache: Cache, packed: bytes) -> Outcome:
 
 
 def a_patient_reserve(packed: bytes, request_id: str = "r", *, more: int = 0) -> c.Reserve:
-    """Return the command that reserves the blocks of a prefix, and some more, and may wait."""
+    """Return the command of a reserve that may wait, for the blocks of a prefix and some more."""
     num_blocks = len(packed) // BYTES_PER_KEY + more
     return a_reserve(num_blocks, request_id, packed, wait_ms=WAIT_MS)
 
 
 def the_copies(outcome: Outcome) -> dict[Direction, Copy]:
-    """Return the copies that an outcome starts, of which no two go the same way."""
+    """Return the copies that an outcome starts; no two of them have the same direction."""
     found = {copy.direction: copy for copy in copies(outcome)}
     assert len(found) == len(copies(outcome))
     return found
 
 
 def probes(outcome: Outcome) -> list[Probe]:
-    """Return what an outcome asks the remote store."""
+    """Return the questions that an outcome asks the remote store."""
     return [effect for effect in outcome.effects if isinstance(effect, Probe)]
 
 
@@ -106,12 +106,12 @@ def the_probe(outcome: Outcome) -> Probe:
 
 
 def probed(cache: Cache, probe: Probe, *present: int, now: float = 0.0) -> Outcome:
-    """Let the remote store answer: a number for each block, 0 where it is not there."""
+    """Let the remote store answer with a number for each block, 0 for a block that it does not have."""
     return cache.handle(c.Probed(probe_id=probe.probe_id, is_present=bytes(present)), now)
 
 
 def turn(cache: Cache, tier: Tier, *, on: bool) -> Outcome:
-    """Let a store work, or not."""
+    """Turn a store on or off."""
     return cache.handle(c.TierChanged(tier=tier, is_on=on), 0.0)
 
 
