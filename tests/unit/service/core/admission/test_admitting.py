@@ -1,4 +1,4 @@
-"""Laws of what a cache can ever grant: requests up to a number of tokens, from every block but the null blocks."""
+"""Laws of what a cache can ever grant: requests up to a number of tokens, in all blocks but the null blocks."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_extend_stops_at_the_longest_request() -> None:
 
 
 def test_step_stops_at_the_longest_request() -> None:
-    """An extend in a step is refused alone, also where it would need no further block."""
+    """An extend beyond the longest request is refused alone in its step, even if it would need no further block."""
     cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
     lease = ask(cache, 7)
     command = c.Step(
@@ -83,7 +83,7 @@ def test_step_stops_at_the_longest_request() -> None:
 
 
 def test_more_blocks_than_admissible_name_the_blocks() -> None:
-    """Where even the blocks are too many, these are the numbers, and the message names the tokens that would fit."""
+    """If there are too many blocks, the refusal counts blocks, and its message names the tokens that would fit."""
     cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
 
     with pytest.raises(NeverFitsError, match="at most 7 tokens") as refusal:
@@ -98,7 +98,7 @@ def test_more_blocks_than_admissible_name_the_blocks() -> None:
 
 
 def test_null_blocks_are_never_granted() -> None:
-    """A full cache has granted every block but the first ones, and nobody gets those."""
+    """A full cache has granted every block except the null blocks at the start, and no lease has those."""
     cache = a_cache(8, null_blocks=2, table_blocks=6)
 
     lease = reserve(cache, 6)
@@ -119,7 +119,7 @@ def test_null_blocks_are_not_counted() -> None:
 
 
 def test_null_blocks_survive_a_restart() -> None:
-    """The next life grants the same blocks, and finds what was committed."""
+    """After a restart the cache grants the same blocks, and finds what was committed."""
     cache = a_cache(8, null_blocks=2, table_blocks=6)
     cached(cache, keys(1, 2))
 
@@ -134,7 +134,7 @@ def test_null_blocks_survive_a_restart() -> None:
 
 
 def test_null_block_in_use_is_a_violation() -> None:
-    """A null block that is in any state but free is noticed."""
+    """The check notices a null block that is in any state but free."""
     cache = a_cache(8, null_blocks=2, table_blocks=6)
 
     records(cache).device.state[1] = State.RESERVED

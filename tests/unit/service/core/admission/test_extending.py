@@ -1,4 +1,4 @@
-"""Laws of Extend: a lease grows by what is missing, or not at all."""
+"""Laws of Extend: a lease grows by all the blocks that it lacks, or not at all."""
 
 import pytest
 
@@ -26,7 +26,7 @@ from tests.unit.service.core.builders import (
 
 @pytest.mark.parametrize(("num_blocks", "num_added"), [(1, 0), (2, 0), (3, 1), (8, 6)])
 def test_extend_adds_what_is_missing(num_blocks: int, num_added: int) -> None:
-    """A lease is extended to what it shall cover in all; covering less changes nothing."""
+    """An extend covers the given number of tokens in all; one that covers fewer changes nothing."""
     cache = a_cache(8)
     lease = reserve(cache, 2)
 
@@ -39,7 +39,7 @@ def test_extend_adds_what_is_missing(num_blocks: int, num_added: int) -> None:
 
 
 def test_extend_without_room_is_refused_with_what_is_missing() -> None:
-    """An extend's need is what it lacks, not what it covers; the want of rows is not its own."""
+    """An extend's need is what the lease lacks, not what it covers; a lack of rows does not concern it."""
     cache = a_cache(4, max_leases=2)
     lease = reserve(cache, 2)
     reserve(cache, 1, "other")
@@ -52,7 +52,7 @@ def test_extend_without_room_is_refused_with_what_is_missing() -> None:
 
 
 def test_extend_evicts_what_nobody_holds() -> None:
-    """Cached blocks make room for a running request."""
+    """An extend evicts cached blocks that nobody holds."""
     cache = a_full_cache(4)
     lease = reserve(cache, 2)
 
@@ -61,7 +61,7 @@ def test_extend_evicts_what_nobody_holds() -> None:
 
 
 def test_extend_of_another_workers_lease_is_refused() -> None:
-    """A lease obeys its owner alone."""
+    """A worker cannot extend another worker's lease."""
     cache = a_cache()
     lease = reserve(cache)
 
@@ -70,7 +70,7 @@ def test_extend_of_another_workers_lease_is_refused() -> None:
 
 
 def test_extend_of_an_unknown_lease_is_refused() -> None:
-    """A lease that has ended, or never was, is not extended."""
+    """A lease that has ended, or never existed, is not extended."""
     with pytest.raises(UnknownLeaseError):
         a_cache().handle(an_extend(LeaseId(99), 2), 0.0)
 

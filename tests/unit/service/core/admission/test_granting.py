@@ -1,4 +1,4 @@
-"""Laws of Reserve: it happens whole or changes nothing, and every refusal says why."""
+"""Laws of Reserve: it is granted whole or changes nothing, and every refusal says why."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_reserve_up_to_the_capacity_is_granted(num_blocks: int) -> None:
 
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS], ids=["at once", "patient"])
 def test_reserve_beyond_the_capacity_never_fits(wait_ms: int) -> None:
-    """A request that no waiting can serve is refused for good, with both numbers and the largest that fits."""
+    """A request that no wait can serve is refused for good, with both numbers and the largest size that fits."""
     cache = a_cache(8)
 
     with pytest.raises(NeverFitsError, match="at most 32 tokens") as refusal:
@@ -79,7 +79,7 @@ def test_longest_request_bounds_a_lease() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_blocks_cover_the_tokens_and_no_more(num_tokens: int, num_blocks: int) -> None:
-    """As many blocks are granted as the tokens begin."""
+    """A request gets just as many blocks as its tokens begin."""
     command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=num_tokens)
 
     lease = answer(a_cache().handle(command, 0.0), Reserved)
@@ -104,13 +104,13 @@ def test_reserve_of_nothing_is_malformed(num_tokens: int) -> None:
     ],
 )
 def test_reserve_with_malformed_keys_is_refused(prefix: bytes, complaint: str) -> None:
-    """Keys are whole and name no more blocks than the request covers."""
+    """A reserve's keys must be whole, and must name no more blocks than the request covers."""
     with pytest.raises(InvalidError, match=complaint):
         a_cache().handle(a_reserve(2, "r", prefix), 0.0)
 
 
 def test_reserve_that_names_a_cached_block_twice_is_refused() -> None:
-    """The keys of a chain differ, so a prefix never has a block twice."""
+    """A reserve whose keys name a cached block twice is refused: the keys of a chain differ."""
     cache = a_cache()
     cached(cache, keys(1))
 
@@ -127,7 +127,7 @@ def test_reserve_of_an_unknown_worker_is_refused() -> None:
 
 
 def test_refusal_of_a_full_pool_has_all_numbers() -> None:
-    """Who is refused learns of what, how much was needed, what there was, and when to ask again."""
+    """A refusal names the resource, what was needed, what was available, and when to ask again."""
     cache = a_cache(8)
     reserve(cache, 6)
 
@@ -140,7 +140,7 @@ def test_refusal_of_a_full_pool_has_all_numbers() -> None:
 
 
 def test_refusal_counts_the_hits_off_the_need() -> None:
-    """Blocks that the prefix would have served are not part of what was missing."""
+    """A refusal's need does not include the blocks that the prefix would have served."""
     cache = a_cache(8)
     cached(cache, keys(1, 2))
     reserve(cache, 6)
@@ -152,7 +152,7 @@ def test_refusal_counts_the_hits_off_the_need() -> None:
 
 
 def test_refused_reserve_changes_nothing() -> None:
-    """All or nothing: a request that is refused holds no block, no row and no lease."""
+    """A refused request holds no block, no row and no lease."""
     cache = a_cache(4)
     reserve(cache, 3)
     before = cache.census()
@@ -165,7 +165,7 @@ def test_refused_reserve_changes_nothing() -> None:
 
 
 def test_leases_are_bounded_by_the_rows() -> None:
-    """When all rows of the table are used, a new lease is refused for want of leases."""
+    """When all rows of the table are used, a new lease is refused because there is no row for it."""
     cache = a_cache(8, max_leases=2)
     reserve(cache, 1, "a")
     reserve(cache, 1, "b")
@@ -178,7 +178,7 @@ def test_leases_are_bounded_by_the_rows() -> None:
 
 
 def test_draining_cache_grants_no_new_lease() -> None:
-    """From the drain on new requests are refused."""
+    """Once a drain begins, new requests are refused."""
     cache = a_cache()
     cache.handle(c.Drain(), 0.0)
 
@@ -202,7 +202,7 @@ def test_draining_cache_lets_running_requests_finish() -> None:
 
 
 def test_repeated_reserve_is_answered_with_the_same_lease() -> None:
-    """A request has one lease, however often its worker asks."""
+    """A request has one lease, however often its worker reserves it."""
     cache = a_cache()
     first = reserve(cache, 3)
 
@@ -222,7 +222,7 @@ def test_repeated_reserve_with_other_tokens_is_refused() -> None:
 
 
 def test_same_request_id_of_another_worker_is_another_request() -> None:
-    """Request ids are each worker's own."""
+    """Request ids of different workers are independent."""
     cache = a_cache()
 
     first, second = reserve(cache), reserve(cache, worker_id=STRANGER)
@@ -231,7 +231,7 @@ def test_same_request_id_of_another_worker_is_another_request() -> None:
 
 
 def test_repeated_reserve_of_an_evicted_lease_names_no_blocks() -> None:
-    """A lease in the host pool is answered without blocks: it has none on the device."""
+    """A repeated reserve of a lease in the host pool is answered without blocks, for it has none on the device."""
     cache = a_cache()
     lease = evicted(cache, keys(1))
 
@@ -241,7 +241,7 @@ def test_repeated_reserve_of_an_evicted_lease_names_no_blocks() -> None:
 
 
 def test_repeated_reserve_tells_the_hits_of_the_first() -> None:
-    """What a later reload copied was no hit: a worker must not take unwritten blocks for cached ones."""
+    """Blocks that a later reload copied are not hits: a worker must not take unwritten blocks for cached ones."""
     cache = a_cache()
     lease = reserve(cache, 2)
     outcome = evict(cache, lease.lease_id)
@@ -254,7 +254,7 @@ def test_repeated_reserve_tells_the_hits_of_the_first() -> None:
 
 
 def test_repeated_reserve_that_may_not_wait_for_its_load_is_refused() -> None:
-    """A lease whose bytes are on their way is not answered before they are there."""
+    """A repeated reserve is not answered before the bytes of its lease have arrived."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(a_reserve(1, "r", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -264,7 +264,7 @@ def test_repeated_reserve_that_may_not_wait_for_its_load_is_refused() -> None:
 
 
 def test_repeated_reserve_waits_in_the_place_of_the_first() -> None:
-    """The earlier call is told so, and the later one gets the lease."""
+    """The earlier call is told that a later one has replaced it, and the later one gets the lease."""
     cache = a_cache()
     on_host(cache, keys(1))
     first = cache.handle(a_reserve(1, "r", keys(1), wait_ms=WAIT_MS), 0.0)

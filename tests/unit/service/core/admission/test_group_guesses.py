@@ -1,4 +1,4 @@
-"""Laws of the blocks for states of speculative tokens: those that growth passes over move on to places it adds."""
+"""Laws of blocks for the states of speculative tokens: blocks that growth passes over move on to the new places."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ from tests.unit.service.core.grouped import (
 from tests.unit.service.core.rank_builders import LEFT, RIGHT, an_engine, restarted
 
 LONGEST_TOKENS = 4 * (TABLE - GUESSING.extra_blocks)
-"""Beyond these, a table of so many places has not all the speculative ones."""
+"""With more tokens than these, a table has too few places left for all speculative states."""
 
 
 def extend_by_step(cache: Cache, lease_id: LeaseId, num_tokens: int) -> list[int]:
@@ -77,7 +77,7 @@ WAYS = {"call": extend_by_call, "step": extend_by_step}
 def test_pool_of_one_request_serves_it_however_it_grows(
     extend: Callable[[Cache, LeaseId, int], list[int]], num_added: int
 ) -> None:
-    """What `most_blocks` says is enough to the end, by however many tokens at once a request gets there."""
+    """A pool of `most_blocks` serves a request to its end, by however many tokens at a time it grows."""
     cache = cache_of(GUESSING, num_blocks=1 + most_blocks(GUESSING, LONGEST_TOKENS))
     lease = reserve_tokens(cache, 4)
 
@@ -93,7 +93,7 @@ def test_pool_of_one_request_serves_it_however_it_grows(
 def test_request_goes_on_to_the_last_place_of_its_table(
     extend: Callable[[Cache, LeaseId, int], list[int]],
 ) -> None:
-    """Where the table ends there are fewer places for speculative tokens, and what is covered can be committed."""
+    """At the end of the table there are fewer places for speculative tokens, and what is covered can be committed."""
     cache = cache_of(GUESSING)
     lease = reserve_tokens(cache, LONGEST_TOKENS)
 
@@ -111,7 +111,7 @@ def test_request_goes_on_to_the_last_place_of_its_table(
 def test_blocks_that_are_passed_over_come_first_at_the_new_places(
     extend: Callable[[Cache, LeaseId, int], list[int]],
 ) -> None:
-    """The caller is told of every new place; at the old ones nothing stands, also for kernels."""
+    """The caller is told of every new place; the old places are empty, for kernels too."""
     cache = cache_of(WIDE, GUESSING)
     lease = reserve_tokens(cache, 4)
     map_lease(cache, lease.lease_id)
@@ -127,7 +127,7 @@ def test_blocks_that_are_passed_over_come_first_at_the_new_places(
 
 
 def test_all_that_is_passed_over_moves_on() -> None:
-    """Where the new states stand behind all speculative ones, only one block is fresh."""
+    """If the new states lie behind all speculative ones, only one block is fresh."""
     cache = cache_of(GUESSING)
     lease = reserve_tokens(cache, 4)
     before = places(cache, lease.row)[0]
@@ -139,7 +139,7 @@ def test_all_that_is_passed_over_moves_on() -> None:
 
 
 def test_step_grows_leases_that_pass_over_and_others() -> None:
-    """Each lease of a step has its own blocks moved on, and the fresh ones come in between."""
+    """In a step, each lease has its own blocks moved on, with the fresh blocks in between."""
     cache = cache_of(GUESSING, STATE)
     leases = [reserve_tokens(cache, 4, name) for name in ("far", "near", "still", "farther")]
     rows = [places(cache, one.row) for one in leases]
@@ -164,7 +164,7 @@ def test_step_grows_leases_that_pass_over_and_others() -> None:
 
 
 def test_refused_extend_moves_nothing() -> None:
-    """An extend happens whole or not at all; it says how many fresh blocks it lacks."""
+    """An extend happens whole or not at all; its refusal says how many fresh blocks are missing."""
     cache = cache_of(WIDE, GUESSING, num_blocks=9)
     lease = reserve_tokens(cache, 4)
     reserve_tokens(cache, 4, "other")
@@ -179,7 +179,7 @@ def test_refused_extend_moves_nothing() -> None:
 
 
 def test_extend_that_waited_moves_on_what_it_passes_over() -> None:
-    """Blocks that another gives up later are as good as those that are there at once."""
+    """An extend that waits for blocks moves blocks on just as one that is served at once."""
     cache = cache_of(GUESSING, num_blocks=7)
     lease = reserve_tokens(cache, 4)
     other = reserve_tokens(cache, 4, "other")
@@ -194,7 +194,7 @@ def test_extend_that_waited_moves_on_what_it_passes_over() -> None:
 
 
 def test_newest_state_is_not_passed_over() -> None:
-    """Whoever has not committed what it computed since still has both states that may be its newest."""
+    """A lease that has not committed its latest tokens keeps both states that may be its newest."""
     cache = cache_of(GUESSING)
     lease = reserve_tokens(cache, 4)
     commit_tokens(cache, lease.lease_id, 4, b"")
@@ -206,7 +206,7 @@ def test_newest_state_is_not_passed_over() -> None:
 
 
 def test_table_without_room_for_all_guesses_moves_no_more_than_it_adds() -> None:
-    """At the end of a table that is too short there are fewer new places than blocks that are passed over."""
+    """At the end of a short table, a lease moves only as many of the blocks it passes over as there are new places."""
     cache = cache_of(GUESSING)
     lease = reserve_tokens(cache, 4)
 
@@ -217,7 +217,7 @@ def test_table_without_room_for_all_guesses_moves_no_more_than_it_adds() -> None
 
 
 def test_lease_that_has_moved_on_goes_down_and_comes_back() -> None:
-    """Where its blocks stand is the same on its way."""
+    """A lease whose blocks have moved on has them at the same places after an evict and a reload."""
     cache = cache_of(GUESSING)
     lease = reserve_tokens(cache, 4)
     extend_tokens(cache, lease.lease_id, 11)
@@ -233,7 +233,7 @@ def test_lease_that_has_moved_on_goes_down_and_comes_back() -> None:
 
 
 def test_growth_that_a_crash_cuts_off_is_ended_after_a_restart() -> None:
-    """A block that stands at two places has moved on; and what moves next is told from where the lease has come to."""
+    """After a restart, a block at two places counts as moved on; the next moves start from where the lease is."""
     cache = cache_of(GUESSING, num_blocks=6)
     lease = reserve_tokens(cache, 4)
     map_lease(cache, lease.lease_id)
@@ -261,13 +261,13 @@ def test_growth_that_a_crash_cuts_off_is_ended_after_a_restart() -> None:
 
 
 def told_by(cache: Cache, lease_id: LeaseId, num_tokens: int, worker_id: WorkerId) -> list[int]:
-    """Return the blocks that a rank is told of when it asks for more tokens."""
+    """Return the blocks that a rank is told of when it extends to more tokens."""
     command = c.Extend(worker_id=worker_id, lease_id=lease_id, num_tokens=num_tokens)
     return ids(answer(cache.handle(command, 0.0), Extended).block_ids)
 
 
 def test_ranks_are_told_anew_of_what_has_moved_on() -> None:
-    """Who comes behind finds the blocks where the first one's request has put them, and takes no others."""
+    """A rank that is behind is told where the first rank's request has moved the blocks, and takes no others."""
     cache = an_engine(1 + most_blocks(GUESSING, 11), groups=(GUESSING,), null_blocks=1)
     for worker_id in (LEFT, RIGHT):
         command = c.Reserve(worker_id=worker_id, request_id="request", keys=b"", num_tokens=4)
@@ -286,7 +286,7 @@ def test_ranks_are_told_anew_of_what_has_moved_on() -> None:
 
 
 def test_blocks_that_move_on_count_once_to_their_tenant() -> None:
-    """A tenant at its maximum goes on with what its lease has no use for."""
+    """A tenant at its maximum can go on with blocks that its own lease has no more use for."""
     limits = TenantLimits(max_blocks=4)
     cache = cache_of(GUESSING, tenants={OTHER_TENANT: limits})
     command = c.Reserve(worker_id=STRANGER, request_id="request", keys=b"", num_tokens=4)

@@ -1,4 +1,4 @@
-"""Laws of what never fits: it is refused at once at the very block where it begins, and what just fits is not."""
+"""Laws of requests that never fit: they are refused at once, from the first block too many on."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ CAPACITY = 6
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
 def test_reserve_larger_than_the_pool_never_fits(more: int, wait_ms: int) -> None:
-    """A request for more blocks than there are is refused at once, also if it would wait; one for all is not."""
+    """A request for more blocks than exist is refused at once, even if it may wait; one for all of them is not."""
     cache = a_cache(CAPACITY + 1, null_blocks=1, table_blocks=CAPACITY + 1)
     reserve(cache, 1, "other")
     command = a_reserve(CAPACITY + more, "r", wait_ms=wait_ms)
@@ -65,7 +65,7 @@ def test_reserve_larger_than_the_pool_never_fits(more: int, wait_ms: int) -> Non
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_extend_beyond_the_pool_never_fits(more: int) -> None:
-    """A lease may grow to the whole pool, and not by a block more, however long it would wait."""
+    """A lease may grow to the whole pool, and not by a block more, however long the extend may wait."""
     cache = a_cache(CAPACITY, table_blocks=CAPACITY + 1)
     lease = reserve(cache, 1)
     command = an_extend(lease.lease_id, CAPACITY + more, wait_ms=WAIT_MS)
@@ -79,7 +79,7 @@ def test_extend_beyond_the_pool_never_fits(more: int) -> None:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_reload_of_more_keys_than_the_pool_never_fits(more: int) -> None:
-    """As many blocks as there are can be brought back by their keys, if the pool is empty; one more never."""
+    """An empty pool can take back as many blocks by their keys as it has; a reload of one more never fits."""
     cache = a_cache(CAPACITY, CAPACITY + 1)
     num_keys = CAPACITY + more
     for at in range(num_keys):
@@ -95,7 +95,7 @@ def test_reload_of_more_keys_than_the_pool_never_fits(more: int) -> None:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_lease_that_filled_the_pool_comes_back(more: int) -> None:
-    """A lease of at most the whole pool can be evicted and reloaded; there is none that is larger."""
+    """A lease of at most the whole pool can be evicted and reloaded; no lease is larger."""
     cache = a_cache(CAPACITY, CAPACITY, table_blocks=CAPACITY + 1)
     if more > 0:
         refused(cache, a_reserve(CAPACITY + more), NeverFitsError)
@@ -110,7 +110,7 @@ def test_lease_that_filled_the_pool_comes_back(more: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("num_shared", [0, 1])
 def test_lease_larger_than_the_host_pool_never_leaves(more: int, num_shared: int) -> None:
-    """A lease fits the host pool with all of its blocks or never, those counted that are there already."""
+    """A lease that has more blocks than the host pool has slots never fits there, even if some are there already."""
     cache = a_cache(CAPACITY + 1, CAPACITY)
     if num_shared:
         on_host(cache, keys(0))
@@ -126,7 +126,7 @@ def test_lease_larger_than_the_host_pool_never_leaves(more: int, num_shared: int
 
 
 def test_retired_slots_never_count() -> None:
-    """What is retired for good is no room for anybody, ever."""
+    """Retired slots do not count as room."""
     cache = a_cache(4, 2)
     on_host(cache, keys(1))
     lost = the_copy(reload_keys(cache, keys(1)))
@@ -142,7 +142,7 @@ def test_retired_slots_never_count() -> None:
 
 
 def test_full_host_pool_tells_who_has_it() -> None:
-    """A lease that does not fit the host pool now learns who has the slots."""
+    """The refusal of a lease that does not fit the host pool now says who has the slots."""
     cache = a_cache(4, 2)
     evicted(cache, keys(1))
 

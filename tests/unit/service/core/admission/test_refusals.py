@@ -1,4 +1,4 @@
-"""Laws of refusals: each says what is lacking and why, who has it, when to come back, and what would be granted."""
+"""Laws of refusals: each says what is lacking and why, who has it, when to try again, and what would be granted."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,7 +84,7 @@ def test_refusal_says_all_there_is_to_say() -> None:
 
 
 def test_refusal_for_want_of_rows_says_so() -> None:
-    """Where all leases are in use, blocks are not what is lacking."""
+    """If all leases are in use, the refusal does not say that blocks are lacking."""
     cache = a_cache(8, max_leases=1)
     reserve(cache, 1)
 
@@ -95,7 +95,7 @@ def test_refusal_for_want_of_rows_says_so() -> None:
 
 
 def test_refusal_for_want_of_a_turn_says_so() -> None:
-    """Who would come after others learns after how many, and that waiting would do."""
+    """A refused call that would have to wait its turn learns behind how many, and that a wait would help."""
     cache = a_cache(8)
     reserve(cache, 7)
     wait_for(cache, 5, "large")
@@ -110,7 +110,7 @@ def test_refusal_for_want_of_a_turn_says_so() -> None:
 
 
 def test_refusal_while_blocks_are_scrubbed_says_so() -> None:
-    """Blocks that change tenants are there, but not yet; the call is told to wait a little."""
+    """Blocks that change tenants are not ready yet; the call is told to wait a little."""
     cache = a_cache(4)
     release(cache, reserve(cache, 4, worker_id=STRANGER).lease_id, worker_id=STRANGER)
 
@@ -122,7 +122,7 @@ def test_refusal_while_blocks_are_scrubbed_says_so() -> None:
 
 
 def test_refusal_at_the_end_of_a_wait_says_how_long_it_was() -> None:
-    """Who waited in vain learns for how long, behind how many, and why."""
+    """A call that waited in vain learns how long it waited, behind how many, and why."""
     cache = a_cache(4)
     reserve(cache, 3)
     head, behind = wait_for(cache, 4, "head"), wait_for(cache, 1, "behind", worker_id=MATE)
@@ -136,7 +136,7 @@ def test_refusal_at_the_end_of_a_wait_says_how_long_it_was() -> None:
 
 
 def test_malformed_call_ends_its_wait_like_any_other() -> None:
-    """A call whose keys turn out to name a cached block twice is refused at its deadline, if its turn never came."""
+    """A call whose keys name a cached block twice is refused at its deadline, if its turn never comes."""
     cache = cache_of(FULL, WINDOW, num_blocks=9)
     lease = reserve_tokens(cache, 4)
     wait_for(cache, 4, "head")
@@ -148,7 +148,7 @@ def test_malformed_call_ends_its_wait_like_any_other() -> None:
 
 @pytest.mark.parametrize("num_keys", [0, 1, 2])
 def test_need_is_what_is_missing_besides_hits(num_keys: int) -> None:
-    """Cached blocks of the call's own prefix are neither needed nor to be had."""
+    """Cached blocks of the call's own prefix count neither as needed nor as available."""
     cache = a_cache(4)
     cached(cache, keys(1, 2))
     reserve(cache, 2, "holder")
@@ -159,7 +159,7 @@ def test_need_is_what_is_missing_besides_hits(num_keys: int) -> None:
 
 
 def test_operations_of_a_step_are_refused_by_code_alone() -> None:
-    """Nobody would read more of an extend that a step could not do; its reserves are refused like any others."""
+    """A refused extend of a step has a code; a refused reserve of a step is explained like any other."""
     cache = a_cache(4)
     lease_id = reserve(cache, 3).lease_id
     reserve(cache, 1, "other")
@@ -181,7 +181,7 @@ def test_operations_of_a_step_are_refused_by_code_alone() -> None:
 
 
 def test_tenant_has_half_of_the_places_while_there_are_others() -> None:
-    """A tenant that floods the queue leaves half of it to others, and is told so."""
+    """A tenant that floods the queue leaves half of it to others, and the refusal says so."""
     cache = a_cache(2, max_waiting=4)
     reserve(cache, 2)
     for name in "ab":
@@ -196,7 +196,7 @@ def test_tenant_has_half_of_the_places_while_there_are_others() -> None:
 
 
 def test_tenant_that_is_alone_has_all_places() -> None:
-    """Where nobody else is attached, nobody else needs a place."""
+    """A tenant may use all places in the queue if no other tenant is attached."""
     cache = a_cache(2, max_waiting=3)
     cache.handle(c.Detach(worker_id=STRANGER), 0.0)
     reserve(cache, 2)
@@ -207,7 +207,7 @@ def test_tenant_that_is_alone_has_all_places() -> None:
 
 
 def test_repeated_call_finds_its_own_place() -> None:
-    """A request that waits already may ask again, however full the queue is."""
+    """A request that waits already may call again, however full the queue is."""
     cache = a_cache(2, max_waiting=2)
     reserve(cache, 2)
     first = wait_for(cache, 1, "a")
@@ -221,14 +221,14 @@ def test_repeated_call_finds_its_own_place() -> None:
 
 @pytest.mark.parametrize("priority", [-1, 3])
 def test_priority_is_one_of_three(priority: int) -> None:
-    """There are no other priorities than low, normal and high."""
+    """The only priorities are low, normal and high."""
     error = refused(a_cache(), replace(a_reserve(), priority=priority), InvalidError)
 
     assert (error.resource, error.need, error.limit) == ("priority", priority, 2)
 
 
 def test_high_priority_is_served_first() -> None:
-    """A high request that comes later goes before a normal one, at once if there is room for it."""
+    """A high request that comes later goes before a normal one, and is served at once if there is room for it."""
     cache = a_cache(4)
     reserve(cache, 2)
     wait_for(cache, 3, "normal")
@@ -239,7 +239,7 @@ def test_high_priority_is_served_first() -> None:
 
 
 def test_beginning_of_a_wait_is_told() -> None:
-    """Watchers learn of a call that waits, and how many blocks it needs."""
+    """Watchers are told when a call begins to wait, and how many blocks it needs."""
     cache = a_cache(4)
     lease = reserve(cache, 3)
 
@@ -254,7 +254,7 @@ def test_beginning_of_a_wait_is_told() -> None:
 
 
 def test_patience_is_bounded() -> None:
-    """However many wait before, nobody is told to stay away for longer than the longest patience."""
+    """However many calls wait before it, no call is told to stay away for longer than the longest patience."""
     cache = a_cache(8, max_waiting=400, retry_after_ms=50)
     reserve(cache, 8)
     for number in range(150):
@@ -271,7 +271,7 @@ def test_patience_is_bounded() -> None:
 def test_obeying_the_patience_succeeds_soon(
     lengths: list[int], num_blocks: int, is_other: bool
 ) -> None:
-    """Where copies take no longer than a turn, and a lease ends every turn, a few tries do."""
+    """If copies take no longer than a turn, and one lease ends every turn, a few tries suffice."""
     cache = a_cache(8)
     other = STRANGER if is_other else WORKER
     leases = []
@@ -303,9 +303,9 @@ def test_obeying_the_patience_succeeds_soon(
 def test_fewer_tokens_are_granted_as_told(
     theirs: int, num_cached: int, held: int, num_keys: int
 ) -> None:
-    """The call that a refusal recommends is granted, once blocks are zeroed where it is told to wait.
+    """The call that a refusal recommends is granted, after the blocks are zeroed if the refusal says to wait.
 
-    Where no other tenant had blocks, it is granted at once, and none larger is.
+    If no other tenant had blocks, it is granted at once, and no larger call is.
     """
     cache = a_cache(8)
     if theirs:
@@ -335,7 +335,7 @@ def test_fewer_tokens_are_granted_as_told(
     outcome = cache.handle(fewer, 0.0)
 
     while outcome.ticket is not None and not wakes(outcome):
-        # What is in the way is written back first, and then zeroed.
+        # Blocks that are in the way are written back first, and then zeroed.
         outcome = replace(land(cache, the_copy(outcome)), ticket=outcome.ticket)
     if outcome.ticket is None:
         answer(outcome, Reserved)
@@ -344,7 +344,7 @@ def test_fewer_tokens_are_granted_as_told(
 
 
 def test_refusal_names_what_is_there_at_once_and_what_a_wait_brings() -> None:
-    """Where free blocks are another tenant's, a call can have some now, and more once those are zeroed for it."""
+    """If free blocks are another tenant's, a call can have some now, and more once those are zeroed for it."""
     cache = a_cache(8, num_slots=0, wait_ms_max=500)
     theirs = reserve(cache, 3, "theirs", worker_id=STRANGER)
     release(cache, theirs.lease_id, worker_id=STRANGER)
@@ -359,7 +359,7 @@ def test_refusal_names_what_is_there_at_once_and_what_a_wait_brings() -> None:
 
 
 def _when_scrubbed(cache: Cache, command: c.Reserve) -> Reserved:
-    """Reserve what is there as soon as it is scrubbed."""
+    """Reserve the recommended tokens as soon as the blocks are scrubbed."""
     for _ in range(3):
         try:
             return answer(cache.handle(command, 0.0), Reserved)
@@ -369,14 +369,14 @@ def _when_scrubbed(cache: Cache, command: c.Reserve) -> Reserved:
 
 
 def _land_all(cache: Cache) -> None:
-    """Let all copies end that refusals have started."""
+    """Land all copies that refusals have started."""
     for effect in cache.take_effects():
         if isinstance(effect, Copy):
             land(cache, effect)
 
 
 def test_extend_learns_how_far_it_can_grow() -> None:
-    """A lease that cannot have all that it wants learns what it could have, and gets it."""
+    """A lease that cannot have all that it asks for learns what it can have, and gets that."""
     cache = a_cache(8)
     lease = reserve(cache, 2)
     reserve(cache, 3, "other")
@@ -389,7 +389,7 @@ def test_extend_learns_how_far_it_can_grow() -> None:
 
 
 def test_reload_is_told_no_number_of_tokens() -> None:
-    """A lease comes back whole or not at all."""
+    """A refused reload names no smaller number of tokens: a lease comes back whole or not at all."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1, 2))
     reserve(cache, 3, "other")
@@ -400,7 +400,7 @@ def test_reload_is_told_no_number_of_tokens() -> None:
 
 
 def test_longer_wait_is_recommended_where_copies_make_room() -> None:
-    """Where what is lacking is on its way out, twice the wait would do."""
+    """If copies are about to free what is lacking, twice the wait is recommended."""
     cache = a_cache(4)
     evict(cache, reserve(cache, 4).lease_id)
     ticket = wait_for(cache, 2, "r")
@@ -414,7 +414,7 @@ def test_longer_wait_is_recommended_where_copies_make_room() -> None:
 def test_no_wait_is_recommended_that_no_call_may_have(
     wait_ms_max: int, told: tuple[str, ...]
 ) -> None:
-    """A longer wait is named up to the longest that the daemon takes; who waited for that is told of none."""
+    """A longer wait is named up to the daemon's longest; a call that waited for that long is told of none."""
     cache = a_cache(4, wait_ms_max=wait_ms_max)
     evict(cache, reserve(cache, 4).lease_id)
     ticket = wait_for(cache, 2, "r")
@@ -425,7 +425,7 @@ def test_no_wait_is_recommended_that_no_call_may_have(
 
 
 def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:
-    """Whoever prefetches more than there is room for learns how many it could."""
+    """A prefetch of more keys than there is room for is told how many keys fit."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2, 3))
     reserve(cache, 2, "other")
@@ -438,7 +438,7 @@ def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:
 
 
 def test_late_copies_are_told_with_their_blocks() -> None:
-    """A call without room but for what is on its way learns how many blocks that is, and that more time would do."""
+    """A call whose room depends on copies under way learns how many blocks they free, and that more time helps."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     reserve(cache, 1, "other")
@@ -453,19 +453,19 @@ def test_late_copies_are_told_with_their_blocks() -> None:
 
 
 def test_late_eviction_of_cached_blocks_is_told_with_its_blocks() -> None:
-    """The same holds for a call that waits for a copy rather than for a lease."""
+    """The same holds for a call that waits for copies of cached blocks rather than of a lease."""
     cache = a_cache(4)
     cached(cache, keys(1))
     ticket = cache.handle(c.Evict(keys=keys(1), wait_ms=1_000), 0.0).ticket
 
     error = woken(tick(cache, 1.0), ticket, DeadlineError)
 
-    # Nobody remembers how long it waited, and a shorter wait would be no help.
+    # The command does not say how long it waited, and a shorter wait would not help.
     assert (error.need, error.remedies) == (1, ())
 
 
 def test_no_fewer_tokens_are_named_where_a_prefix_would_come_from_below() -> None:
-    """With fewer keys a call would find less in the host pool, so it is not told that it would fit."""
+    """With fewer keys a call would find less in the host pool, so no smaller number of tokens is named."""
     cache = a_cache(4)
     on_host(cache, keys(1))
     reserve(cache, 2, "other")

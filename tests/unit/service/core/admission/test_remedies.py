@@ -1,4 +1,4 @@
-"""Laws of remedies: what a refusal names is granted to who asks for that, and what would not help is not named."""
+"""Laws of remedies: a call that follows a refusal's remedy is granted, and what would not help is not named."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ def refused(cache: Cache, command: c.Command, kind: type[KVLeaseError] = PoolFul
 
 
 def why(error: KVLeaseError) -> tuple[str | None, tuple[str, ...]]:
-    """Return why a call was refused, and what it is told to ask for instead."""
+    """Return the rule of a refusal, and the remedies that it names."""
     return error.rule, error.remedies
 
 
@@ -70,7 +70,7 @@ def why(error: KVLeaseError) -> tuple[str | None, tuple[str, ...]]:
 
 
 def test_what_a_remote_store_may_forget_is_not_counted_on() -> None:
-    """Fewer tokens are named only if they would do also without what the store said that it has."""
+    """Fewer tokens are named only if they fit even without the blocks that the remote store says it has."""
     cache = cache_of(WINDOW, num_blocks=5, uses_remote=True)
     reserve(cache, 1, "other")
     outcome = cache.handle(a_reserve(8, "r", keys(*range(1, 7)), wait_ms=WAIT_MS), 0.0)
@@ -78,12 +78,12 @@ def test_what_a_remote_store_may_forget_is_not_counted_on() -> None:
 
     error = woken(tick(cache, WAIT_MS / 1000), outcome.ticket, PoolFullError)
 
-    # For 28 tokens 3 blocks would do, with 24 tokens of the store's; without them they need 4.
+    # With 24 tokens from the store, 28 tokens need 3 blocks; without them they need 4.
     assert (error.need, error.available, error.remedies) == (4, 3, ())
 
 
 def test_fork_is_not_told_to_forget_what_was_computed() -> None:
-    """A fork has all that was computed; where even that is more than the tenant may have, no fewer tokens would do."""
+    """A fork needs all computed tokens; if even these exceed the tenant's maximum, no fewer tokens are named."""
     cache = a_cache(8)
     parent = reserve(cache, 4, "parent")
     cache.handle(
@@ -101,7 +101,7 @@ def test_fork_is_not_told_to_forget_what_was_computed() -> None:
 
 
 def test_lease_that_comes_back_at_once_makes_no_room() -> None:
-    """Where somebody waits for a lease to return as soon as it is down, a longer wait for its blocks is no help."""
+    """If a reload waits for a lease to be down, a longer wait for the lease's blocks does not help."""
     cache = a_cache(4)
     lease = reserve(cache, 4)
     evict(cache, lease.lease_id)
@@ -111,7 +111,7 @@ def test_lease_that_comes_back_at_once_makes_no_room() -> None:
 
 
 def test_lease_that_comes_back_takes_more_than_it_left() -> None:
-    """What it shares with another and two copies bring down, it needs once more when it comes back."""
+    """A lease that comes back needs one block anew for a shared block that two copies take down."""
     cache = a_cache(6, write_policy=WritePolicy.WRITE_THROUGH)
     committed(cache, keys(1, 2), "first")
     second = reserve(cache, 2, "second", keys(1, 2))
@@ -123,12 +123,12 @@ def test_lease_that_comes_back_takes_more_than_it_left() -> None:
     evict(cache, second.lease_id)
     cache.handle(a_reload(second.lease_id), 0.0)
 
-    # Of the two that come free, it takes one: for the block that is being written through meanwhile.
+    # Two blocks come free, and the lease takes one of them, for the block that is being written through meanwhile.
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
 
 
 def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
-    """What a copy may still be reading is not free when the lease has left it, which needs as much elsewhere."""
+    """A block that a lost copy may still read does not come free with its lease, which needs another in its place."""
     cache = a_cache(6)
     lease = reserve(cache, 2, "moved twice")
     other = reserve(cache, 2, "other")
@@ -144,7 +144,7 @@ def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
 
 
 def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
-    """Of a lease that moves down only those blocks come free that no other lease has."""
+    """When a lease moves down, only those of its blocks come free that no other lease holds."""
     cache = a_cache(4)
     cached(cache, keys(1, 2))
     first = reserve(cache, 3, "first", keys(1, 2))
@@ -156,7 +156,7 @@ def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
 
 
 def test_blocks_that_need_no_copy_leave_with_their_lease() -> None:
-    """Blocks of a lease that the host pool has already come free with the others, when it is down."""
+    """Blocks that the host pool has already come free together with the lease's other blocks, once it is down."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     loading = cache.handle(a_reserve(4, "first", keys(1, 2), wait_ms=WAIT_MS), 0.0)
@@ -170,7 +170,7 @@ def test_blocks_that_need_no_copy_leave_with_their_lease() -> None:
 
 
 def test_own_prefix_makes_no_room_by_leaving() -> None:
-    """What a call would reuse does not come free for it when it is copied down and leaves."""
+    """Blocks of a call's own prefix do not count as room for it when they are copied down and leave."""
     cache = a_cache(4)
     cached(cache, keys(1, 2))
     reserve(cache, 2, "other")
@@ -180,7 +180,7 @@ def test_own_prefix_makes_no_room_by_leaving() -> None:
 
 
 def test_blocks_that_are_prefetched_can_be_had_when_they_are_there() -> None:
-    """What is brought up for nobody in particular is nobody's then, so a wait would do."""
+    """Prefetched blocks are held by nobody once they are there, so a wait is recommended."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     reserve(cache, 2, "other")
@@ -193,7 +193,7 @@ def test_blocks_that_are_prefetched_can_be_had_when_they_are_there() -> None:
 
 
 def test_released_lease_leaves_what_its_copy_still_holds() -> None:
-    """A lease that ended while it was copied down has its blocks come free with the copy."""
+    """Blocks of a lease that was released while it was copied down come free when the copy ends."""
     cache = a_cache(4)
     lease = reserve(cache, 4)
     evict(cache, lease.lease_id)
@@ -203,7 +203,7 @@ def test_released_lease_leaves_what_its_copy_still_holds() -> None:
 
 
 def test_blocks_that_are_owed_to_others_are_no_room() -> None:
-    """Blocks that come free count only as far as they are not another tenant's minimum."""
+    """Blocks that come free count as room only if they are not part of another tenant's minimum."""
     limits = {TENANT: TenantLimits(), OTHER_TENANT: TenantLimits(min_blocks=2)}
     cache = a_cache(4, tenants=limits)
     theirs = reserve(cache, 2, worker_id=STRANGER)
@@ -214,7 +214,7 @@ def test_blocks_that_are_owed_to_others_are_no_room() -> None:
 
 
 def test_blocks_of_an_own_lease_that_leaves_are_room_below_a_maximum() -> None:
-    """A tenant at its maximum can have what its own lease leaves, if it waits."""
+    """A tenant at its maximum can have the blocks that its own leaving lease frees, if it waits."""
     cache = a_cache(4, tenants={TENANT: TenantLimits(max_blocks=2)})
     leaving = the_copy(evict(cache, reserve(cache, 2).lease_id))
 
@@ -226,7 +226,7 @@ def test_blocks_of_an_own_lease_that_leaves_are_room_below_a_maximum() -> None:
 
 
 def test_blocks_that_are_zeroed_are_room_for_a_tenant_with_limits() -> None:
-    """Blocks that change tenants count to nobody while they are zeroed, and can be had then."""
+    """Blocks that change tenants count for nobody while they are zeroed, and are available afterwards."""
     cache = a_cache(4, num_slots=0, tenants={TENANT: TenantLimits(max_blocks=3)})
     release(cache, reserve(cache, 4, worker_id=STRANGER).lease_id, worker_id=STRANGER)
     refused(cache, a_reserve(3, "r"))
@@ -235,7 +235,7 @@ def test_blocks_that_are_zeroed_are_room_for_a_tenant_with_limits() -> None:
 
 
 def test_call_that_may_not_even_have_its_prefix_is_told_no_wait() -> None:
-    """Cached blocks that another's minimum was raised to are not held again, which waiting does not change."""
+    """If another tenant's raised minimum needs a call's cached prefix, a wait does not help, and none is named."""
     cache = a_cache(4)
     cached(cache, keys(1, 2, 3, 4))
     limits = {OTHER_TENANT: TenantLimits(min_blocks=2)}
@@ -250,7 +250,7 @@ def test_call_that_may_not_even_have_its_prefix_is_told_no_wait() -> None:
 def test_wait_with_which_a_call_needs_more_is_named_only_where_that_is_coming(
     num_free: int, told: tuple[str, ...]
 ) -> None:
-    """A call that waits has its states from the host pool, and needs a block more for that than without."""
+    """A waiting call loads its states from the host pool, which takes one block more than not waiting."""
     cache = cache_of(FULL, STATE, num_blocks=5 + num_free)
     lease_id = reserve_tokens_of(cache, 1)
     commit(cache, lease_id, chain(4))
@@ -266,7 +266,7 @@ def test_wait_with_which_a_call_needs_more_is_named_only_where_that_is_coming(
 
 
 def hold_all_but(cache: Cache, num_blocks: int) -> None:
-    """Lease all blocks of the pool but so many; each lease has a state besides its tokens."""
+    """Lease all blocks of the pool except some; each lease has a state besides its tokens."""
     num_tokens = 4 * (cache.shape.usable_blocks - num_blocks - 1)
     command = c.Reserve(worker_id=MATE, request_id="o", keys=b"", num_tokens=num_tokens)
     answer(cache.handle(command, 0.0), Reserved)
@@ -276,7 +276,7 @@ def hold_all_but(cache: Cache, num_blocks: int) -> None:
 
 
 def test_keys_that_are_on_the_device_count_for_no_block() -> None:
-    """Of a call's keys as many are named as bring no more blocks than there is room for."""
+    """A refusal names as many keys as there is room for; keys whose blocks are on the device take no room."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2, 3))
     land(cache, the_copy(reload_keys(cache, keys(1))))
@@ -290,7 +290,7 @@ def test_keys_that_are_on_the_device_count_for_no_block() -> None:
 
 
 def test_fewer_keys_are_those_that_need_no_zeroing() -> None:
-    """A call that does not wait for room is told how many keys come to blocks that are ready for its tenant."""
+    """A call that does not wait is told how many of its keys get blocks that are ready for its tenant."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2, 3))
     theirs = a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS)
@@ -304,7 +304,7 @@ def test_fewer_keys_are_those_that_need_no_zeroing() -> None:
 
 
 def test_a_key_of_several_groups_counts_with_all_its_blocks() -> None:
-    """Where each key names a block of each group, half as many keys are named as there are blocks."""
+    """If each key names a block in each of two groups, a refusal names half as many keys as there are blocks."""
     cache = cache_of(FULL, WINDOW, num_blocks=9)
     lease_id = reserve_tokens_of(cache, 3)
     commit(cache, lease_id, chain(12))
@@ -319,13 +319,13 @@ def test_a_key_of_several_groups_counts_with_all_its_blocks() -> None:
 
 
 def reserve_tokens_of(cache: Cache, num_blocks: int) -> Any:
-    """Return a lease with blocks for so many times four tokens."""
+    """Return a lease of the given number of blocks, of four tokens each."""
     command = c.Reserve(worker_id=WORKER, request_id="c", keys=b"", num_tokens=4 * num_blocks)
     return answer(cache.handle(command, 0.0), Reserved).lease_id
 
 
 def test_no_keys_are_named_where_none_would_come() -> None:
-    """Where there is no room at all, fewer keys bring nothing."""
+    """If there is no room at all, no number of keys is named."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     reserve(cache, 4, "other")
@@ -334,7 +334,7 @@ def test_no_keys_are_named_where_none_would_come() -> None:
 
 
 def test_more_keys_than_the_pool_learn_how_many_fit_it() -> None:
-    """What never fits is told the most keys whose blocks the whole pool has room for."""
+    """A reload that never fits is told the most keys whose blocks the whole pool has room for."""
     cache = a_cache(2, 4)
     for number in (1, 2, 3):
         on_host(cache, keys(number))
@@ -352,7 +352,7 @@ def test_more_keys_than_the_pool_learn_how_many_fit_it() -> None:
     ],
 )
 def test_what_never_fits_is_told_the_keys_that_do(limits: dict[str, Any]) -> None:
-    """Who asks for too many tokens with keys for all of them is told how many keys the tokens that fit have."""
+    """A reserve of too many tokens with keys for all of them is told how many keys the tokens that fit have."""
     cache = a_cache(8, **limits)
 
     error = refused(cache, a_reserve(6, "r", keys(1, 2, 3, 4, 5, 6)), NeverFitsError)
@@ -372,7 +372,7 @@ def a_fork(parent: Reserved, num_tokens: int) -> c.Fork:
 
 
 def test_fork_learns_how_far_it_can_reach() -> None:
-    """A fork for which there are too few blocks is told the most tokens for which there are enough, and gets them."""
+    """A fork for which blocks are lacking is told the most tokens for which there are enough, and then gets them."""
     cache = a_cache(6)
     parent = committed(cache, keys(1, 2), more=1)
     reserve(cache, 1, "other")
@@ -387,7 +387,7 @@ def test_fork_learns_how_far_it_can_reach() -> None:
 
 
 def test_fork_behind_others_learns_what_takes_no_block() -> None:
-    """While other running requests wait, a fork gets what it shares and no block more."""
+    """While other running requests wait, a fork gets what it shares, and no further block."""
     cache = a_cache(5)
     parent, other = committed(cache, keys(1, 2)), reserve(cache, 2, "other")
     cache.handle(an_extend(other.lease_id, 4, wait_ms=1_000), 0.0)
@@ -399,7 +399,7 @@ def test_fork_behind_others_learns_what_takes_no_block() -> None:
 
 
 def test_fork_that_finds_no_room_for_what_is_written_is_told_no_number() -> None:
-    """What is computed must be copied, so no fewer tokens help where there is no room for that."""
+    """If there is no room for a copy of the computed tokens, fewer tokens do not help, and no number is named."""
     cache = a_cache(2)
     parent = reserve(cache, 2)
     commit(cache, parent.lease_id, b"")
@@ -420,7 +420,7 @@ def an_evict(lease_id: Any) -> c.Evict:
 
 
 def test_lease_that_finds_no_slots_learns_to_what_it_could_be_trimmed() -> None:
-    """A lease for which there are too few slots is told the tokens with which it fits, and then does."""
+    """A lease for which slots are lacking is told how many tokens would fit, and fits after a trim to them."""
     cache = a_cache(8, 4)
     evicted(cache, keys(1), more=1)
     lease = reserve(cache, 4, "r")
@@ -438,7 +438,7 @@ def test_lease_that_finds_no_slots_learns_to_what_it_could_be_trimmed() -> None:
 
 
 def test_lease_all_of_whose_tokens_are_computed_is_told_no_trim() -> None:
-    """Computed tokens cannot be trimmed away."""
+    """If all of a lease's tokens are computed, no trim is named, for computed tokens cannot be trimmed."""
     cache = a_cache(8, 2)
     evicted(cache, keys(1), more=1)
     lease = committed(cache, keys(3, 4), "r")
@@ -450,7 +450,7 @@ def test_lease_all_of_whose_tokens_are_computed_is_told_no_trim() -> None:
 
 
 def test_slots_of_a_lease_itself_are_no_room_for_its_other_blocks() -> None:
-    """What a lease has in the host pool already cannot be dropped for the rest of it, and is not told as available."""
+    """A lease's own slots cannot be dropped to make room for its other blocks, so they are not told as available."""
     cache = a_cache(8, 4)
     on_host(cache, keys(1, 2))
     evicted(cache, keys(7), more=0)
@@ -463,7 +463,7 @@ def test_slots_of_a_lease_itself_are_no_room_for_its_other_blocks() -> None:
 
 
 def test_slots_that_are_being_filled_are_told_as_coming() -> None:
-    """Slots that copies of cached blocks fill can be had when those have ended."""
+    """Slots that copies of cached blocks are filling are available once those copies have ended."""
     cache = a_cache(8, 2)
     cached(cache, keys(1, 2))
     leaving = the_copy(cache.handle(c.Evict(keys=keys(1, 2)), 0.0))
@@ -477,7 +477,7 @@ def test_slots_that_are_being_filled_are_told_as_coming() -> None:
 
 
 def test_lease_with_states_is_told_no_trim() -> None:
-    """Where a trim would move states, nobody is told to what."""
+    """If a trim would move states, no number of tokens to trim to is named."""
     cache = cache_of(FULL, GUESSING, num_blocks=33, num_slots=8)
     first, second = (
         answer(
@@ -497,7 +497,7 @@ def test_lease_with_states_is_told_no_trim() -> None:
 
 
 def test_superseded_call_learns_when_the_later_one_is_answered() -> None:
-    """Who loses its place to a later call of its request is told that it is one place, and when to ask again."""
+    """A call that loses its place to a later call of its request is told that it lacks a place, and when to retry."""
     cache = a_cache(2)
     reserve(cache, 2)
     first = wait_for(cache, 1, "r")
@@ -509,7 +509,7 @@ def test_superseded_call_learns_when_the_later_one_is_answered() -> None:
 
 
 def test_superseded_call_about_a_lease_is_told_so() -> None:
-    """A later call about a lease that moves gets the answer, and the earlier one is told which rule it was."""
+    """When a later call about a moving lease takes the earlier one's place, the earlier one is told by which rule."""
     cache = a_cache(2)
     lease = reserve(cache, 2)
     first = evict(cache, lease.lease_id)
@@ -523,7 +523,7 @@ def test_superseded_call_about_a_lease_is_told_so() -> None:
 
 
 def waited(cache: Cache, command: c.Command) -> PoolFullError:
-    """Return what a call is told that has waited for as long as any may."""
+    """Return what a call is told that has waited for as long as any call may."""
     ticket = cache.handle(command, 0.0).ticket
     return woken(tick(cache, WAIT_MS / 1000), ticket, PoolFullError)
 
@@ -532,7 +532,7 @@ def waited(cache: Cache, command: c.Command) -> PoolFullError:
 def test_longer_wait_is_advised_only_to_who_may_wait_longer(
     wait_ms_max: int, is_longer: bool
 ) -> None:
-    """Who waited for as long as any call may is told to ask for fewer tokens."""
+    """A call that has waited for as long as any call may is told to ask for fewer tokens, not to wait longer."""
     cache = a_cache(4, wait_ms_max=wait_ms_max)
     reserve(cache, 3)
 
@@ -543,7 +543,7 @@ def test_longer_wait_is_advised_only_to_who_may_wait_longer(
 
 
 def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> None:
-    """Who waited in vain behind others is told what would have come before them; the highest ones are not."""
+    """A call that waited in vain behind others is told to ask with a higher priority, unless it has the highest."""
     cache = a_cache(4, wait_ms_max=WAIT_MS, ageing_seconds=1e9)
     lease = reserve(cache, 4)
     wait_for(cache, 4, "before", worker_id=MATE)
@@ -557,7 +557,7 @@ def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> 
 
 
 def test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept() -> None:
-    """Blocks that are zeroed for it are not there for the others, which limits alone keep no more."""
+    """While blocks are zeroed for a call, the call before it no longer lacks them through limits alone."""
     cache = a_cache(6, tenants={OTHER_TENANT: TenantLimits(min_blocks=1)})
     release(cache, reserve(cache, 3, "used").lease_id)
     wait_for(cache, 6, "before")
@@ -568,7 +568,7 @@ def test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kep
 
 
 def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
-    """Neither fewer tokens nor a wait help where leases are lacking, or a lease is to come back whole."""
+    """If leases are lacking, or a lease must come back whole, the remedy is a release: tokens and waits do not help."""
     cache = a_cache(4, max_leases=2, wait_ms_max=WAIT_MS)
     lease = evicted(cache, keys(1))
     reserve(cache, 4, "other")
@@ -581,7 +581,7 @@ def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
 
 
 def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
-    """Who waited for copies for as long as any call may is not told to wait for longer."""
+    """A call that waited for copies for as long as any call may is not told to wait for longer."""
     cache = a_cache(4, wait_ms_max=WAIT_MS)
     parent = reserve(cache, 1)
     cache.handle(
@@ -600,7 +600,7 @@ def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
 
 
 def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
-    """Return the refusal of a fork whose copy is late, after something has happened meanwhile."""
+    """Return the refusal of a fork whose copy is late, after an event in the meantime."""
     cache = a_cache(4)
     parent = reserve(cache, 1)
     cache.handle(
@@ -616,7 +616,7 @@ def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
 
 
 def limited_to(max_blocks: int) -> Callable[[Cache, Reserved], object]:
-    """Return what lets the tenant have no more than so many blocks."""
+    """Return the command that limits the tenant to the given number of blocks."""
     limits = {TENANT: TenantLimits(max_blocks=max_blocks)}
     command = c.Limit(tenants=limits, tenant_default=TenantLimits())
     return lambda cache, _: cache.handle(command, 0.0)
@@ -632,7 +632,7 @@ def limited_to(max_blocks: int) -> Callable[[Cache, Reserved], object]:
 def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
     before: Callable[[Cache, Reserved], object],
 ) -> None:
-    """A longer wait is named to a fork of a lease that is still on the device."""
+    """A fork whose copy is late is told to wait for longer if its parent is still on the device."""
     error = late_fork(before)
 
     assert error.remedies == (f"wait_ms={2 * WAIT_MS}",)
@@ -656,7 +656,7 @@ def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
 def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
     before: Callable[[Cache, Reserved], object], advice: str
 ) -> None:
-    """Where the lease to fork has left, or nothing new is granted, a longer wait is no help."""
+    """If the parent has left the device, or nothing new is granted, a late fork is not told to wait for longer."""
     error = late_fork(before)
 
     assert error.remedies == ()
@@ -664,7 +664,7 @@ def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
 
 
 def test_extend_of_a_lease_on_its_way_down_is_not_told_to_wait_for_longer() -> None:
-    """A lease that is evicted while its extend waits behind another takes no more blocks, however long that waits."""
+    """An extend whose lease is evicted while it waits takes no more blocks, so it is not told to wait for longer."""
     cache = a_cache(5)
     other, lease = reserve(cache, 2, "other"), reserve(cache, 2, "r")
     reserve(cache, 1, "held")
@@ -682,7 +682,7 @@ def test_extend_of_a_lease_on_its_way_down_is_not_told_to_wait_for_longer() -> N
 
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
 def test_reserve_refuses_the_keys_that_its_commit_would(wait_ms: int) -> None:
-    """Keys that name a block twice are refused where they first come, whether anything is cached or not."""
+    """Keys that name a block twice are refused by the reserve, before any commit, whether anything is cached or not."""
     cache = a_cache()
     lease = reserve(cache, 3, "other")
     commands = (

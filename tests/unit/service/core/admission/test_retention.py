@@ -1,4 +1,4 @@
-"""Laws of classes: low leaves before normal before high; a class lasts as long as its lease said."""
+"""Laws of classes: low leaves before normal before high; a class lasts for as long as its lease asked."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def used(
     now: float = 0.0,
     worker_id: WorkerId = WORKER,
 ) -> None:
-    """Have a lease of a class use the blocks of keys, of which those that are cached are hits, and end."""
+    """Use the blocks of keys by a lease of a class, which then ends; cached ones are hits."""
     lease = leased(cache, packed, rank, retain_seconds=retain_seconds, now=now, worker_id=worker_id)
     cache.handle(c.Release(worker_id=worker_id, lease_id=lease.lease_id), now)
 
@@ -92,12 +92,12 @@ def leased(
 
 
 def cached_of(cache: Cache, *numbers: int) -> list[int]:
-    """Return those of the keys whose blocks are on the device."""
+    """Return those keys whose blocks are on the device."""
     return [number for number in numbers if found(cache, keys(number)) == (1, 0)]
 
 
 def test_low_leaves_before_normal_before_high() -> None:
-    """Room is made of the lowest class, however lately it was used."""
+    """Blocks of the lowest class make room first, however recently they were used."""
     cache = a_cache(3, num_slots=0)
     used(cache, keys(2), HIGH)
     used(cache, keys(1), NORMAL)
@@ -114,7 +114,7 @@ def test_low_leaves_before_normal_before_high() -> None:
 
 
 def test_longest_ago_leaves_first_within_a_class() -> None:
-    """Of one class, what was let go of longest ago leaves first, and leaves before what they hang on."""
+    """Within one class, the block let go of longest ago leaves first, and each block leaves before its prefix."""
     cache = a_cache(4, num_slots=0)
     used(cache, keys(0, 1), HIGH)
     used(cache, keys(2, 3), HIGH)
@@ -125,7 +125,7 @@ def test_longest_ago_leaves_first_within_a_class() -> None:
 
 
 def test_shared_block_has_the_highest_class_of_its_leases() -> None:
-    """A block that leases of several classes used has the highest, in whichever order they end."""
+    """A block that leases of several classes used has the highest of them, in whichever order the leases end."""
     cache = a_cache(4, num_slots=0)
     used(cache, keys(0), HIGH)
     used(cache, keys(0), LOW)
@@ -151,7 +151,7 @@ def test_low_lease_does_not_lower_what_it_finds() -> None:
 
 
 def test_high_class_ends_when_its_time_is_over() -> None:
-    """After the seconds that were asked for, a block counts as normal, let go of when it was."""
+    """After the seconds that were asked for, a high block counts as normal, with the time at which it was let go of."""
     cache = a_cache(3, num_slots=0)
     used(cache, keys(0), HIGH, retain_seconds=10, now=1.0)
     used(cache, keys(1), NORMAL, now=0.0)
@@ -166,7 +166,7 @@ def test_high_class_ends_when_its_time_is_over() -> None:
 
 
 def test_high_class_lasts_until_its_time_is_over() -> None:
-    """Before that the block is high, and another use starts the time anew."""
+    """Until its time is over a block is high, and another use starts the time again."""
     cache = a_cache(2, num_slots=0)
     used(cache, keys(0), HIGH, retain_seconds=10, now=0.0)
     used(cache, keys(0), NORMAL, now=8.0)
@@ -179,7 +179,7 @@ def test_high_class_lasts_until_its_time_is_over() -> None:
 
 
 def test_longest_time_of_a_class_counts() -> None:
-    """Of two high leases the one that keeps its blocks longer decides."""
+    """Of two high leases, the one that keeps its blocks for longer decides."""
     cache = a_cache(2, num_slots=0)
     used(cache, keys(0), HIGH, retain_seconds=100)
     used(cache, keys(0), HIGH, retain_seconds=1)
@@ -204,7 +204,7 @@ def test_low_stays_low() -> None:
 
 
 def test_class_ends_with_the_block() -> None:
-    """A block that is granted anew is of the class of its new lease."""
+    """A block that is granted again has the class of its new lease."""
     cache = a_cache(2, num_slots=0)
     used(cache, keys(0), HIGH)
     used(cache, keys(1), HIGH)
@@ -218,7 +218,7 @@ def test_class_ends_with_the_block() -> None:
 
 
 def test_class_goes_with_a_lease_that_ends_otherwise() -> None:
-    """The blocks of a worker that dies keep its leases' class, wherever those are."""
+    """The blocks of a dead worker keep the class of its leases, in whichever phase those are."""
     cache = a_cache(4)
     moved = leased(cache, keys(0), HIGH)
     land(cache, the_copy(evict(cache, moved.lease_id)))
@@ -235,7 +235,7 @@ def test_class_goes_with_a_lease_that_ends_otherwise() -> None:
 
 
 def test_restart_forgets_classes() -> None:
-    """What was committed before a restart is normal after it, also for the leases that go on."""
+    """Blocks that were committed before a restart are normal after it, including those of leases that go on."""
     cache = a_cache(4, num_slots=0)
     used(cache, keys(0), LOW)
     kept = leased(cache, keys(1), LOW)
@@ -249,7 +249,7 @@ def test_restart_forgets_classes() -> None:
 
 
 def test_classes_of_several_tenants_do_not_mix() -> None:
-    """A tenant above its share gives way also with blocks that are high."""
+    """A tenant above its share gives way even with high blocks."""
     cache = a_cache(4, num_slots=0)
     used(cache, keys(7), LOW, worker_id=STRANGER)
     used(cache, keys(0, 1, 2), HIGH)
@@ -265,7 +265,7 @@ def test_classes_of_several_tenants_do_not_mix() -> None:
     [(-1, 0, "priority"), (3, 0, "priority"), (1, -1, "retain_seconds")],
 )
 def test_class_without_sense_is_refused(priority: int, retain_seconds: int, resource: str) -> None:
-    """A class or a time that there is not is told with its number."""
+    """The refusal of an unknown class or an impossible time names its number."""
     cache = a_cache()
 
     command = replace(a_reserve(), priority=priority, retain_seconds=retain_seconds)
@@ -277,7 +277,7 @@ def test_class_without_sense_is_refused(priority: int, retain_seconds: int, reso
 
 
 def test_expired_lease_keeps_its_blocks_class() -> None:
-    """A lease that was not renewed and whose worker then ends gives its class to its blocks."""
+    """If a lease expires and its worker then ends, its blocks have the lease's class."""
     cache = a_cache(2, num_slots=0)
     used(cache, keys(1), NORMAL)
     leased(cache, keys(0), LOW)
@@ -291,7 +291,7 @@ def test_expired_lease_keeps_its_blocks_class() -> None:
 
 
 def test_patient_call_heeds_classes() -> None:
-    """Blocks that were copied down to make room, and were not needed then, are still the next to leave."""
+    """Blocks that were copied down to make room, but then not needed, are still the next to leave."""
     cache = a_cache(2)
     used(cache, keys(0), HIGH)
     used(cache, keys(1), LOW)
@@ -311,7 +311,7 @@ def test_patient_call_heeds_classes() -> None:
 
 
 def an_order(num_blocks: int = 100) -> tuple[ClassedOrder, NDArray[np.int32]]:
-    """Return an order and the column of the tenants of its blocks."""
+    """Return an order, and the column with the tenants of its blocks."""
     owner = np.zeros(num_blocks, np.int32)
     return ClassedOrder(LeafFirstLRU(num_blocks), owner), owner
 
@@ -333,7 +333,7 @@ def test_order_is_parted_by_tenants() -> None:
 
 
 def test_block_that_is_put_back_is_high_as_long_as_before() -> None:
-    """To be copied does not make a class last longer."""
+    """A copy of a block does not prolong its class."""
     order, _ = an_order()
     order.begin_classes()
     order.raise_to(as_ids([1]), HIGH, 5.0)
@@ -347,7 +347,7 @@ def test_block_that_is_put_back_is_high_as_long_as_before() -> None:
 
 
 def test_high_blocks_join_the_normal_ones_of_their_segment() -> None:
-    """When a class is over its blocks leave by the policy as if they had been normal all along."""
+    """When the time of a class is over, its blocks leave by the policy as if they had always been normal."""
     keys = np.arange(10, dtype=np.uint64)
     order = ClassedOrder(make_order("s3-fifo", 10, keys), np.zeros(10, np.int32))
     order.begin_classes()
@@ -367,7 +367,7 @@ def test_high_blocks_join_the_normal_ones_of_their_segment() -> None:
 
 
 def test_order_knows_what_it_has() -> None:
-    """Blocks that were taken out are not there; absent ones are ignored."""
+    """Blocks that were taken out are no longer in the order; a removal of absent ones is ignored."""
     order, owner = an_order()
     owner[[3, 4]] = 1
     order.add(as_ids([1, 3, 2, 4]))
@@ -382,7 +382,7 @@ def test_order_knows_what_it_has() -> None:
 
 
 def test_ring_grows_with_its_blocks() -> None:
-    """A tenant's part of the order starts small, and has room for all blocks in the end."""
+    """A tenant's part of the order starts small, and grows until it has room for all blocks."""
     order, owner = an_order(1_000)
     owner[500:] = 1
 
@@ -396,7 +396,7 @@ def test_ring_grows_with_its_blocks() -> None:
 
 
 def test_asking_and_classes_begin_once() -> None:
-    """To begin twice changes nothing, and neither does it to ask."""
+    """A second start of classes changes nothing, and neither does a question."""
     order, _ = an_order()
     order.begin_classes()
     order.raise_to(as_ids([1]), HIGH, 5.0)
@@ -417,7 +417,7 @@ def test_asking_and_classes_begin_once() -> None:
 def test_blocks_leave_by_class_and_then_by_time(
     uses: list[tuple[int, int, int, int]], wait: int
 ) -> None:
-    """Whatever was used when, the order is that of the classes as they are now, and in each of the last use."""
+    """Whenever blocks were used, they leave by their present class, and within a class by their last use."""
     order, _ = an_order(8)
     order.begin_classes()
     order.forget(as_ids(range(8)))
@@ -452,7 +452,7 @@ def _class_at(model: dict[int, tuple[int, float, int]], block: int, now: float) 
 
 
 def test_blocks_that_a_window_has_left_stay_as_long_as_their_lease_says() -> None:
-    """What a running request of a high class gives back stays cached while normal blocks leave."""
+    """Blocks that a running request of a high class gives back stay cached while normal blocks leave."""
     cache = cache_of(FULL, WINDOW, num_slots=0)
     command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=16, priority=2)
     high = answer(cache.handle(command, 0.0), Reserved)

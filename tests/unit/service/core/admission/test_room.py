@@ -1,4 +1,4 @@
-"""Laws of making room: patient callers cost nobody cached bytes, and no tenant gets another's."""
+"""Laws of making room: calls that may wait cost nobody cached bytes, and no tenant gets another's."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ from tests.unit.service.core.tier_builders import turn
 
 
 def land_until_woken(cache: Cache, outcome: Outcome, num_copies_max: int) -> tuple[Outcome, int]:
-    """Land copy after copy until the call is answered, and tell how many copies that took."""
+    """Land one copy after another until the call is answered, and return how many copies that took."""
     ticket, num_copies = outcome.ticket, 0
     while ticket not in wakes(outcome):
         num_copies += 1
@@ -55,7 +55,7 @@ def land_until_woken(cache: Cache, outcome: Outcome, num_copies_max: int) -> tup
 
 
 def test_patient_call_loses_nothing() -> None:
-    """Cached blocks are copied to the host pool before they make room for a call that may wait."""
+    """Before cached blocks make room for a call that may wait, they are copied to the host pool."""
     cache = a_full_cache(4)
 
     outcome = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
@@ -66,7 +66,7 @@ def test_patient_call_loses_nothing() -> None:
 
 
 def test_impatient_call_drops_what_it_needs() -> None:
-    """A call that may not wait gets its blocks at once; what was cached there is gone."""
+    """A call that may not wait gets its blocks at once; what was cached in them is lost."""
     cache = a_full_cache(4)
 
     reserve(cache, 2)
@@ -77,7 +77,7 @@ def test_impatient_call_drops_what_it_needs() -> None:
 
 @pytest.mark.parametrize("num_slots", [0, 1, 3, 7, 8, 9])
 def test_patient_call_is_served_however_small_the_host_pool(num_slots: int) -> None:
-    """Blocks leave although the host pool cannot hold them all: each round of copies makes room."""
+    """Blocks leave even if the host pool cannot hold all of them: each round of copies makes room."""
     cache = a_full_cache(8, num_slots)
     outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
     if not num_slots:
@@ -92,7 +92,7 @@ def test_patient_call_is_served_however_small_the_host_pool(num_slots: int) -> N
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_what_gets_no_slot_leaves_at_once(num_slots: int) -> None:
-    """A call waits for the copies for which there are slots, and an event that changes nothing serves it no earlier."""
+    """A call waits only for copies that have slots, and an event that changes nothing does not serve it earlier."""
     cache = a_full_cache(8, num_slots)
 
     outcome = cache.handle(a_reserve(8, wait_ms=WAIT_MS), 0.0)
@@ -106,7 +106,7 @@ def test_what_gets_no_slot_leaves_at_once(num_slots: int) -> None:
 
 
 def test_coldest_blocks_are_those_that_get_no_slot() -> None:
-    """Where the host pool has room for a part of what leaves, what was used last is kept."""
+    """If the host pool has room for only some of the leaving blocks, the most recently used are kept."""
     cache = a_cache(4, num_slots=1)
     for number in (1, 2, 3, 4):
         cached(cache, keys(number))
@@ -118,7 +118,7 @@ def test_coldest_blocks_are_those_that_get_no_slot() -> None:
 
 
 def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
-    """When no slot can be had, cached blocks leave without a copy."""
+    """If no slot is available, cached blocks leave without a copy."""
     cache = a_cache(4, num_slots=2)
     evicted(cache, keys(8, 9))
     cached(cache, keys(0, 1, 2, 3))
@@ -133,7 +133,7 @@ def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
 def test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes(
     num_slots: int,
 ) -> None:
-    """What is written back for a request takes no slot from which it is about to load."""
+    """Blocks written back for a request take no slot from which that request is about to load."""
     cache = a_cache(2, num_slots=num_slots)
     on_host(cache, keys(9))
     cached(cache, keys(1, 2))
@@ -147,7 +147,7 @@ def test_patient_call_does_not_lose_its_own_prefix_to_the_room_that_it_makes(
 
 
 def a_drafted_cache(num_blocks: int, num_slots: int, **numbers: Any) -> Cache:
-    """Return a cache that a draft model reads, and in which the first two blocks of a document of three are held."""
+    """Return a cache that a draft model reads, with the first two blocks of a three-block document held."""
     groups = (replace(FULL, is_drafted=True),)
     cache = a_cache(num_blocks, num_slots, groups=groups, **numbers)
     lease = reserve(cache, 2, "document")
@@ -157,12 +157,12 @@ def a_drafted_cache(num_blocks: int, num_slots: int, **numbers: Any) -> Cache:
 
 
 def a_reader(num_blocks: int) -> c.Reserve:
-    """Return a patient call that finds two blocks, for a third one is there that a draft model reads."""
+    """Return a reserve that may wait and finds two of three blocks, for a draft model reads the third one."""
     return a_reserve(num_blocks, "reader", keys(1, 2, 3), wait_ms=WAIT_MS)
 
 
 def test_patient_call_does_not_push_out_what_its_draft_model_reads() -> None:
-    """The slot of the key behind its prefix is not taken for what it writes back, or the prefix would be shorter."""
+    """A call's write-back does not take the slot of the key behind its prefix, for its prefix would be shorter then."""
     cache = a_drafted_cache(4, num_slots=1)
     land(cache, the_copy(cache.handle(c.Evict(keys=keys(3)), 0.0)))
     cached(cache, keys(8, 9))
@@ -175,14 +175,14 @@ def test_patient_call_does_not_push_out_what_its_draft_model_reads() -> None:
 
 
 def found_behind(cache: Cache, key: bytes) -> bool:
-    """Tell whether a key is in the host pool or on the device."""
+    """Return whether a key is in the host pool or on the device."""
     state = cache._state
     return state.device.index.get(key) >= 0 or state.host.index.get(key) >= 0
 
 
 @pytest.mark.parametrize("num_slots", [0, 1])
 def test_what_a_draft_model_reads_leaves_after_all_else(num_slots: int) -> None:
-    """The block behind the prefix is the coldest, and others make room for the call all the same."""
+    """Although the block behind the prefix is the coldest, other blocks make room for the call."""
     cache = a_drafted_cache(5, num_slots)
     cached(cache, keys(8, 9))
 
@@ -195,7 +195,7 @@ def test_what_a_draft_model_reads_leaves_after_all_else(num_slots: int) -> None:
 
 
 def test_what_a_draft_model_reads_leaves_where_there_is_nothing_else() -> None:
-    """It keeps nobody from the blocks that there are: the call is served, with what is left of its prefix."""
+    """If nothing else can leave, the block behind the prefix does, and the call is served with a shorter prefix."""
     cache = a_drafted_cache(4, num_slots=0)
 
     lease = answer(cache.handle(a_reader(4), 0.0), Reserved)
@@ -206,7 +206,7 @@ def test_what_a_draft_model_reads_leaves_where_there_is_nothing_else() -> None:
 
 
 def test_tenant_at_its_maximum_gives_up_what_its_draft_model_reads() -> None:
-    """Others' blocks do not stand in for its own where it may have no more."""
+    """A tenant at its maximum gives up its own block behind the prefix: other tenants' blocks cannot take its place."""
     limits = {TENANT: TenantLimits(max_blocks=4)}
     cache = a_drafted_cache(6, num_slots=0, tenants=limits)
     cached(cache, keys(8, 9), worker_id=STRANGER)
@@ -219,7 +219,7 @@ def test_tenant_at_its_maximum_gives_up_what_its_draft_model_reads() -> None:
 
 
 def read_after_waiting(cache: Cache) -> Reserved:
-    """Return the lease of a patient call that must wait, once what it waits for has landed."""
+    """Return the lease of a call that must wait, once the copies that it waits for have landed."""
     outcome = cache.handle(a_reader(4), 0.0)
     assert outcome.reply is None
     landed, _ = land_until_woken(cache, outcome, 4)
@@ -232,7 +232,7 @@ def read_after_waiting(cache: Cache) -> Reserved:
 def test_what_a_draft_model_reads_leaves_after_the_scrub_that_a_call_waits_for(
     num_slots: int, limits: dict[int, TenantLimits]
 ) -> None:
-    """Where it must leave, it does so when another tenant's blocks are zeroed, so the prefix is no shorter then."""
+    """The block behind the prefix leaves only once another tenant's blocks are zeroed, so the prefix stays whole."""
     cache = a_drafted_cache(5 if limits else 4, num_slots, tenants=limits)
     num_foreign = 2 if limits else 1
     cached(cache, keys(*range(8, 8 + num_foreign)), worker_id=STRANGER)
@@ -246,7 +246,7 @@ def test_what_a_draft_model_reads_leaves_after_the_scrub_that_a_call_waits_for(
 
 @pytest.mark.parametrize("num_slots", [0, 1])
 def test_wait_is_named_where_what_a_draft_model_reads_leaves_in_the_end(num_slots: int) -> None:
-    """A refusal counts on the block that leaves when all others are ready, as a call that waits does."""
+    """Like a waiting call, a refusal counts on the block that leaves once all others are ready."""
     cache = a_drafted_cache(4, num_slots)
     cached(cache, keys(8), worker_id=STRANGER)
     for copy in copies(cache.handle(c.Evict(keys=keys(8)), 0.0)):
@@ -260,7 +260,7 @@ def test_wait_is_named_where_what_a_draft_model_reads_leaves_in_the_end(num_slot
 
 
 def test_no_wait_is_named_where_what_a_draft_model_reads_is_not_enough() -> None:
-    """What another tenant holds does not come with the block that leaves last."""
+    """If the block that leaves last is not enough, since another tenant holds the rest, no wait is named."""
     cache = a_drafted_cache(4, num_slots=0)
     reserve(cache, 1, "other", worker_id=STRANGER)
 
@@ -272,7 +272,7 @@ def test_no_wait_is_named_where_what_a_draft_model_reads_is_not_enough() -> None
 
 
 def test_blocks_of_others_leave_and_are_zeroed_before_what_a_draft_model_reads() -> None:
-    """What makes room beside it goes first, and it stays until all of that is ready."""
+    """Other blocks make room first, and the block behind the prefix stays until all of them are ready."""
     cache = a_drafted_cache(4, num_slots=0)
     cached(cache, keys(8), worker_id=STRANGER)
 
@@ -286,7 +286,7 @@ def test_blocks_of_others_leave_and_are_zeroed_before_what_a_draft_model_reads()
 
 
 def test_what_a_draft_model_reads_waits_for_the_scrub_of_a_mover_that_hangs() -> None:
-    """Without a host pool other blocks leave rather than be waited for; where there are none, it stays all the same."""
+    """Without a host pool, other blocks leave rather than be waited for; if there are none, the block still stays."""
     cache = a_drafted_cache(4, num_slots=1)
     cached(cache, keys(8), worker_id=STRANGER)
     turn(cache, Tier.HOST, on=False)
@@ -297,7 +297,7 @@ def test_what_a_draft_model_reads_waits_for_the_scrub_of_a_mover_that_hangs() ->
 
 
 def test_what_a_draft_model_reads_is_not_dropped_while_others_are_written_back() -> None:
-    """It is the coldest, and there is a slot for one block alone: the other one's copy is waited for first."""
+    """The block behind the prefix is the coldest, but with only one slot the other block's copy is waited for first."""
     cache = a_drafted_cache(4, num_slots=1)
     cached(cache, keys(8))
 
@@ -307,7 +307,7 @@ def test_what_a_draft_model_reads_is_not_dropped_while_others_are_written_back()
 
 
 def test_wait_is_named_for_a_lease_that_leaves_before_what_a_draft_model_reads() -> None:
-    """The next block of a call's chain stays until the lease has left and its block is zeroed."""
+    """The block behind a call's prefix stays until the lease has left and the lease's block is zeroed."""
     cache = a_drafted_cache(4, num_slots=1)
     other = reserve(cache, 1, "other", worker_id=STRANGER)
     leaving = evict(cache, other.lease_id, worker_id=STRANGER)
@@ -324,7 +324,7 @@ def test_wait_is_named_for_a_lease_that_leaves_before_what_a_draft_model_reads()
 
 
 def test_second_caller_waits_for_the_room_that_is_coming() -> None:
-    """A copy that makes room is not started a second time for the next caller."""
+    """A copy that makes room is not started again for the next caller."""
     cache = a_full_cache(4)
     first = cache.handle(a_reserve(2, "a", wait_ms=WAIT_MS), 0.0)
 
@@ -352,7 +352,7 @@ def test_clean_blocks_leave_without_a_copy() -> None:
 
 
 def test_block_is_scrubbed_before_it_changes_tenants() -> None:
-    """A tenant gets no block with another's bytes: a refused call starts the scrubbing, and the next one is served."""
+    """A tenant gets no block with another's bytes: a refused call starts the scrub, and the next call is served."""
     cache = a_cache(2)
     cached(cache, keys(1, 2))
 
@@ -365,7 +365,7 @@ def test_block_is_scrubbed_before_it_changes_tenants() -> None:
 
 
 def test_patient_call_waits_for_the_scrub() -> None:
-    """A call that may wait is served when the blocks are zeroed, with one scrub and not two."""
+    """A call that may wait is served once the blocks are zeroed, by one scrub and not two."""
     cache = a_cache(2, num_slots=0)
     cached(cache, keys(1, 2))
     outcome = cache.handle(a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
