@@ -46,7 +46,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_committed_blocks_are_findable() -> None:
-    """After the commit, and not before, others find the bytes under their keys."""
+    """After the commit, and not before, other leases find the bytes under their keys."""
     cache = a_cache()
     lease = reserve(cache, 2, "r", keys(1, 2))
     assert found(cache, keys(1, 2)) == (0, 0)
@@ -72,7 +72,7 @@ def test_commit_goes_on_where_the_last_one_ended() -> None:
 
 
 def test_repeated_commit_changes_nothing() -> None:
-    """A block that is committed under the same key already is neither new nor a duplicate."""
+    """A block that is already committed under the same key is counted neither as new nor as a duplicate."""
     cache = a_cache()
     lease = committed(cache, keys(1, 2))
 
@@ -93,7 +93,7 @@ def test_commit_of_nothing_changes_nothing() -> None:
 
 
 def test_committed_block_is_never_committed_under_another_key() -> None:
-    """What others may be reading is not renamed."""
+    """A committed block, which others may be reading, is not renamed."""
     cache = a_cache()
     lease = committed(cache, keys(1))
 
@@ -104,7 +104,7 @@ def test_committed_block_is_never_committed_under_another_key() -> None:
 
 
 def test_bytes_that_are_cached_already_stay_private() -> None:
-    """Of two blocks with the same bytes one is findable; the other stays its lease's own."""
+    """If two blocks have the same bytes, one is findable and the other stays private to its lease."""
     cache = a_cache()
     first = committed(cache, keys(1))
     second = reserve(cache, 2, "second")
@@ -148,7 +148,7 @@ def test_bytes_that_are_on_their_way_stay_private() -> None:
 def test_malformed_commit_is_refused(
     num_tokens: int, first_block: int, packed: bytes, complaint: str
 ) -> None:
-    """A commit names full blocks of its lease, each once; otherwise nothing is committed."""
+    """A commit must name full blocks of its lease, each once; otherwise it commits nothing."""
     cache = a_cache()
     lease = reserve(cache, 2)
     command = c.Commit(
@@ -166,7 +166,7 @@ def test_malformed_commit_is_refused(
 
 
 def test_late_commit_counts() -> None:
-    """The word of a stalled worker counts: nobody else wrote to its blocks."""
+    """A stalled worker's commit counts: nobody else has written to its blocks."""
     cache = a_cache()
     lease = reserve(cache, 2)
     tick(cache, LEASE_SECONDS)
@@ -181,7 +181,7 @@ def test_late_commit_counts() -> None:
 
 
 def test_commit_of_a_released_lease_is_refused() -> None:
-    """A worker that has released its blocks has no say about them any more."""
+    """A worker that has released its blocks cannot commit them any more."""
     cache = a_cache()
     lease = reserve(cache, 1)
     release(cache, lease.lease_id)
@@ -213,7 +213,7 @@ def test_commit_of_an_evicted_lease_is_refused() -> None:
 
 
 def test_commit_is_each_tenants_own() -> None:
-    """A tenant finds its own commits only; an operator finds everybody's."""
+    """A tenant finds only its own commits; an operator finds everybody's."""
     cache = a_cache()
     committed(cache, keys(1), worker_id=STRANGER)
 
@@ -233,7 +233,7 @@ def map_lease(
 
 
 def test_row_is_published_by_map() -> None:
-    """A reader of the table sees a lease's blocks from the map on, and not before."""
+    """A reader of the table sees a lease's blocks once the lease is mapped, and not before."""
     cache = a_cache()
     lease = reserve(cache, 3)
     kernel = records(cache).kernel_rows
@@ -247,7 +247,7 @@ def test_row_is_published_by_map() -> None:
 
 
 def test_mapped_row_grows_with_its_lease() -> None:
-    """What is added to a mapped lease is published with it, to an unmapped one it is not."""
+    """Blocks that an extend adds are published at once if the lease is mapped, and otherwise not."""
     cache = a_cache()
     mapped, unmapped = reserve(cache, 1, "a"), reserve(cache, 1, "b")
     map_lease(cache, mapped.lease_id)
@@ -260,7 +260,7 @@ def test_mapped_row_grows_with_its_lease() -> None:
 
 
 def test_evicted_lease_is_not_mapped() -> None:
-    """A lease that leaves the device leaves the table, and comes back to it only by another map."""
+    """A lease that leaves the device leaves the table, and only another map brings it back there."""
     cache = a_cache()
     lease = reserve(cache, 1)
     map_lease(cache, lease.lease_id)
@@ -285,7 +285,7 @@ def test_map_revives_a_quarantined_lease() -> None:
 
 
 def test_map_of_another_workers_lease_is_refused() -> None:
-    """A lease is mapped for its owner alone."""
+    """Only the owner of a lease can map it."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -308,7 +308,7 @@ def test_lookup_counts_both_tiers_up_to_the_first_miss() -> None:
 
 
 def test_lookup_counts_bytes_on_their_way_as_being_on_the_device() -> None:
-    """A block that a copy in flight fills is found once, at its target."""
+    """A block that a copy in flight fills is found once, at the copy's target."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(c.Reload(keys=keys(1)), 0.0)
@@ -318,7 +318,7 @@ def test_lookup_counts_bytes_on_their_way_as_being_on_the_device() -> None:
 
 
 def test_lookup_changes_nothing() -> None:
-    """To ask what is cached neither holds nor warms it."""
+    """A lookup neither holds what is cached nor makes it leave later."""
     cache = a_full_cache(3)
 
     found(cache, keys(2))

@@ -1,4 +1,4 @@
-"""Laws of the ends of leases and workers: whoever may still write keeps its blocks from everyone."""
+"""Laws of the ends of leases and workers: while a worker may still write to its blocks, nobody else gets them."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ NEWEST = LeaseId(1 << 40)
 
 
 def test_release_frees_private_blocks_and_keeps_committed_ones() -> None:
-    """What is committed stays findable; the rest is nobody's again."""
+    """Committed blocks stay findable after a release; the other blocks are free again."""
     cache = a_cache(4)
     lease = committed(cache, keys(1, 2), more=2)
 
@@ -57,7 +57,7 @@ def test_release_frees_private_blocks_and_keeps_committed_ones() -> None:
 
 
 def test_released_blocks_may_be_let_go_of_after_the_answer() -> None:
-    """A release is answered first; what it frees is there for the next command, settled or not."""
+    """A release is answered before its blocks are let go of, but the next command finds them free, settled or not."""
     cache = a_cache(2)
     lease = reserve(cache, 2, "a")
 
@@ -84,7 +84,7 @@ def test_release_of_one_sharer_leaves_the_others_blocks_held() -> None:
 
 
 def test_second_release_is_an_answered_no_op() -> None:
-    """To release what has ended is no error, and is counted."""
+    """A release of a lease that has ended is no error, and is counted."""
     cache = a_cache()
     lease = reserve(cache)
     release(cache, lease.lease_id)
@@ -104,13 +104,13 @@ def test_release_of_another_workers_lease_is_refused() -> None:
 
 
 def test_release_by_an_unknown_worker_is_refused() -> None:
-    """Who is not attached is told so, rather than that the lease has ended."""
+    """A worker that is not attached is told that, and not that the lease has ended."""
     with pytest.raises(UnknownWorkerError):
         release(a_cache(), LeaseId(5), worker_id=WorkerId(99))
 
 
 def test_release_while_loading_lets_the_copy_finish() -> None:
-    """What a copy holds stays held until the copy ends, and its bytes are cached then."""
+    """Blocks that a copy holds stay held until the copy ends, and then their bytes are cached."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -176,7 +176,7 @@ def test_lease_expires_at_its_deadline(now: float, state: State) -> None:
 
 
 def test_quarantined_blocks_are_nobodys_to_have() -> None:
-    """Time proves nothing: a stalled worker may still write, so its blocks are kept from everyone."""
+    """Time proves nothing: a stalled worker may still write, so nobody gets its quarantined blocks."""
     cache = a_cache(2)
     reserve(cache, 2)
     tick(cache, LEASE_SECONDS)
@@ -190,7 +190,7 @@ def test_quarantined_blocks_are_nobodys_to_have() -> None:
 
 
 def test_committed_blocks_of_an_expired_lease_stay_findable() -> None:
-    """Nobody writes a committed block, so its lease's end takes nothing from others."""
+    """Nobody writes to a committed block, so it stays findable when its lease expires."""
     cache = a_cache()
     committed(cache, keys(1), more=1)
 
@@ -201,7 +201,7 @@ def test_committed_blocks_of_an_expired_lease_stay_findable() -> None:
 
 
 def test_expired_lease_in_the_host_pool_ends() -> None:
-    """No worker can touch a slot, so there is nothing to keep."""
+    """An expired lease in the host pool ends at once, for no worker can write to a slot."""
     cache = a_cache()
     evicted(cache, keys(1), more=1)
 
@@ -214,7 +214,7 @@ def test_expired_lease_in_the_host_pool_ends() -> None:
 
 @pytest.mark.parametrize("verb", ["extend", "reserve", "heartbeat", "evict"])
 def test_owners_word_revives_its_lease(verb: str) -> None:
-    """Whatever a stalled worker says next about its lease proves that it lives."""
+    """Any later call of a stalled worker about its lease proves that the worker is alive."""
     cache = a_cache()
     lease = reserve(cache, 2)
     tick(cache, LEASE_SECONDS)
@@ -234,7 +234,7 @@ def test_owners_word_revives_its_lease(verb: str) -> None:
 
 
 def test_release_of_a_quarantined_lease_frees_its_blocks() -> None:
-    """The owner's own word proves that it writes no more."""
+    """A release by the owner proves that it writes no more."""
     cache = a_cache(2)
     lease = reserve(cache, 2)
     tick(cache, LEASE_SECONDS)
@@ -254,7 +254,7 @@ def beat(
     now: float,
     worker_id: WorkerId = WORKER,
 ) -> tuple[list[int], int]:
-    """Send a heartbeat, and return the leases that the daemon does not know and how many orphans it ended."""
+    """Send a heartbeat, and return the leases unknown to the daemon and the number of orphans that it ended."""
     command = c.Heartbeat(worker_id=worker_id, lease_ids=lease_ids, newest_lease_id=newest)
     reply = answer(cache.handle(command, now), Beat)
     unknown = [int(one) for one in np.frombuffer(reply.unknown_lease_ids, np.int64)]
@@ -273,7 +273,7 @@ def test_heartbeat_renews_what_it_names() -> None:
 
 
 def test_heartbeat_names_unknown_leases() -> None:
-    """A worker learns which of its leases have ended, and never of others' leases."""
+    """A heartbeat tells a worker which of its leases have ended, and nothing about others' leases."""
     cache = a_cache()
     lease = reserve(cache, worker_id=MATE)
 
@@ -284,7 +284,7 @@ def test_heartbeat_names_unknown_leases() -> None:
 
 
 def test_heartbeat_ends_orphans() -> None:
-    """A lease whose answer its worker never got ends with a heartbeat that does not name it."""
+    """A lease whose grant its worker never received ends with a heartbeat that does not name it."""
     cache = a_cache()
     kept, lost = reserve(cache, 1, "kept"), reserve(cache, 1, "lost")
 
@@ -296,7 +296,7 @@ def test_heartbeat_ends_orphans() -> None:
 
 
 def test_heartbeat_tells_how_far_ids_were_granted() -> None:
-    """No lease, whoever holds it, is newer than what a heartbeat tells, and every later one is."""
+    """No lease of any worker is newer than the id that a heartbeat returns, and every later lease is."""
     cache = a_cache()
     theirs = reserve(cache, 1, "theirs", worker_id=MATE)
     command = c.Heartbeat(worker_id=WORKER, lease_ids=(), newest_lease_id=LeaseId(0))
@@ -307,7 +307,7 @@ def test_heartbeat_tells_how_far_ids_were_granted() -> None:
 
 
 def test_heartbeat_spares_leases_that_are_news() -> None:
-    """A lease that is newer than what the heartbeat knew of is no orphan; one that is not is, however young."""
+    """A lease newer than the newest that the heartbeat knew of is no orphan; an older one that it does not name is."""
     cache = a_cache()
     old = reserve(cache, 1, "old")
     new = reserve(cache, 1, "new")
@@ -319,7 +319,7 @@ def test_heartbeat_spares_leases_that_are_news() -> None:
 
 
 def test_heartbeat_spares_leases_that_are_loading() -> None:
-    """A worker cannot know of a lease that it was not told of."""
+    """A lease that is still loading is no orphan, for its worker has not been told of it."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(a_reserve(1, "r", keys(1), wait_ms=600_000), 0.0)
@@ -352,7 +352,7 @@ def test_attached_worker_is_known_by_its_tenant() -> None:
 
 @pytest.mark.parametrize("end", [c.Detach, c.WorkerDied], ids=["detached", "died"])
 def test_end_of_a_worker_ends_all_that_is_its_own(end: type[c.Detach | c.WorkerDied]) -> None:
-    """A worker that says so, or is proven dead, writes no more: its blocks are free, also quarantined ones."""
+    """A worker that detaches or is proven dead writes no more: all of its blocks are free, even quarantined ones."""
     cache = a_cache(8)
     reserve(cache, 2, "a")
     tick(cache, LEASE_SECONDS)
@@ -368,7 +368,7 @@ def test_end_of_a_worker_ends_all_that_is_its_own(end: type[c.Detach | c.WorkerD
 
 
 def test_second_death_changes_nothing() -> None:
-    """A death that is reported twice is answered; a second detach is refused."""
+    """A second report of a death is answered; a second detach is refused."""
     cache = a_cache()
     cache.handle(c.WorkerDied(worker_id=WORKER), 0.0)
 
@@ -396,7 +396,7 @@ def test_worker_without_leases_ends() -> None:
 def test_leases_that_end_with_their_worker_are_counted(
     ends: type[c.Detach] | type[c.WorkerDied],
 ) -> None:
-    """Whether it was detached or died is told apart; its other leases had ended by its word."""
+    """Leases that end by a detach are counted apart from those that end by a death; released ones count as released."""
     cache = a_cache()
     for name in ("a", "b", "c"):
         reserve(cache, 1, name)
@@ -410,7 +410,7 @@ def test_leases_that_end_with_their_worker_are_counted(
 
 
 def test_evicted_lease_that_is_not_renewed_is_counted() -> None:
-    """In the host pool a lease ends; on the device it is late, and no end of it is counted."""
+    """In the host pool an unrenewed lease ends and is counted; on the device it is only late, and is not counted."""
     cache = a_cache()
     evicted(cache, keys(1))
     reserve(cache, 1, "on the device", now=1.0)
@@ -423,7 +423,7 @@ def test_evicted_lease_that_is_not_renewed_is_counted() -> None:
 
 
 def test_orphan_is_counted() -> None:
-    """A lease that its worker has lost ends in a way of its own."""
+    """A lease that its worker has lost is counted as an orphan."""
     cache = a_cache()
     reserve(cache, 1, "lost")
 
@@ -434,7 +434,7 @@ def test_orphan_is_counted() -> None:
 
 
 def test_lease_that_was_never_granted_is_not_counted() -> None:
-    """Who gives up while bytes of the prefix are on their way was granted nothing, so nothing ends."""
+    """A lease that its caller gives up while the prefix is loading was never granted, so no end is counted."""
     cache = a_cache()
     on_host(cache, keys(1))
     before = counted(cache)
@@ -448,7 +448,7 @@ def test_lease_that_was_never_granted_is_not_counted() -> None:
 
 
 def test_check_finds_an_end_that_is_not_counted() -> None:
-    """Granted, live and ended leases are held against each other."""
+    """The check compares granted leases with those that live or have ended."""
     cache = a_cache()
     reserve(cache)
     cache._state.counters["leases_ended_died"] += 1
@@ -457,6 +457,6 @@ def test_check_finds_an_end_that_is_not_counted() -> None:
 
 
 def counted(cache: Cache) -> dict[End, int]:
-    """Return how many leases ended in each way, of the ways in which any did."""
+    """Return how many leases ended in each way, without the ways in which none did."""
     counters = cache.census().counters
     return {end: counters[name] for end, name in ENDED.items() if counters.get(name)}

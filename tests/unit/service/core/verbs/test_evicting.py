@@ -1,4 +1,4 @@
-"""Laws of evict, of leases and of cached blocks: blocks are free only when their bytes are safe."""
+"""Laws of evict, of leases and of cached blocks: blocks are free only once their bytes are safe."""
 
 import pytest
 
@@ -47,7 +47,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_evicted_lease_frees_its_blocks_when_its_bytes_are_safe() -> None:
-    """The device's blocks are free only when the copies are done; then the caller is answered."""
+    """The device's blocks are free only once the copies are done, and the caller is answered then."""
     cache = a_cache()
     lease = committed(cache, keys(1), more=2)
 
@@ -61,7 +61,7 @@ def test_evicted_lease_frees_its_blocks_when_its_bytes_are_safe() -> None:
 
 
 def test_blocks_of_an_evicted_lease_are_freed_behind_the_answer() -> None:
-    """The answer tells how many they are; who asks next finds them free, and what is told of them comes with that."""
+    """The answer says how many blocks leave; the next command finds them free, and their notice comes with it."""
     cache = a_cache()
     lease = committed(cache, keys(1), more=2)
     outcome = evict(cache, lease.lease_id)
@@ -77,7 +77,7 @@ def test_blocks_of_an_evicted_lease_are_freed_behind_the_answer() -> None:
 
 
 def test_repeated_reserve_of_an_evicted_lease_covers_nothing_until_it_is_reloaded() -> None:
-    """Whoever asks again learns which lease it is, and that there is nothing to compute into."""
+    """A repeated reserve of an evicted lease learns which lease it is, and that it has no blocks to compute into."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=2)
 
@@ -93,7 +93,7 @@ def test_repeated_reserve_of_an_evicted_lease_covers_nothing_until_it_is_reloade
 
 
 def test_evict_counts_no_block_that_another_lease_has() -> None:
-    """A block of a prefix that two leases share stays when one of them is evicted, and the answer says so."""
+    """A block that two leases share stays when one of them is evicted, and the answer does not count it."""
     cache = a_cache()
     lease = committed(cache, keys(1), more=1)
     assert reserve(cache, 2, "other", keys(1)).device_hit_tokens
@@ -107,7 +107,7 @@ def test_evict_counts_no_block_that_another_lease_has() -> None:
 
 
 def test_evicted_lease_is_evicted_already() -> None:
-    """To evict once more is an answered no-op."""
+    """A second evict of a lease is answered, and does nothing."""
     cache = a_cache()
     lease = evicted(cache, keys(1))
 
@@ -117,7 +117,7 @@ def test_evicted_lease_is_evicted_already() -> None:
 
 
 def test_evict_copies_only_what_the_host_pool_lacks() -> None:
-    """Bytes that have a slot already are shared with it."""
+    """If the host pool has a slot for some bytes already, the lease shares it."""
     cache = a_cache()
     on_host(cache, keys(1))
     lease = committed(cache, keys(1, 2))
@@ -131,7 +131,7 @@ def test_evict_copies_only_what_the_host_pool_lacks() -> None:
 
 
 def test_evict_of_what_the_host_pool_has_is_answered_at_once() -> None:
-    """Without anything to copy there is nothing to wait for."""
+    """An evict that needs no copy is answered at once."""
     cache = a_cache()
     on_host(cache, keys(1))
     lease = committed(cache, keys(1))
@@ -157,7 +157,7 @@ def test_evict_leaves_blocks_that_others_hold() -> None:
 
 
 def test_two_leases_of_one_prefix_are_evicted_side_by_side() -> None:
-    """The bytes that come second stay private to their lease, and both leases come back whole."""
+    """If two leases have the same bytes, those of the second stay private to it, and both come back whole."""
     cache = a_cache()
     first = committed(cache, keys(1))
     second = reserve(cache, 1, "second", keys(1))
@@ -174,7 +174,7 @@ def test_two_leases_of_one_prefix_are_evicted_side_by_side() -> None:
 
 
 def test_later_evict_waits_in_the_place_of_the_first() -> None:
-    """A repeated evict does not copy twice; the first caller is told."""
+    """A repeated evict starts no second copy; the first caller is told that it was replaced."""
     cache = a_cache()
     lease = reserve(cache, 1)
     first = evict(cache, lease.lease_id)
@@ -200,7 +200,7 @@ def test_lease_that_cannot_fit_in_the_host_pool_is_refused_for_good() -> None:
 
 
 def test_lease_that_does_not_fit_now_is_refused_until_later() -> None:
-    """When other leases hold the slots, the lease stays on the device and its worker is told when to ask again."""
+    """If other leases hold the slots, the lease stays on the device, and its worker is told when to ask again."""
     cache = a_cache(8, num_slots=4)
     evicted(cache, keys(1, 2))
     lease = reserve(cache, 3)
@@ -215,7 +215,7 @@ def test_lease_that_does_not_fit_now_is_refused_until_later() -> None:
 
 
 def test_evicted_lease_pushes_cached_slots_out() -> None:
-    """A running request's bytes are worth more than cached ones that nobody holds."""
+    """The slots of an evicted lease take precedence over cached ones that nobody holds."""
     cache = a_cache(4, num_slots=2)
     on_host(cache, keys(1, 2))
     lease = reserve(cache, 1)
@@ -229,7 +229,7 @@ def test_evicted_lease_pushes_cached_slots_out() -> None:
 
 
 def test_evict_does_not_push_its_own_slots_out() -> None:
-    """A slot that a lease's eviction shares is not dropped to make room for the same eviction."""
+    """A slot that a lease's eviction shares is not dropped to make room for the same lease."""
     cache = a_cache(4, num_slots=2)
     on_host(cache, keys(1))
     on_host(cache, keys(2))
@@ -270,7 +270,7 @@ def test_lease_on_its_way_up_is_not_evicted(phase: str) -> None:
     ],
 )
 def test_move_names_one_thing(command: c.Evict | c.Reload) -> None:
-    """Exactly one thing is moved by a call, and the refusal names the choices."""
+    """A call moves exactly one thing, and the refusal names the choices."""
     with pytest.raises(InvalidError, match="exactly one of lease_id, keys"):
         a_cache().handle(command, 0.0)
 
@@ -297,7 +297,7 @@ def test_unknown_lease_is_not_moved(command: type[c.Evict | c.Reload]) -> None:
 
 @pytest.mark.parametrize("command", [c.Evict(keys=b"x" * 33), c.Reload(keys=b"x" * 33)])
 def test_ragged_keys_are_refused(command: c.Evict | c.Reload) -> None:
-    """Keys are whole."""
+    """Keys that are not whole are refused."""
     with pytest.raises(InvalidError, match="multiple of 32"):
         a_cache().handle(command, 0.0)
 
@@ -306,7 +306,7 @@ def test_ragged_keys_are_refused(command: c.Evict | c.Reload) -> None:
 
 
 def test_coldest_blocks_are_evicted() -> None:
-    """A number of blocks takes those that would have left next, and copies them first."""
+    """An evict of a number of blocks takes those that would leave next, and copies them first."""
     cache = a_full_cache(4)
 
     outcome = cache.handle(c.Evict(num_blocks=2), 0.0)
@@ -318,7 +318,7 @@ def test_coldest_blocks_are_evicted() -> None:
 
 
 def test_more_than_there_is_evicts_what_there_is() -> None:
-    """An operator who asks for more than is evictable gets all of that."""
+    """An operator that asks for more blocks than are evictable gets all of those."""
     cache = a_full_cache(4)
 
     outcome = cache.handle(c.Evict(num_blocks=99), 0.0)
@@ -327,7 +327,7 @@ def test_more_than_there_is_evicts_what_there_is() -> None:
 
 
 def test_named_blocks_are_evicted_unless_they_are_held() -> None:
-    """Keys take just their own blocks, and none that somebody uses or that are not there."""
+    """An evict by keys takes only the named blocks, except held and absent ones."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     committed(cache, keys(3))
@@ -341,14 +341,14 @@ def test_named_blocks_are_evicted_unless_they_are_held() -> None:
 
 
 def test_evicting_nothing_is_answered_at_once() -> None:
-    """Where nothing can leave, nothing is waited for."""
+    """If no block can leave, there is no wait."""
     reply = answer(a_cache().handle(c.Evict(num_blocks=3), 0.0), Evicted)
 
     assert reply == Evicted(num_evicted=0, num_offloaded=0)
 
 
 def test_blocks_without_a_slot_are_dropped() -> None:
-    """What the host pool cannot take leaves all the same, and both numbers are told."""
+    """Blocks that the host pool cannot take leave all the same; the answer has both numbers."""
     cache = a_full_cache(4, num_slots=1)
 
     outcome = cache.handle(c.Evict(num_blocks=3), 0.0)
@@ -368,7 +368,7 @@ def test_evict_without_a_host_pool_drops() -> None:
 
 
 def test_block_that_is_taken_up_while_it_is_copied_stays() -> None:
-    """A block that a lease comes to hold during its eviction is not taken from it."""
+    """A block that a lease takes up while it is copied out is not evicted."""
     cache = a_full_cache(2)
     outcome = cache.handle(c.Evict(num_blocks=2), 0.0)
     reserve(cache, 1, "r", keys(0))
@@ -386,7 +386,7 @@ def test_block_that_is_taken_up_while_it_is_copied_stays() -> None:
     ids=["by default", "as told"],
 )
 def test_eviction_is_waited_for_until_its_deadline(command: c.Evict, deadline: float) -> None:
-    """A caller does not wait longer than told; the copy goes on without it."""
+    """A caller waits no longer than it asked; the copy goes on without it."""
     cache = a_full_cache(1)
     outcome = cache.handle(command, 0.0)
 
@@ -398,7 +398,7 @@ def test_eviction_is_waited_for_until_its_deadline(command: c.Evict, deadline: f
 
 
 def test_eviction_whose_caller_has_gone_goes_on() -> None:
-    """A cancelled call is not answered, and its blocks leave all the same."""
+    """A cancelled call is not answered, but its blocks leave all the same."""
     cache = a_full_cache(1)
     outcome = cache.handle(c.Evict(num_blocks=1), 0.0)
     assert outcome.ticket is not None
@@ -425,7 +425,7 @@ def test_lease_whose_caller_has_gone_is_evicted_all_the_same() -> None:
 
 
 def test_lease_that_moves_for_too_long_is_told_and_moves_on() -> None:
-    """After its deadline a caller does not know where its lease is; the copies go on."""
+    """After its deadline a caller cannot know where its lease is; the copies go on."""
     cache = a_cache()
     lease = reserve(cache, 1)
     outcome = evict(cache, lease.lease_id)

@@ -1,4 +1,4 @@
-"""A fork has all that its parent has computed: what nobody writes any more is shared, the rest is copied."""
+"""Laws of forks: a fork has all that its parent has computed, committed blocks shared and the others copied."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def computed(
     packed: bytes = b"",
     request_id: str = "parent",
 ) -> Reserved:
-    """Return a lease that covers tokens, has computed some, and has committed those of the keys."""
+    """Return a lease that covers tokens, has computed some of them, and has committed those of the keys."""
     command = c.Reserve(worker_id=WORKER, request_id=request_id, keys=b"", num_tokens=num_tokens)
     lease = answer(cache.handle(command, 0.0), Reserved)
     compute(cache, lease.lease_id, num_computed, packed)
@@ -74,7 +74,7 @@ def computed(
 
 
 def compute(cache: Cache, lease_id: LeaseId, num_computed: int, packed: bytes = b"") -> None:
-    """Say that tokens are computed, and name the blocks of the first ones."""
+    """Report tokens as computed, and give the keys of the first blocks."""
     cache.handle(
         c.Commit(
             worker_id=WORKER,
@@ -111,7 +111,7 @@ def fork(cache: Cache, parent: Reserved, num_tokens: int, request_id: str = "chi
 
 
 def forked(cache: Cache, parent: Reserved, num_tokens: int, request_id: str = "child") -> Forked:
-    """Fork a lease, its copies being done."""
+    """Fork a lease, land its copies, and return it."""
     outcome = fork(cache, parent, num_tokens, request_id)
     if outcome.ticket is None:
         return answer(outcome, Forked)
@@ -119,13 +119,13 @@ def forked(cache: Cache, parent: Reserved, num_tokens: int, request_id: str = "c
 
 
 def pairs(copy: Copy) -> list[tuple[int, int]]:
-    """Return source and target of each block that a copy duplicates."""
+    """Return the source and the target of each block that a copy duplicates."""
     assert copy.direction is Direction.DUPLICATE
     return list(zip(ids(copy.source_ids), ids(copy.target_ids), strict=True))
 
 
 def free(cache: Cache) -> int:
-    """Count the blocks that are nobody's."""
+    """Return how many blocks are free."""
     return cache.census().device["free"]
 
 
@@ -133,7 +133,7 @@ def free(cache: Cache) -> int:
 
 
 def test_committed_blocks_are_shared_and_written_ones_copied() -> None:
-    """Only the blocks that the parent may still write are copied; behind the computed tokens nothing is."""
+    """Only blocks that the parent may still write are copied, and none beyond the computed tokens."""
     cache = a_cache(12)
     parent = computed(cache, 20, 10, keys(1, 2))
     block_ids = ids(parent.block_ids)
@@ -154,7 +154,7 @@ def test_committed_blocks_are_shared_and_written_ones_copied() -> None:
 
 
 def test_fork_without_copies_is_answered_at_once() -> None:
-    """Where all that is computed is committed, nothing has to be waited for."""
+    """If all that is computed is committed, a fork is answered at once."""
     cache = a_cache(12)
     parent = computed(cache, 12, 8, keys(1, 2))
 
@@ -168,7 +168,7 @@ def test_fork_without_copies_is_answered_at_once() -> None:
 
 
 def test_fork_of_full_committed_blocks_takes_none() -> None:
-    """A fork of nothing but committed blocks is possible even where no block is free."""
+    """A fork of committed blocks alone is possible even if no block is free."""
     cache = a_cache(2)
     parent = computed(cache, 8, 8, keys(1, 2))
 
@@ -179,7 +179,7 @@ def test_fork_of_full_committed_blocks_takes_none() -> None:
 
 
 def test_fork_of_nothing_computed_has_fresh_blocks_only() -> None:
-    """A parent that has written nothing has nothing to share."""
+    """A parent that has computed nothing has nothing to share."""
     cache = a_cache(12)
     parent = computed(cache, 12, 0)
 
@@ -199,7 +199,7 @@ def test_fork_of_nothing_computed_has_fresh_blocks_only() -> None:
 def test_forks_have_what_is_computed_and_nobody_elses_blocks(
     num_computed: int, num_committed: int, more: int, num_forks: int
 ) -> None:
-    """However much is computed and committed, each fork has it all, shares the committed and no other block."""
+    """However much is computed and committed, each fork has all of it, and shares just the committed blocks."""
     cache = a_cache(48, table_blocks=_WIDTH)
     num_shared = min(num_committed, num_computed // TOKENS_PER_BLOCK)
     parent = computed(cache, 20, num_computed, keys(*range(1, 1 + num_shared)))
@@ -218,7 +218,7 @@ def test_forks_have_what_is_computed_and_nobody_elses_blocks(
 
 
 def test_fork_can_be_forked_and_outlives_its_parent() -> None:
-    """A fork is a lease like any other: it is extended, committed, forked, and needs its parent no more."""
+    """A fork is a lease like any other: it can be extended, committed and forked, and does not need its parent."""
     cache = a_cache(16)
     parent = computed(cache, 8, 6, keys(1))
     child = forked(cache, parent, 8)
@@ -232,7 +232,7 @@ def test_fork_can_be_forked_and_outlives_its_parent() -> None:
 
 
 def test_fork_makes_room_as_a_reserve_does() -> None:
-    """Cached blocks that nobody holds leave for a fork."""
+    """Cached blocks that nobody holds leave to make room for a fork."""
     cache = a_cache(6, num_slots=0)
     cached(cache, keys(1, 2))
     parent = computed(cache, 12, 6)
@@ -247,7 +247,7 @@ def test_fork_makes_room_as_a_reserve_does() -> None:
 
 
 def grouped(*groups: GroupShape) -> Cache:
-    """Return a cache of one group that keeps everything, and others."""
+    """Return a cache with the given groups and one group that keeps everything."""
     return a_cache(
         32,
         groups=(keeps_everything(TOKENS_PER_BLOCK, _WIDTH), *groups),
@@ -269,7 +269,7 @@ def a_group(keeps: Keeps, max_blocks: int, kept_tokens: int = 0) -> GroupShape:
 
 
 def part(cache: Cache, reply: Reserved, group: int) -> list[int]:
-    """Return the places of a group of a lease, empty ones as -1."""
+    """Return the places of a lease's group, empty ones as -1."""
     rows = records(cache).rows
     end = int(rows.num_blocks[reply.row, group])
     start = sum(one.table_blocks for one in cache.shape.groups[:group])
@@ -277,7 +277,7 @@ def part(cache: Cache, reply: Reserved, group: int) -> list[int]:
 
 
 def test_fork_of_a_window_has_what_is_still_needed() -> None:
-    """Blocks that the parent has given back are no part of a fork."""
+    """A fork does not have the blocks that its parent's window has given back."""
     cache = grouped(a_group(Keeps.WINDOW, 4, kept_tokens=8))
     parent = computed(cache, 16, 14, keys(1, 2))
 
@@ -302,7 +302,7 @@ def test_fork_of_a_window_has_what_is_still_needed() -> None:
 def test_fork_has_the_newest_state(
     num_computed: int, packed: bytes, place: int, *, is_shared: bool
 ) -> None:
-    """Of recurrent layers the newest state alone is forked, and a block for the next one is fresh."""
+    """A fork of recurrent layers has a copy of the newest state alone, and a fresh block for the next one."""
     cache = grouped(a_group(Keeps.STATE, 3))
     parent = computed(cache, 8, num_computed, packed)
 
@@ -315,7 +315,7 @@ def test_fork_has_the_newest_state(
 
 
 def test_fork_finds_a_state_that_lies_ahead() -> None:
-    """A state that is kept where the next one goes is copied to where the fork's next one goes."""
+    """A state that is kept where the next one goes is copied to the fork's place for its next one."""
     cache = grouped(a_group(Keeps.STATE, 3))
     parent = computed(cache, 20, 6)
     (state,) = [block for block in part(cache, parent, 1) if block >= 0]
@@ -330,7 +330,7 @@ def test_fork_finds_a_state_that_lies_ahead() -> None:
 
 
 def test_fixed_blocks_are_copied_whole() -> None:
-    """What stays the same for a request is written, whatever is computed."""
+    """Blocks of a fixed number for each request are written from the start, so they are copied whole."""
     cache = grouped(a_group(Keeps.FIXED, 2))
     parent = computed(cache, 8, 0)
 
@@ -357,7 +357,7 @@ class Underway:
 
 @pytest.fixture
 def underway() -> Underway:
-    """Return a fork of which one block is shared and two are being copied."""
+    """Return a fork with one shared block, and two blocks that are being copied."""
     cache = a_cache(16)
     parent = computed(cache, 12, 11, keys(1))
     outcome = fork(cache, parent, 16)
@@ -374,7 +374,7 @@ def underway() -> Underway:
 def test_sources_are_kept_for_the_copy(
     underway: Underway, end: Callable[[Underway], object]
 ) -> None:
-    """Whatever becomes of the parent, nobody else gets what is being read."""
+    """Whatever happens to the parent, nobody else gets the blocks that the copy reads."""
     cache, sources = underway.cache, underway.copy.source_ids
     end(underway)
 
@@ -385,7 +385,7 @@ def test_sources_are_kept_for_the_copy(
 
 
 def test_dead_worker_leaves_nothing(underway: Underway) -> None:
-    """When the worker dies, its leases end, and the last of their blocks are free with the copy's end."""
+    """When the worker dies its leases end, and the last of their blocks are free once the copy has ended."""
     cache = underway.cache
     cache.handle(c.WorkerDied(worker_id=WORKER), 0.0)
     assert State.FREE not in states(cache, underway.copy.source_ids + underway.copy.target_ids)
@@ -400,7 +400,7 @@ def test_dead_worker_leaves_nothing(underway: Underway) -> None:
 def test_fork_without_its_bytes_ends(
     underway: Underway, end: Callable[[Cache, Copy], Outcome]
 ) -> None:
-    """A copy that comes to nothing ends the fork, not the parent, and its caller is told."""
+    """A failed copy ends the fork but not the parent, and the caller is told."""
     cache = underway.cache
 
     woken(end(cache, underway.copy), underway.ticket, CopyFailedError)
@@ -413,7 +413,7 @@ def test_fork_without_its_bytes_ends(
 
 
 def test_fork_ends_with_its_callers_patience(underway: Underway) -> None:
-    """A fork that nobody waits for any more ends; its answer would never be heard."""
+    """A fork ends when its caller stops waiting, for its answer would never be heard."""
     cache = underway.cache
 
     woken(tick(cache, 31.0), underway.ticket, DeadlineError)
@@ -424,7 +424,7 @@ def test_fork_ends_with_its_callers_patience(underway: Underway) -> None:
 
 
 def test_restart_in_between_leaves_the_parent_alone(underway: Underway) -> None:
-    """A fork that was not answered before a crash is none; the parent goes on."""
+    """A fork that was not answered before a crash does not exist after it; the parent goes on."""
     cache = Cache.recovered(
         underway.cache.shape, records(underway.cache), Epoch(2), {WORKER: TENANT}, 0.0
     )
@@ -438,7 +438,7 @@ def test_restart_in_between_leaves_the_parent_alone(underway: Underway) -> None:
 
 
 def test_repeated_fork_has_the_same_answer() -> None:
-    """A fork whose answer was lost is repeated, even if its parent has ended meanwhile."""
+    """A fork whose answer was lost can be repeated, even if its parent has ended meanwhile."""
     cache = a_cache(16)
     parent = computed(cache, 12, 6)
     first = forked(cache, parent, 12)
@@ -448,7 +448,7 @@ def test_repeated_fork_has_the_same_answer() -> None:
 
 
 def test_repeated_fork_waits_for_the_first_ones_copies(underway: Underway) -> None:
-    """A repeated call takes the place of the first one and starts no second copy."""
+    """A repeated call replaces the first one, and starts no second copy."""
     again = fork(underway.cache, underway.parent, 16)
 
     woken(again, underway.ticket, WrongStateError)
@@ -458,7 +458,7 @@ def test_repeated_fork_waits_for_the_first_ones_copies(underway: Underway) -> No
 
 
 def test_fork_is_known_after_a_restart() -> None:
-    """The lease of an answered fork outlives the control process, and a repeated call finds it."""
+    """The lease of an answered fork survives a restart, and a repeated call finds it."""
     cache = a_cache(16)
     parent = computed(cache, 12, 6)
     first = forked(cache, parent, 12)
@@ -474,7 +474,7 @@ def test_fork_is_known_after_a_restart() -> None:
 
 
 def test_names_of_requests_are_used_once() -> None:
-    """A request's id names one lease: neither another fork's, nor a reserve's, nor one that is still waited for."""
+    """A request id in use by a fork, a reserve or a waiting call is refused for another fork."""
     cache = a_cache(8)
     parent, other = computed(cache, 8, 4), reserve(cache, 2, "other")
     forked(cache, parent, 8)
@@ -507,7 +507,7 @@ def test_names_of_requests_are_used_once() -> None:
     ],
 )
 def test_wrong_forks_change_nothing(changes: dict[str, int], error: type[KVLeaseError]) -> None:
-    """A fork that cannot be is refused, and everything is as before."""
+    """An invalid fork is refused, and changes nothing."""
     cache = a_cache(8)
     parent = computed(cache, 8, 6)
     before = cache.census().device
@@ -536,7 +536,7 @@ def test_only_active_leases_are_forked() -> None:
 
 
 def test_draining_daemon_forks_nothing() -> None:
-    """A fork is a new lease, and a daemon that ends grants none."""
+    """A fork is a new lease, and a draining daemon grants none."""
     cache = a_cache(8)
     parent = computed(cache, 8, 6)
     cache.handle(c.Drain(), 0.0)
@@ -546,7 +546,7 @@ def test_draining_daemon_forks_nothing() -> None:
 
 
 def test_fork_waits_for_no_room() -> None:
-    """Without room a fork is refused with numbers, however long it might wait, and nothing is taken."""
+    """Without room a fork is refused with numbers, even if it may wait, and it takes nothing."""
     cache = a_cache(5)
     parent = computed(cache, 12, 6)
 
@@ -559,7 +559,7 @@ def test_fork_waits_for_no_room() -> None:
 
 
 def test_fork_never_sees_another_tenants_bytes() -> None:
-    """Blocks that hold others' bytes are scrubbed first; the next try gets them."""
+    """Blocks with others' bytes are scrubbed first; the next try of the fork gets them."""
     cache = a_cache(4, num_slots=0)
     parent = computed(cache, 8, 6)
     others = reserve(cache, 2, "theirs", worker_id=STRANGER)
@@ -574,7 +574,7 @@ def test_fork_never_sees_another_tenants_bytes() -> None:
 
 
 def test_fork_overtakes_new_requests_until_one_has_waited_for_long() -> None:
-    """It is a running request's, and yet no forks without end keep a new request waiting without end."""
+    """A fork goes before new requests, but not once one of them has waited for too long."""
     cache = a_cache(6)
     parent = computed(cache, 8, 6)
     cache.handle(a_reserve(5, "first", wait_ms=60_000), 0.0)
@@ -590,7 +590,7 @@ def test_fork_overtakes_new_requests_until_one_has_waited_for_long() -> None:
 
 
 def test_fork_overtakes_no_running_request() -> None:
-    """An extend that waits for blocks gets them before a fork does, which is told how many are ahead."""
+    """A waiting extend gets its blocks before a fork, which is told how many calls are ahead of it."""
     cache = a_cache(6)
     parent = computed(cache, 8, 6)
     other = reserve(cache, 2, "other")
@@ -603,7 +603,7 @@ def test_fork_overtakes_no_running_request() -> None:
 
 
 def test_fork_needs_a_row() -> None:
-    """The number of leases is bounded; a fork is one more."""
+    """A fork takes a row like any lease, and is refused if there is none."""
     cache = a_cache(8, max_leases=1)
     parent = computed(cache, 8, 6)
 

@@ -1,4 +1,4 @@
-"""Laws of moves of large leases, which are done in parts: others are heard in between, and nobody sees a half."""
+"""Laws of moves of large leases in parts: other commands run in between, and nobody sees a move half done."""
 
 import pytest
 
@@ -38,13 +38,13 @@ def parted(num_blocks: int = 8, num_slots: int = 8) -> Cache:
 
 
 def part(cache: Cache) -> Outcome:
-    """Have one part done, and return what came of it."""
+    """Do one part, and return its outcome."""
     cache.settle_part()
     return Outcome(effects=cache.take_effects())
 
 
 def rest(cache: Cache) -> Outcome:
-    """Have all parts done that are left, and return what came of them."""
+    """Do all remaining parts, and return their outcome."""
     effects: list[Effect] = []
     while not cache.is_settled:
         effects += part(cache).effects
@@ -52,7 +52,7 @@ def rest(cache: Cache) -> Outcome:
 
 
 def down(cache: Cache, num_blocks: int = 4) -> int:
-    """Return a lease of so many blocks that is in the host pool."""
+    """Return a lease with some blocks that is in the host pool."""
     lease = reserve(cache, num_blocks, "down")
     outcome = evict(cache, lease.lease_id)
     land(cache, the_copy(rest(cache)))
@@ -62,7 +62,7 @@ def down(cache: Cache, num_blocks: int = 4) -> int:
 
 
 def test_large_lease_is_taken_down_in_parts_behind_the_promise() -> None:
-    """The call has its promise before anything is chosen; the copy begins in a later part, and ends in others."""
+    """The evict is promised an answer before anything is chosen; later parts begin the copy, and yet others end it."""
     cache = parted()
     lease = reserve(cache, 4)
 
@@ -77,7 +77,7 @@ def test_large_lease_is_taken_down_in_parts_behind_the_promise() -> None:
     assert not part(cache).effects
     assert woken(part(cache), outcome.ticket, Evicted) == Evicted(num_evicted=4, num_offloaded=4)
 
-    # Both ends were held by the copy, and the blocks by the lease: two at once are let go of, and then the others.
+    # First the copy lets go of both its ends, then the lease of its blocks, two at a time each.
     for free in (4, 4, 4, 4, 6, 8):
         assert not cache.is_settled
         cache.settle_part()
@@ -88,7 +88,7 @@ def test_large_lease_is_taken_down_in_parts_behind_the_promise() -> None:
 
 
 def test_large_lease_is_brought_back_in_parts_behind_the_promise() -> None:
-    """The reload of a large lease is answered with its blocks when all of its parts are done."""
+    """The reload of a large lease is answered with its blocks once all of its parts are done."""
     cache = parted()
     lease_id = down(cache)
 
@@ -104,7 +104,7 @@ def test_large_lease_is_brought_back_in_parts_behind_the_promise() -> None:
 
 
 def test_command_between_two_parts_finds_the_move_whole() -> None:
-    """Whatever comes before the last part has all others done first: the blocks of two leases never meet."""
+    """A command that comes before the last part has all other parts done first, so two leases never share blocks."""
     cache = parted(8, 4)
     lease = reserve(cache, 4)
     evict(cache, lease.lease_id)
@@ -120,7 +120,7 @@ def test_command_between_two_parts_finds_the_move_whole() -> None:
 
 
 def test_call_that_comes_before_blocks_are_let_go_of_waits_for_their_parts() -> None:
-    """Back and forth without a pause: what the last move held is let go of in parts before the next begins."""
+    """The next move begins only after the blocks that the last one held are let go of, in parts."""
     cache = parted(4, 4)
     lease = reserve(cache, 4)
     evicting = evict(cache, lease.lease_id)
@@ -139,7 +139,7 @@ def test_call_that_comes_before_blocks_are_let_go_of_waits_for_their_parts() -> 
 
 
 def test_large_lease_without_slots_is_refused_by_its_promise() -> None:
-    """What is found out in a part answers the call that was promised an answer, and changes nothing."""
+    """A refusal that is found in a part answers the waiting call, and changes nothing."""
     cache = parted(8, 4)
     other = reserve(cache, 2, "other")
     taken = evict(cache, other.lease_id)
@@ -155,7 +155,7 @@ def test_large_lease_without_slots_is_refused_by_its_promise() -> None:
 
 
 def test_large_lease_that_never_fits_is_refused_by_its_promise() -> None:
-    """A lease that has more blocks than the host pool has slots hears so."""
+    """A large lease with more blocks than the host pool has slots is refused when its part is done."""
     cache = parted(8, 2)
     lease = reserve(cache, 3)
 
@@ -166,7 +166,7 @@ def test_large_lease_that_never_fits_is_refused_by_its_promise() -> None:
 
 
 def test_large_lease_whose_bytes_are_below_needs_no_copy() -> None:
-    """Where the host pool has all blocks already, the lease is down with the first part."""
+    """If the host pool has all of the lease's bytes, the lease is in the host pool after the first part."""
     cache = parted()
     lease = committed(cache, keys(1, 2, 3))
     mate = reserve(cache, 4, "mate", keys(1, 2, 3))
@@ -182,7 +182,7 @@ def test_large_lease_whose_bytes_are_below_needs_no_copy() -> None:
 
 
 def test_large_lease_whose_bytes_are_on_the_device_needs_no_copy() -> None:
-    """Where the device has all blocks still, the lease is back with its parts."""
+    """If the device still has all of the lease's blocks, the lease is back after its parts, without a copy."""
     cache = parted()
     lease = committed(cache, keys(1, 2, 3))
     cached(cache, keys(4))
@@ -201,7 +201,7 @@ def test_large_lease_whose_bytes_are_on_the_device_needs_no_copy() -> None:
 
 
 def test_large_lease_waits_for_room_and_is_served_in_its_turn() -> None:
-    """A reload that finds no room waits as any other call; two that get room at once get different blocks."""
+    """A reload without room waits like any other call; two that get room at once get different blocks."""
     cache = parted(8, 8)
     first, second = down(cache), None
     lease = reserve(cache, 4, "second")
@@ -226,7 +226,7 @@ def test_large_lease_waits_for_room_and_is_served_in_its_turn() -> None:
 
 
 def test_large_lease_that_may_not_wait_for_room_is_refused() -> None:
-    """Where there is no room, and no time to wait for it, the promise is a refusal."""
+    """If there is no room and the call may not wait, it is refused."""
     cache = parted(4, 4)
     lease_id = down(cache)
     reserve(cache, 2, "other")
@@ -241,7 +241,7 @@ def test_large_lease_that_may_not_wait_for_room_is_refused() -> None:
 
 
 def test_copy_of_a_large_lease_that_fails_leaves_it_where_it_was() -> None:
-    """In parts, too, a lease whose copy came to nothing is on the device, and can be evicted again."""
+    """A lease whose copy failed stays on the device, and can be evicted again in parts."""
     cache = parted()
     lease = reserve(cache, 4)
     outcome = evict(cache, lease.lease_id)
@@ -258,7 +258,7 @@ def test_copy_of_a_large_lease_that_fails_leaves_it_where_it_was() -> None:
 
 
 def test_large_lease_that_was_damaged_below_ends() -> None:
-    """Bytes that do not match their checksum end the lease, and its caller is told, also where it moves in parts."""
+    """Damaged bytes end a lease that moves in parts, and its caller is told."""
     cache = parted()
     lease_id = down(cache)
     outcome = reload(cache, lease_id)
@@ -275,7 +275,7 @@ def test_large_lease_that_was_damaged_below_ends() -> None:
 
 
 def test_lease_that_moves_already_is_told_so_before_its_parts() -> None:
-    """A repeated call takes the place of the first one, whose parts are done before."""
+    """A repeated call replaces the first one, whose parts are done before."""
     cache = parted()
     lease = reserve(cache, 4)
     first = evict(cache, lease.lease_id)
@@ -288,7 +288,7 @@ def test_lease_that_moves_already_is_told_so_before_its_parts() -> None:
 
 
 def test_nothing_is_left_to_be_done_in_a_cache_at_rest() -> None:
-    """To ask for a part where there is none is no mistake."""
+    """A part of a cache at rest is an empty outcome, and no error."""
     cache = parted()
 
     assert part(cache).effects == []
@@ -299,7 +299,7 @@ def test_nothing_is_left_to_be_done_in_a_cache_at_rest() -> None:
 
 
 def test_end_of_a_large_load_is_done_in_parts() -> None:
-    """Its blocks are taken over in one part, and its caller is answered in another; who looks has both done first."""
+    """One part takes over the blocks of a load, another answers its caller; a look at the cache does both first."""
     cache = parted()
     on_host(cache, keys(1, 2, 3, 4))
     outcome = cache.handle(a_reserve(4, "r", keys(1, 2, 3, 4), wait_ms=WAIT_MS), 0.0)
@@ -315,7 +315,7 @@ def test_end_of_a_large_load_is_done_in_parts() -> None:
 
 
 def test_end_of_a_large_copy_by_keys_is_not_seen_half_done() -> None:
-    """What comes behind the end of the copy finds its blocks where it brought them, and the caller is answered."""
+    """A command after the end of a copy finds the copied blocks in place, and the caller is answered."""
     cache = parted()
     cached(cache, keys(1, 2, 3, 4))
     outcome = cache.handle(c.Evict(keys=keys(1, 2, 3, 4), wait_ms=WAIT_MS), 0.0)

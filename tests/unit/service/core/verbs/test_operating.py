@@ -1,4 +1,4 @@
-"""What an operator changes of a cache while it runs: drains, what is cached, its size, and what tenants may have."""
+"""Laws of what an operator changes while a cache runs: drains, cached blocks, pool sizes and tenants' limits."""
 
 from dataclasses import replace
 
@@ -47,23 +47,23 @@ from tests.unit.service.core.builders import (
 
 
 def limit(cache: Cache, **tenant: float) -> None:
-    """Give the tenant other limits."""
+    """Set the tenant's limits."""
     limits = TenantLimits(**tenant)  # type: ignore[arg-type]  # whole numbers where they must be
     cache.handle(c.Limit(tenants={TENANT: limits}, tenant_default=UNLIMITED), 0.0)
 
 
 def resize(cache: Cache, num_blocks: int, tier: Tier = Tier.DEVICE) -> Resized:
-    """Resize a pool to what can be had."""
+    """Resize a pool without a wait."""
     return answer(cache.handle(c.Resize(tier=tier, num_blocks=num_blocks), 0.0), Resized)
 
 
 def finish(cache: Cache, outcome: Outcome) -> None:
-    """Let the copy that an outcome starts be done."""
+    """Land the copy that an outcome starts."""
     land(cache, the_copy(outcome))
 
 
 def clear(cache: Cache, tenant: int | None = None) -> Cleared:
-    """Clear what is cached."""
+    """Clear cached blocks."""
     return answer(cache.handle(c.Clear(tenant_digest=tenant), 0.0), Cleared)
 
 
@@ -71,7 +71,7 @@ def clear(cache: Cache, tenant: int | None = None) -> Cleared:
 
 
 def test_drain_tells_how_many_leases_are_left_until_it_is_undone() -> None:
-    """A repeated drain is a look at how far it has come; after its end leases are granted again."""
+    """A repeated drain tells how many leases are left; once the drain is undone, leases are granted again."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -89,7 +89,7 @@ def test_drain_tells_how_many_leases_are_left_until_it_is_undone() -> None:
 
 @pytest.mark.parametrize("is_daemon", [False, True])
 def test_refusal_says_whose_drain_it_is_and_when_to_come_again(*, is_daemon: bool) -> None:
-    """A drain of the daemon is not told as one of a cache, also where both are drained and one drain is over."""
+    """A refusal tells a drain of the daemon from one of a cache, even if both are drained or one drain has ended."""
     cache = a_cache()
     cache.handle(c.Drain(is_daemon=not is_daemon), 0.0)
     cache.handle(c.Drain(is_daemon=is_daemon), 0.0)
@@ -105,7 +105,7 @@ def test_refusal_says_whose_drain_it_is_and_when_to_come_again(*, is_daemon: boo
 
 
 def test_cap_refuses_one_lease_too_many_with_its_numbers() -> None:
-    """A tenant at its cap is told so; another tenant is not concerned."""
+    """A tenant at its cap is refused with its numbers; another tenant is not affected."""
     cache = a_cache(tenants={TENANT: TenantLimits(leases_max=2)})
     reserve(cache, 1, "first")
     reserve(cache, 1, "second")
@@ -124,7 +124,7 @@ def test_cap_refuses_one_lease_too_many_with_its_numbers() -> None:
 
 
 def test_cap_is_refunded_when_a_lease_ends() -> None:
-    """Released, or with its worker: what has ended counts no more."""
+    """A lease stops counting towards the cap when it is released, or when its worker ends."""
     cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
     lease = reserve(cache, 1, "first")
 
@@ -138,7 +138,7 @@ def test_cap_is_refunded_when_a_lease_ends() -> None:
 
 
 def test_refused_lease_is_not_charged() -> None:
-    """A reserve for which there is no room takes no place under the cap."""
+    """A reserve that is refused for lack of room does not count towards the cap."""
     cache = a_cache(4, tenants={TENANT: TenantLimits(leases_max=1)})
     reserve(cache, 3, "theirs", worker_id=STRANGER)
 
@@ -149,7 +149,7 @@ def test_refused_lease_is_not_charged() -> None:
 
 
 def test_cap_holds_for_forks() -> None:
-    """A fork is a lease, too."""
+    """The cap of leases also refuses a fork."""
     cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
     lease = reserve(cache, 1)
 
@@ -162,7 +162,7 @@ def test_cap_holds_for_forks() -> None:
 
 
 def test_capped_call_waits_for_its_own_tenant_and_keeps_nobody_else_waiting() -> None:
-    """It is served as soon as a lease of its tenant ends, and others are served before it meanwhile."""
+    """A capped call is served once a lease of its tenant ends, and others are served before it meanwhile."""
     cache = a_cache(tenants={TENANT: TenantLimits(leases_max=1)})
     first = reserve(cache, 1, "first")
     waiting = cache.handle(a_reserve(1, "second", wait_ms=5_000), 0.0)
@@ -176,7 +176,7 @@ def test_capped_call_waits_for_its_own_tenant_and_keeps_nobody_else_waiting() ->
 
 
 def test_limits_of_a_call_that_waits_for_blocks_are_looked_at_too() -> None:
-    """Under caps alone a call waits for blocks as ever, and those behind it wait for their turn."""
+    """If tenants have caps alone, a call that waits for blocks keeps later calls behind it, as without caps."""
     cache = a_cache(4, tenants={TENANT: TenantLimits(leases_max=8)})
     reserve(cache, 4, "all", worker_id=STRANGER)
     cache.handle(a_reserve(2, "first", wait_ms=5_000), 0.0)
@@ -188,7 +188,7 @@ def test_limits_of_a_call_that_waits_for_blocks_are_looked_at_too() -> None:
 
 
 def test_lowered_cap_ends_nothing() -> None:
-    """Who has more than it may keeps it, and gets no more until it has less; checks know of it."""
+    """A tenant above a lowered cap keeps its leases, and gets no more until it is below; that is no violation."""
     cache = a_cache()
     first = reserve(cache, 1, "first")
     reserve(cache, 1, "second")
@@ -202,7 +202,7 @@ def test_lowered_cap_ends_nothing() -> None:
 
 
 def test_check_finds_wrong_counts_of_leases() -> None:
-    """A count that is not what the leases say is a broken law, and so is a cap that was passed."""
+    """Counts that disagree with the leases are a violation, and so is a tenant that gets past its cap."""
     cache = a_cache()
     reserve(cache, 1, "first")
     state = cache._state
@@ -217,7 +217,7 @@ def test_check_finds_wrong_counts_of_leases() -> None:
 
 
 def test_cap_counts_leases_of_an_earlier_life() -> None:
-    """After a restart the leases that go on are charged, though they may be more than the cap allows by now."""
+    """After a restart the surviving leases count towards the cap, even if the cap allows fewer by now."""
     shape = replace(SHAPE, tenants={TENANT: TenantLimits(leases_max=1)})
     plain = CacheRecords.plain(SHAPE)
     cache = Cache(SHAPE, plain, EPOCH)
@@ -237,7 +237,7 @@ def test_cap_counts_leases_of_an_earlier_life() -> None:
 
 
 def test_new_maximum_holds_from_the_next_call_on() -> None:
-    """What is there stays; the next block comes in place of an own one, or not at all."""
+    """Blocks above a lowered maximum stay; the tenant's next block replaces one of its own, or is refused."""
     cache = a_cache()
     lease = reserve(cache, 4)
 
@@ -252,7 +252,7 @@ def test_new_maximum_holds_from_the_next_call_on() -> None:
 
 
 def test_new_minimum_is_kept_for_its_tenant() -> None:
-    """Others do not get what a tenant has just been promised."""
+    """Other tenants do not get the blocks that a tenant has just been guaranteed."""
     cache = a_cache()
 
     limit(cache, min_blocks=6)
@@ -264,7 +264,7 @@ def test_new_minimum_is_kept_for_its_tenant() -> None:
 
 
 def test_minima_that_pins_leave_no_room_for_are_refused() -> None:
-    """A promise that could not be kept is not made, and nothing has changed."""
+    """Minima for which pins leave no room are refused, and nothing changes."""
     cache = a_full_cache(8)
     pin = cache.handle(c.Pin(keys=keys(0, 1, 2)), 0.0)
     answer(pin, Pinned)
@@ -283,7 +283,7 @@ def test_minima_that_pins_leave_no_room_for_are_refused() -> None:
 
 
 def test_waiting_call_that_can_never_be_served_any_more_is_told_so() -> None:
-    """Who waits for more than its tenant may have now does not wait in vain; who waits for less waits on."""
+    """A call that waits for more than its tenant may have now is refused; one that waits for less waits on."""
     cache = a_cache(4)
     reserve(cache, 4, "all", worker_id=STRANGER)
     large = cache.handle(a_reserve(3, "large", wait_ms=5_000), 0.0)
@@ -301,7 +301,7 @@ def test_waiting_call_that_can_never_be_served_any_more_is_told_so() -> None:
 
 
 def test_smaller_pool_grants_what_is_left_of_it() -> None:
-    """Blocks at the end of the memory are out of use; limits, refusals and counts go by the others."""
+    """Blocks at the end of the memory are out of use; limits, refusals and counts go by the remaining blocks."""
     cache = a_cache(8)
 
     resized = resize(cache, 5)
@@ -318,7 +318,7 @@ def test_smaller_pool_grants_what_is_left_of_it() -> None:
 
 
 def test_pool_grows_again_to_what_was_registered() -> None:
-    """Blocks come back in the order of the memory, and are taken after those that were in use."""
+    """Parked blocks come back in the order of the memory, and are taken after those that stayed in use."""
     cache = a_cache(8)
     resize(cache, 4)
 
@@ -333,7 +333,7 @@ def test_pool_grows_again_to_what_was_registered() -> None:
 
 
 def test_device_pool_does_not_shrink_to_nothing_and_the_host_pool_may() -> None:
-    """Without a device block there is no cache; without a slot there is one."""
+    """The device pool keeps at least one block; the host pool may shrink to no slot."""
     cache = a_cache(8)
 
     with pytest.raises(NeverFitsError, match="not 0; drain the cache") as refused:
@@ -345,7 +345,7 @@ def test_device_pool_does_not_shrink_to_nothing_and_the_host_pool_may() -> None:
 
 
 def test_cached_blocks_leave_and_held_ones_do_not() -> None:
-    """What nobody holds makes way; where that is not enough, nothing happens and the numbers are told."""
+    """Blocks that nobody holds leave; if that is not enough, nothing changes and the refusal has the numbers."""
     cache = a_full_cache(6)
     cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
 
@@ -364,7 +364,7 @@ def test_cached_blocks_leave_and_held_ones_do_not() -> None:
 
 
 def test_refused_resize_names_all_that_holds_blocks_and_what_to_do() -> None:
-    """Leases and pins are counted apart, for each has an end of its own."""
+    """A refusal counts leases and pins apart, for each is ended in a way of its own."""
     cache = a_cache(6)
     cached(cache, keys(0, 1))
     cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
@@ -390,7 +390,7 @@ def test_refused_resize_names_all_that_holds_blocks_and_what_to_do() -> None:
     ],
 )
 def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -> None:
-    """A request that fitted the pool as it was registered needs no larger one, but the blocks that were taken."""
+    """A request that fits the registered pool is told to unpark blocks; a larger one, to register a larger pool."""
     cache = a_cache(8, table_blocks=10)
     resize(cache, 4)
 
@@ -399,7 +399,7 @@ def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -
 
 
 def test_slots_leave_the_host_pool() -> None:
-    """A smaller host pool drops what it has most of use for last."""
+    """A smaller host pool drops its coldest slots."""
     cache = a_full_cache(4, num_slots=4)
     finish(cache, cache.handle(c.Evict(num_blocks=4, wait_ms=1_000), 0.0))
 
@@ -412,7 +412,7 @@ def test_slots_leave_the_host_pool() -> None:
 
 
 def test_shrink_that_leaves_no_room_for_minima_is_refused() -> None:
-    """Minima are promises that a resize may not break; limits that come with it are looked at instead."""
+    """A resize may not break the minima, but the new limits count if it brings some."""
     cache = a_cache(8, tenants={TENANT: TenantLimits(min_blocks=6)})
 
     with pytest.raises(PoolFullError, match="guaranteed"):
@@ -425,7 +425,7 @@ def test_shrink_that_leaves_no_room_for_minima_is_refused() -> None:
 
 
 def test_lease_that_is_longer_than_any_can_be_now_goes_on() -> None:
-    """An evicted lease may have more tokens than a smaller pool admits; what it has already is not refused."""
+    """An evicted lease with more tokens than the smaller pool admits is not refused what it has already."""
     cache = a_cache(8, table_blocks=10)
     lease = reserve(cache, 6)
     command = c.Evict(worker_id=WORKER, lease_id=lease.lease_id, wait_ms=1_000)
@@ -441,7 +441,7 @@ def test_lease_that_is_longer_than_any_can_be_now_goes_on() -> None:
 
 
 def test_smaller_pool_outlives_a_restart() -> None:
-    """What was out of use is so in the next life, in every tier; in another container it is not."""
+    """Parked blocks stay parked after a restart in every tier, but not in another container."""
     plain = CacheRecords.plain(SHAPE)
     cache = Cache(SHAPE, plain, EPOCH)
     resize(cache, 5)
@@ -455,7 +455,7 @@ def test_smaller_pool_outlives_a_restart() -> None:
 
 
 def test_tenants_use_nothing_of_what_is_parked() -> None:
-    """A block that is out of use is nobody's, however its tenants are counted."""
+    """A parked block counts for no tenant."""
     cache = a_full_cache(6)
     assert resize(cache, 4).num_evicted == 2
 
@@ -467,7 +467,7 @@ def test_tenants_use_nothing_of_what_is_parked() -> None:
 
 
 def test_check_finds_parked_blocks_that_are_held_or_not_counted() -> None:
-    """A block out of use is held by nobody, and the pool knows how many there are."""
+    """The check finds a parked block that is held, and a wrong count of parked blocks."""
     cache = a_cache()
     resize(cache, 6)
     cache._state.device.holds[7] = 1
@@ -483,7 +483,7 @@ def test_check_finds_parked_blocks_that_are_held_or_not_counted() -> None:
 
 
 def test_clear_drops_what_nobody_holds() -> None:
-    """Everybody's cached blocks, in every tier; what is free then can be had at once."""
+    """A clear drops everybody's cached blocks in every tier, and the freed blocks are available at once."""
     cache = a_full_cache(4, num_slots=4)
     finish(cache, cache.handle(c.Evict(num_blocks=2, wait_ms=1_000), 0.0))
 
@@ -501,7 +501,7 @@ def test_clear_drops_what_nobody_holds() -> None:
 
 
 def test_clear_of_a_tenant_leaves_the_others() -> None:
-    """Whose blocks are not named stay findable."""
+    """Blocks of tenants that the clear does not name stay findable."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     lease = reserve(cache, 2, "theirs", worker_id=STRANGER)
@@ -517,7 +517,7 @@ def test_clear_of_a_tenant_leaves_the_others() -> None:
 
 
 def test_clear_names_what_holds_the_rest() -> None:
-    """Leases on the device and below, pins, copies and magazines: each is told."""
+    """A clear names each kind of holder: leases on the device and below, pins, copies and magazines."""
     cache = a_full_cache(6, num_slots=6)
     lease = reserve(cache, 1, "holder", keys(0))
     reserve(cache, 1, "beside")
@@ -534,7 +534,7 @@ def test_clear_names_what_holds_the_rest() -> None:
 
 
 def test_clear_leaves_an_evicted_lease_its_slots() -> None:
-    """Slots that an evicted lease shares with the cache below stay, and the lease is named."""
+    """Slots that an evicted lease shares with the cache stay, and the clear names the lease."""
     cache = a_full_cache(2, num_slots=6)
     lease = reserve(cache, 2, "holder", keys(0, 1))
     command = c.Evict(worker_id=WORKER, lease_id=lease.lease_id, wait_ms=1_000)

@@ -1,4 +1,4 @@
-"""Laws of the ends of waiting: everybody who waits is answered, by room, by time or by an end."""
+"""Laws of the ends of waiting: every waiting call is answered, by room, by time or by an end."""
 
 from kvlease.errors import (
     DrainingError,
@@ -38,7 +38,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_wait_ends_at_its_deadline() -> None:
-    """A call that waited in vain is refused with the numbers of that moment."""
+    """A call that waited in vain is refused with the numbers at its deadline."""
     cache = a_cache(4)
     reserve(cache, 3)
     ticket = wait_for(cache, 4, "waits")
@@ -51,7 +51,7 @@ def test_wait_ends_at_its_deadline() -> None:
 
 
 def test_waiting_extend_is_refused_with_what_it_lacks() -> None:
-    """An extend that waited in vain needs what was missing, not what it covers."""
+    """An extend that waited in vain is refused with the blocks that were missing, not with those that it covers."""
     cache = a_cache(4)
     lease = reserve(cache, 2)
     reserve(cache, 2, "other")
@@ -63,7 +63,7 @@ def test_waiting_extend_is_refused_with_what_it_lacks() -> None:
 
 
 def test_waiting_reload_is_refused_with_what_it_lacks() -> None:
-    """A reload that waited in vain needs all of its blocks."""
+    """The refusal of a reload that waited in vain counts all blocks of its lease as needed."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1, 2, 3))
     reserve(cache, 2, "other")
@@ -87,7 +87,7 @@ def test_cancelled_call_is_not_served() -> None:
 
 
 def test_cancel_of_an_answered_call_changes_nothing() -> None:
-    """A ticket that nobody holds any more is ignored."""
+    """A cancel of a ticket that nobody holds any more is ignored."""
     cache = a_cache(4)
     outcome = cache.handle(c.Evict(keys=keys(1)), 0.0)
     before = cache.census()
@@ -99,7 +99,7 @@ def test_cancel_of_an_answered_call_changes_nothing() -> None:
 
 
 def test_calls_about_a_lease_end_with_it() -> None:
-    """Whoever waits to extend a lease learns that it has ended."""
+    """When a lease ends, its waiting extend learns that."""
     cache = a_cache(4)
     lease = reserve(cache, 2)
     reserve(cache, 2, "other")
@@ -111,7 +111,7 @@ def test_calls_about_a_lease_end_with_it() -> None:
 
 
 def test_calls_of_a_worker_end_with_it() -> None:
-    """A worker that has ended gets no lease any more."""
+    """A worker that has ended gets no lease through its waiting calls."""
     cache = a_cache(4)
     reserve(cache, 4, worker_id=MATE)
     ticket = wait_for(cache, 2, "gone")
@@ -122,7 +122,7 @@ def test_calls_of_a_worker_end_with_it() -> None:
 
 
 def test_extend_of_a_lease_that_leaves_meanwhile_is_refused() -> None:
-    """A waiting extend whose lease is on its way to the host pool is answered, not kept."""
+    """When its lease begins to leave for the host pool, a waiting extend is answered, and does not wait on."""
     cache = a_cache(4)
     lease = reserve(cache, 2)
     reserve(cache, 2, "other")
@@ -146,7 +146,7 @@ def test_draining_refuses_those_that_wait_for_a_lease() -> None:
 
 
 def test_load_that_takes_too_long_is_done_without() -> None:
-    """A request whose bytes did not come in time is granted blocks to compute in; who comes later finds the bytes."""
+    """A request whose bytes are late is granted blocks to compute in; later requests find the bytes."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -162,7 +162,7 @@ def test_load_that_takes_too_long_is_done_without() -> None:
 
 
 def test_what_the_device_has_is_kept_of_a_load_that_takes_too_long() -> None:
-    """Only the blocks that are late, and those behind them, are computed again."""
+    """Only the late blocks, and those behind them, are computed again."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
     land(cache, the_copy(reload_keys(cache, keys(1))))
@@ -175,7 +175,7 @@ def test_what_the_device_has_is_kept_of_a_load_that_takes_too_long() -> None:
 
 
 def test_lease_time_counts_from_the_answer() -> None:
-    """A lease that had to wait for its bytes does not expire before its worker knows of it."""
+    """A lease that waits for its bytes does not expire before its worker knows of it."""
     cache = a_cache()
     on_host(cache, keys(1))
     command = a_reserve(1, "r", keys(1), wait_ms=600_000)
@@ -190,7 +190,7 @@ def test_lease_time_counts_from_the_answer() -> None:
 
 
 def test_cancelled_load_ends_its_lease() -> None:
-    """A lease that only the caller who has gone would have learned of is not kept."""
+    """A loading lease ends when its caller cancels, for nobody else would learn of it."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)

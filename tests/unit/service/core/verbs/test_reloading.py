@@ -62,7 +62,7 @@ from tests.unit.service.core.tier_builders import (
 
 
 def test_reloaded_lease_has_its_bytes_in_token_order() -> None:
-    """A lease comes back to blocks that follow its slots in their order."""
+    """A reloaded lease has blocks in the order of its slots."""
     cache = a_cache()
     lease = evicted(cache, keys(1, 2), more=1)
     outcome = reload(cache, lease.lease_id)
@@ -94,7 +94,7 @@ def test_reload_uses_what_is_on_the_device() -> None:
 
 
 def test_reload_of_what_is_all_on_the_device_is_answered_at_once() -> None:
-    """Without anything to copy there is nothing to wait for."""
+    """A reload that needs no copy is answered at once."""
     cache = a_cache()
     lease = evicted(cache, keys(1, 2))
     land(cache, the_copy(reload_keys(cache, keys(1, 2))))
@@ -106,7 +106,7 @@ def test_reload_of_what_is_all_on_the_device_is_answered_at_once() -> None:
 
 
 def test_reload_joins_copies_in_flight() -> None:
-    """A lease comes back when its own copy and those that it joined are done."""
+    """A lease is back once its own copy, and those that it joined, are done."""
     cache = a_cache()
     lease = evicted(cache, keys(1, 2))
     prefetch = reload_keys(cache, keys(1))
@@ -121,7 +121,7 @@ def test_reload_joins_copies_in_flight() -> None:
 
 
 def test_reload_of_a_lease_on_the_device_names_its_blocks() -> None:
-    """A worker that does not know whether its lease was evicted may ask for it."""
+    """A worker that does not know whether its lease was evicted may ask for a reload."""
     cache = a_cache()
     lease = reserve(cache, 2)
 
@@ -131,7 +131,7 @@ def test_reload_of_a_lease_on_the_device_names_its_blocks() -> None:
 
 
 def test_later_reload_waits_in_the_place_of_the_first() -> None:
-    """A repeated reload does not copy twice; the first caller is told."""
+    """A repeated reload starts no second copy; the first caller is told that it was replaced."""
     cache = a_cache()
     lease = evicted(cache, keys(1))
     first = reload(cache, lease.lease_id)
@@ -145,7 +145,7 @@ def test_later_reload_waits_in_the_place_of_the_first() -> None:
 
 
 def test_reload_while_evicting_waits_until_its_lease_is_down() -> None:
-    """A lease goes one way at a time, and comes back with every byte; who asked for the other way is told."""
+    """A reload waits until the lease is down, and brings back every byte; the caller of the evict is told."""
     cache = a_cache()
     lease = reserve(cache, 2)
     down = evict(cache, lease.lease_id)
@@ -161,7 +161,7 @@ def test_reload_while_evicting_waits_until_its_lease_is_down() -> None:
 
 
 def test_reload_of_a_lease_that_did_not_get_down_finds_it_on_the_device() -> None:
-    """The copy that failed moved nothing, so there is nothing to bring back."""
+    """If the copy down fails, nothing has moved, and the reload finds the lease on the device."""
     cache = a_cache()
     lease = reserve(cache, 2)
     down = evict(cache, lease.lease_id)
@@ -175,7 +175,7 @@ def test_reload_of_a_lease_that_did_not_get_down_finds_it_on_the_device() -> Non
 
 
 def test_reload_that_gave_up_while_evicting_moves_nothing() -> None:
-    """Nobody waits any more, so the lease stays where the evict has brought it."""
+    """If the reload no longer waits, the lease stays in the host pool."""
     cache = a_cache()
     lease = reserve(cache, 1)
     down = evict(cache, lease.lease_id)
@@ -188,7 +188,7 @@ def test_reload_that_gave_up_while_evicting_moves_nothing() -> None:
 
 
 def test_evict_after_a_reload_that_waits_has_the_last_word() -> None:
-    """The later call takes the place of the earlier one, whatever that wanted."""
+    """A later evict replaces a waiting reload, and decides where the lease is."""
     cache = a_cache()
     lease = reserve(cache, 1)
     down = evict(cache, lease.lease_id)
@@ -201,7 +201,7 @@ def test_evict_after_a_reload_that_waits_has_the_last_word() -> None:
 
 
 def test_lease_that_is_back_already_answers_the_second_of_two_waiting_reloads() -> None:
-    """Two calls that waited for their turn both learn where the blocks of the lease are."""
+    """Two calls that waited for their turn both learn which blocks the lease has."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1))
     land(cache, the_copy(reload_keys(cache, keys(1))))
@@ -217,7 +217,7 @@ def test_lease_that_is_back_already_answers_the_second_of_two_waiting_reloads() 
 
 
 def test_second_of_two_waiting_reloads_is_told_that_its_lease_is_on_its_way() -> None:
-    """One copy brings a lease back, and one caller learns of its end."""
+    """If one copy brings a lease back, one caller learns of its end."""
     cache = a_cache(2)
     lease = evicted(cache, keys(1))
     holder = reserve(cache, 2, "holder")
@@ -230,7 +230,7 @@ def test_second_of_two_waiting_reloads_is_told_that_its_lease_is_on_its_way() ->
 
 
 def test_reload_waits_for_room() -> None:
-    """A lease comes back when there are blocks for it, not sooner."""
+    """A lease comes back once there are blocks for it, and not before."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1, 2))
     other = reserve(cache, 3, "other")
@@ -244,7 +244,7 @@ def test_reload_waits_for_room() -> None:
 
 
 def test_impatient_reload_without_room_is_refused() -> None:
-    """A reload that may not wait for room is told what it lacked."""
+    """A reload that may not wait for room is told what it lacks."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1, 2))
     reserve(cache, 3, "other")
@@ -256,7 +256,7 @@ def test_impatient_reload_without_room_is_refused() -> None:
 
 
 def test_reload_writes_back_what_it_pushes_out() -> None:
-    """A lease that comes back costs nobody cached bytes."""
+    """Blocks that leave for a reloaded lease are written back first, so nothing cached is lost."""
     cache = a_cache(2)
     lease = evicted(cache, keys(1, 2))
     cached(cache, keys(3, 4))
@@ -271,7 +271,7 @@ def test_reload_writes_back_what_it_pushes_out() -> None:
 
 
 def test_reload_does_not_evict_its_own_blocks() -> None:
-    """Blocks that the lease will share are no room for its other blocks."""
+    """Cached blocks that the lease will share do not count as room for its other blocks."""
     cache = a_cache(2)
     lease = evicted(cache, keys(1, 2))
     land(cache, the_copy(reload_keys(cache, keys(1))))
@@ -284,7 +284,7 @@ def test_reload_does_not_evict_its_own_blocks() -> None:
 
 
 def test_reload_renews_its_lease() -> None:
-    """A lease that came back has its whole lease time before it."""
+    """A reloaded lease has its whole lease time again."""
     cache = a_cache()
     lease = evicted(cache, keys(1))
     copy = the_copy(cache.handle(a_reload(lease.lease_id), 20.0))
@@ -299,7 +299,7 @@ def test_reload_renews_its_lease() -> None:
 
 
 def test_named_blocks_come_back_for_whoever_asks_next() -> None:
-    """Keys in the host pool are brought to the device and held by nobody there."""
+    """Blocks of named keys come from the host pool to the device, where nobody holds them."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
 
@@ -313,7 +313,7 @@ def test_named_blocks_come_back_for_whoever_asks_next() -> None:
 
 @pytest.mark.parametrize("where", ["nowhere", "on the device", "on their way"])
 def test_blocks_that_need_no_copy_are_not_copied(where: str) -> None:
-    """Keys that are unknown, on the device or on their way are answered at once."""
+    """A reload of keys that are unknown, on the device or on their way is answered at once."""
     cache = a_cache()
     if where == "on the device":
         cached(cache, keys(1))
@@ -327,7 +327,7 @@ def test_blocks_that_need_no_copy_are_not_copied(where: str) -> None:
 
 
 def test_blocks_without_room_are_not_brought_back() -> None:
-    """Leases are not disturbed for cached bytes; the refusal has all numbers."""
+    """No lease leaves to make room for cached blocks; the refusal has all numbers."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     reserve(cache, 3)
@@ -341,7 +341,7 @@ def test_blocks_without_room_are_not_brought_back() -> None:
 
 
 def test_more_blocks_than_the_device_has_never_come_back() -> None:
-    """A call that no waiting can serve is refused for good."""
+    """A reload of more blocks than the device has is refused for good."""
     cache = a_cache(2)
     on_host(cache, keys(1, 2))
     on_host(cache, keys(3))
@@ -353,7 +353,7 @@ def test_more_blocks_than_the_device_has_never_come_back() -> None:
 
 
 def test_cached_blocks_make_room_for_named_ones() -> None:
-    """Whoever names blocks wants them more than what nobody holds."""
+    """Cached blocks that nobody holds make room for the blocks of named keys."""
     cache = a_cache(2)
     on_host(cache, keys(1, 2))
     cached(cache, keys(3, 4))
@@ -365,7 +365,7 @@ def test_cached_blocks_make_room_for_named_ones() -> None:
 
 
 def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
-    """A failed copy leaves no tenant's bytes behind under another tenant's name."""
+    """A reload brings back blocks of one tenant, so a failed copy leaves no bytes under another tenant's name."""
     cache = a_cache(3)
     on_host(cache, keys(1, 2))
     on_host(cache, keys(8), worker_id=STRANGER)
@@ -377,7 +377,7 @@ def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
 
 
 def test_named_blocks_come_back_from_host_and_disk_together() -> None:
-    """Each comes from the highest tier that has it, and the call is answered when all are there."""
+    """Each block comes from the highest tier that has it, and the call is answered once all have come."""
     cache = a_tiered_cache()
     on_host(cache, keys(2))
     on_disk(cache, doc(3))
@@ -403,7 +403,7 @@ def test_named_blocks_come_back_from_host_and_disk_together() -> None:
 def test_call_for_blocks_of_two_tiers_is_told_of_a_failure_once(
     first: Direction, end: Callable[[Cache, Copy], Outcome]
 ) -> None:
-    """The copy from the other tier goes on for nobody."""
+    """The call is told of the first failure; the copy from the other tier goes on without it."""
     cache = a_tiered_cache()
     on_host(cache, keys(2))
     on_disk(cache, keys(1))
@@ -419,7 +419,7 @@ def test_call_for_blocks_of_two_tiers_is_told_of_a_failure_once(
 
 
 def test_call_for_blocks_of_two_tiers_ends_once_at_its_deadline() -> None:
-    """What comes later comes for nobody."""
+    """A call for two tiers is answered once, at its deadline; blocks that come later are cached for nobody."""
     cache = a_tiered_cache()
     on_host(cache, keys(2))
     on_disk(cache, keys(1))
@@ -436,7 +436,7 @@ def test_call_for_blocks_of_two_tiers_ends_once_at_its_deadline() -> None:
 
 
 def test_nothing_is_brought_back_from_a_disk_that_is_off() -> None:
-    """A store that does not work has nothing."""
+    """Nothing is reloaded from a store that is off."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
     turn(cache, Tier.DISK, on=False)
@@ -445,7 +445,7 @@ def test_nothing_is_brought_back_from_a_disk_that_is_off() -> None:
 
 
 def test_blocks_on_disk_of_several_tenants_come_back_one_tenant_a_call() -> None:
-    """The first one of all tiers says whose."""
+    """The first block found, in whichever tier, decides whose blocks come back."""
     cache = a_tiered_cache()
     on_disk(cache, keys(1), OTHER_TENANT)
     on_host(cache, keys(2))
@@ -458,7 +458,7 @@ def test_blocks_on_disk_of_several_tenants_come_back_one_tenant_a_call() -> None
 
 
 def test_slot_that_two_copies_find_damaged_is_retired_once() -> None:
-    """A copy of a reload that was called off may read a slot that a later one has found to be damaged."""
+    """A copy of a cancelled reload may read a slot that a later copy finds damaged; the slot is retired once."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
     prefetch = the_copy(reload_keys(cache, keys(1)))

@@ -1,4 +1,4 @@
-"""Laws of turns: who is served when, that nobody starves, and that the queue is bounded."""
+"""Laws of turns: when each call is served, that no call starves, and that the queue is bounded."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_waiting_call_is_served_when_there_is_room() -> None:
 
 
 def test_large_waiter_is_not_starved_by_later_small_ones() -> None:
-    """Whoever comes later waits behind a large request, even if there is room for it now."""
+    """Later calls wait behind a large request, even if there is room for them now."""
     cache = a_cache(8)
     first, second = reserve(cache, 4, "a"), reserve(cache, 3, "b")
     large, small = wait_for(cache, 5, "large"), wait_for(cache, 1, "small")
@@ -70,7 +70,7 @@ def test_impatient_call_does_not_overtake() -> None:
 
 
 def test_running_request_goes_before_new_ones() -> None:
-    """An extend is served while new requests wait: only running requests give blocks back."""
+    """An extend is served while new requests wait, for only running requests give blocks back."""
     cache = a_cache(8)
     lease = reserve(cache, 7)
     wait_for(cache, 5, "large")
@@ -79,7 +79,7 @@ def test_running_request_goes_before_new_ones() -> None:
 
 
 def test_extend_that_needs_nothing_waits_for_nobody() -> None:
-    """A request that asks for a token which it covers already goes on, whoever waits for room."""
+    """An extend to a token that the lease covers already waits for nobody."""
     cache = a_cache(4)
     first, second = reserve(cache, 2, "a"), reserve(cache, 2, "b")
     cache.handle(an_extend(first.lease_id, 3, wait_ms=WAIT_MS), 0.0)
@@ -88,7 +88,7 @@ def test_extend_that_needs_nothing_waits_for_nobody() -> None:
 
 
 def test_extends_of_one_lease_are_served_one_after_another() -> None:
-    """A waiting extend that another one has covered meanwhile is answered without blocks."""
+    """A waiting extend is answered without blocks if another one has meanwhile covered its tokens."""
     cache = a_cache(4)
     lease, other = reserve(cache, 2, "a"), reserve(cache, 2, "b")
     tickets = [
@@ -103,7 +103,7 @@ def test_extends_of_one_lease_are_served_one_after_another() -> None:
 
 
 def test_waiting_extends_are_served_before_waiting_reserves() -> None:
-    """Room goes to running requests first, whoever waited longer."""
+    """Room goes to running requests first, even if new ones have waited longer."""
     cache = a_cache(8)
     first, second = reserve(cache, 2, "a"), reserve(cache, 6, "b")
     new = wait_for(cache, 2, "new")
@@ -116,7 +116,7 @@ def test_waiting_extends_are_served_before_waiting_reserves() -> None:
 
 
 def test_waiting_calls_do_not_evict_what_a_later_one_would_reuse() -> None:
-    """A call that cannot be served yet takes nothing from anybody."""
+    """A call that cannot be served yet evicts nothing."""
     cache = a_cache(8)
     cached(cache, keys(1, 2))
     reserve(cache, 5)
@@ -131,7 +131,7 @@ def test_waiting_calls_do_not_evict_what_a_later_one_would_reuse() -> None:
 
 @pytest.mark.parametrize("wait_ms", [-1, 600_001])
 def test_wait_is_bounded(wait_ms: int) -> None:
-    """No call waits for longer than ten minutes, or for less than no time."""
+    """No call waits for longer than ten minutes, and a negative wait is refused."""
     with pytest.raises(InvalidError, match="wait_ms") as refusal:
         a_cache().handle(a_reserve(wait_ms=wait_ms), 0.0)
 
@@ -139,7 +139,7 @@ def test_wait_is_bounded(wait_ms: int) -> None:
 
 
 def test_waiting_calls_are_bounded() -> None:
-    """When as many calls wait as may, the next is refused, and learns when to come back."""
+    """When the queue is full, the next call is refused, and learns when to come back."""
     cache = a_cache(2, max_waiting=2)
     reserve(cache, 2)
     wait_for(cache, 1, "a")
@@ -153,7 +153,7 @@ def test_waiting_calls_are_bounded() -> None:
 
 
 def test_repeated_waiting_reserve_takes_the_place_of_the_first() -> None:
-    """A request waits once, however often its worker asks; another worker's of the same name is another."""
+    """A request waits once, however often its worker asks; another worker's request of that id is another one."""
     cache = a_cache(2)
     lease = reserve(cache, 2)
     first = wait_for(cache, 1, "r")
@@ -168,7 +168,7 @@ def test_repeated_waiting_reserve_takes_the_place_of_the_first() -> None:
 
 
 def test_waiting_extend_does_not_displace_a_reserve() -> None:
-    """Only the same request takes a waiting request's place."""
+    """Only a call of the same request takes a waiting request's place."""
     cache = a_cache(2)
     lease = reserve(cache, 1, "r")
     reserve(cache, 1, "s")
@@ -182,7 +182,7 @@ def test_waiting_extend_does_not_displace_a_reserve() -> None:
 
 
 def test_call_that_takes_a_large_ones_place_can_be_served_at_once() -> None:
-    """A repeat that asks for less than the first call is answered in the same breath."""
+    """A repeat that asks for fewer blocks than the first call can be answered at once."""
     cache = a_cache(4)
     reserve(cache, 2, "held")
     wait_for(cache, 4, "r")
@@ -194,7 +194,7 @@ def test_call_that_takes_a_large_ones_place_can_be_served_at_once() -> None:
 
 
 def test_call_that_takes_a_place_can_be_refused_at_once() -> None:
-    """A repeat that turns out to be malformed when its turn comes is refused in the same breath."""
+    """A repeat that is found malformed when its turn comes is refused at once."""
     cache = cache_of(FULL, WINDOW, num_blocks=9)
     cached(cache, keys(1))
     reserve(cache, 2, "held")

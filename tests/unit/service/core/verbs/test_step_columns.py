@@ -52,7 +52,7 @@ def columns(**changed: bytes) -> c.Step:
     ],
 )
 def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int) -> None:
-    """Columns have one entry an operation; the refusal names the column and both lengths."""
+    """Each column has one entry for each operation; the refusal names the column and both lengths."""
     with pytest.raises(InvalidError, match=column) as refusal:
         a_cache().handle(columns(**{column: packed}), 0.0)
 
@@ -61,7 +61,7 @@ def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int
 
 
 def test_keys_that_are_missing_are_counted() -> None:
-    """How many keys were named, and how many bytes each has."""
+    """The refusal says how many keys were counted, and how many bytes each key has."""
     with pytest.raises(
         InvalidError, match=r"^keys has 0 bytes, but num_keys adds up to 1 key of 32$"
     ):
@@ -69,13 +69,13 @@ def test_keys_that_are_missing_are_counted() -> None:
 
 
 def test_one_verb_is_counted_in_the_singular() -> None:
-    """A step of one operation is told what one verb takes."""
+    """The refusal of a step of one operation speaks of one verb, in the singular."""
     with pytest.raises(InvalidError, match=r"has 0 bytes, but 1 verb takes 8$"):
         a_cache().handle(c.Step(worker_id=WORKER, verbs=b"\1", lease_ids=b"", num_tokens=b""), 0.0)
 
 
 def test_negative_key_counts_are_refused() -> None:
-    """Counts that cancel each other out are not believed."""
+    """Negative key counts are refused, even if the sum is right."""
     counts = np.array([2, -1], np.int32).tobytes()
 
     with pytest.raises(
@@ -96,7 +96,7 @@ def test_negative_key_counts_are_refused() -> None:
 def test_keys_beside_another_verb_than_commit_are_refused(
     verb: StepVerb, name: str, column: str, make: Callable[[], Cache]
 ) -> None:
-    """Who gives keys, or a first block, meant a commit: that operation is refused and changes nothing, others go on."""
+    """An extend or a release with keys or a first block is refused and changes nothing; the others are done."""
     cache = make()
     leases = [reserve(cache, 1, each) for each in "ab"]
     given = {column: np.array([1, 0], np.int32).tobytes()}
@@ -122,7 +122,7 @@ def test_keys_beside_another_verb_than_commit_are_refused(
 
 
 def test_malformed_step_changes_nothing() -> None:
-    """A step is read whole before any of it is done."""
+    """A step is checked as a whole before any of it is done."""
     cache = a_cache()
     lease = reserve(cache, 1)
     command = c.Step(

@@ -85,7 +85,7 @@ def a_step(
 def step(
     cache: Cache, *operations: Operation, reserves: Iterable[c.Reserve] = (), now: float = 0.0
 ) -> Stepped:
-    """Carry out one scheduler step, whose refusals hold no frame of it."""
+    """Carry out one scheduler step, and assert that its refusals hold no frame."""
     stepped = answer(cache.handle(a_step(*operations, reserves=reserves), now), Stepped)
     for refused in (*(error for _, error in stepped.errors), *stepped.reserves):
         if isinstance(refused, KVLeaseError):
@@ -94,7 +94,7 @@ def step(
 
 
 def release_to_another(cache: Cache, lease_id: LeaseId) -> None:
-    """End a lease, and let a new one have its row."""
+    """End a lease, and give its row to a new one."""
     release(cache, lease_id)
     reserve(cache, 1, "another")
 
@@ -108,7 +108,7 @@ def test_empty_step_does_nothing() -> None:
 
 
 def test_step_does_what_single_calls_do() -> None:
-    """All kinds of operations and reserves go in one call, and the answer tells of each."""
+    """All kinds of operations and reserves fit in one step, and the answer has the result of each."""
     cache = a_cache()
     first, second, third = (reserve(cache, 1, name) for name in "abc")
 
@@ -130,7 +130,7 @@ def test_step_does_what_single_calls_do() -> None:
 
 
 def test_extends_of_one_step_get_blocks_of_their_own() -> None:
-    """The added blocks are told in the order of the operations, and each lease has its own."""
+    """The added blocks are listed in the order of the operations, and each lease gets its own."""
     cache = a_cache()
     first, second = reserve(cache, 1, "a"), reserve(cache, 1, "b")
 
@@ -144,7 +144,7 @@ def test_extends_of_one_step_get_blocks_of_their_own() -> None:
 
 
 def test_leases_whose_ids_end_alike_are_told_apart() -> None:
-    """Leases are found by the lower bits of their ids; one whose place was taken is found all the same."""
+    """A lease is found even if another one, whose id has the same lower bits, has taken its place."""
     cache = a_cache()
     first = reserve(cache, 1, "first")
     second = reserve(cache, 1, "second")
@@ -161,7 +161,7 @@ def test_leases_whose_ids_end_alike_are_told_apart() -> None:
 
 
 def test_extends_of_a_step_are_shown_to_kernels_where_leases_are_mapped() -> None:
-    """Kernels read the blocks that a step adds to a mapped lease, and nothing of one that is not."""
+    """Kernels read the blocks that a step adds to a mapped lease, and none of an unmapped one."""
     cache = a_cache()
     mapped, other = reserve(cache, 1, "a"), reserve(cache, 1, "b")
     cache.handle(c.Map(worker_id=WORKER, lease_id=mapped.lease_id), 0.0)
@@ -175,7 +175,7 @@ def test_extends_of_a_step_are_shown_to_kernels_where_leases_are_mapped() -> Non
 
 
 def test_extend_of_what_is_covered_adds_nothing() -> None:
-    """Most operations of a step ask for a token that the lease covers already."""
+    """An extend to a token that the lease covers already, which most operations ask for, adds nothing."""
     cache = a_cache()
     lease = reserve(cache, 2)
 
@@ -185,7 +185,7 @@ def test_extend_of_what_is_covered_adds_nothing() -> None:
 
 
 def test_one_lease_extended_twice_grows_twice() -> None:
-    """Operations on one lease are done one after another."""
+    """Two extends of one lease in a step are done one after the other."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -197,7 +197,7 @@ def test_one_lease_extended_twice_grows_twice() -> None:
 
 
 def test_extend_evicts_as_a_single_call_does() -> None:
-    """Where free blocks do not suffice, cached ones make room."""
+    """If free blocks do not suffice, cached ones make room."""
     cache = a_full_cache(4)
     lease = reserve(cache, 1)
 
@@ -208,7 +208,7 @@ def test_extend_evicts_as_a_single_call_does() -> None:
 
 
 def test_refused_operation_stops_no_other() -> None:
-    """Each operation has its own code; one that is refused changes nothing."""
+    """Each operation has its own code; a refused one changes nothing."""
     cache = a_cache(4)
     first, second = reserve(cache, 2, "a"), reserve(cache, 1, "b")
 
@@ -221,7 +221,7 @@ def test_refused_operation_stops_no_other() -> None:
 
 
 def test_refused_operation_says_why() -> None:
-    """A step tells of each refusal what a single call would: its message and its figures, but not who has the pool."""
+    """A step's refusal has the message and the figures of a single call's refusal, but not who holds the pool."""
     cache = a_cache(4)
     first, second = reserve(cache, 2, "a"), reserve(cache, 1, "b")
     with pytest.raises(PoolFullError) as alone:
@@ -243,7 +243,7 @@ def test_refused_operation_says_why() -> None:
 
 
 def test_step_says_of_the_first_refusals_alone_why() -> None:
-    """However many operations are refused, a step explains no more than some; the others have their codes."""
+    """However many operations are refused, a step explains only the first ones; the others have codes alone."""
     cache = a_cache(4)
     lease = reserve(cache, 2)
 
@@ -256,7 +256,7 @@ def test_step_says_of_the_first_refusals_alone_why() -> None:
 
 
 def test_release_makes_room_for_later_operations() -> None:
-    """Operations are done in their order."""
+    """Operations are done in order."""
     cache = a_cache(2)
     first, second = reserve(cache, 1, "a"), reserve(cache, 1, "b")
 
@@ -269,7 +269,7 @@ def test_release_makes_room_for_later_operations() -> None:
 
 @pytest.mark.parametrize("num_blocks", [1, 3], ids=["covered", "growing"])
 def test_released_lease_is_not_extended(num_blocks: int) -> None:
-    """An extend after a release speaks of a lease that has ended, and is given no block."""
+    """An extend after a release of the same lease is refused, and gets no block."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -281,7 +281,7 @@ def test_released_lease_is_not_extended(num_blocks: int) -> None:
 
 
 def test_lease_is_extended_before_its_release() -> None:
-    """An extend before a release is done, and its blocks go with the lease."""
+    """An extend before a release of the same lease is done, and its blocks end with the lease."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -292,7 +292,7 @@ def test_lease_is_extended_before_its_release() -> None:
 
 
 def test_keys_belong_to_their_operations() -> None:
-    """Keys follow each other as the operations do, also past one that is refused."""
+    """Keys are in the order of the operations, including those of a refused one."""
     cache = a_cache()
     first, second = reserve(cache, 1, "a"), reserve(cache, 3, "b")
 
@@ -322,7 +322,7 @@ def test_keys_belong_to_their_operations() -> None:
 def test_extend_is_refused_as_a_single_call_is(
     lease_id: LeaseId | None, num_tokens: int, code: int
 ) -> None:
-    """An operation's code is that of the error that a single call would raise."""
+    """An operation's code is that of the error that a single call raises."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -333,7 +333,7 @@ def test_extend_is_refused_as_a_single_call_is(
 
 
 def test_step_of_another_workers_lease_is_refused() -> None:
-    """A lease obeys its owner alone, also inside a step."""
+    """Only its owner can extend a lease, in a step too."""
     cache = a_cache()
     lease = reserve(cache, 1, worker_id=MATE)
 
@@ -362,7 +362,7 @@ def test_step_of_an_evicted_lease_is_refused() -> None:
 def test_repeated_step_sees_what_became_of_its_leases(
     change: Callable[[Cache, LeaseId], object], code: int
 ) -> None:
-    """A step is answered by what its leases are now, also where the last one named just these."""
+    """A step works on the present state of its leases, even if the last step named the same ones."""
     cache = a_cache()
     lease = reserve(cache, 1)
     assert ids(step(cache, grow(lease, 1)).codes) == [0]
@@ -375,7 +375,7 @@ def test_repeated_step_sees_what_became_of_its_leases(
 
 
 def test_step_revives_a_quarantined_lease() -> None:
-    """A worker that extends is alive."""
+    """An extend in a step proves that its worker is alive."""
     cache = a_cache()
     lease = reserve(cache, 1)
     tick(cache, LEASE_SECONDS)
@@ -388,7 +388,7 @@ def test_step_revives_a_quarantined_lease() -> None:
 
 
 def test_step_does_not_overtake_waiting_extends() -> None:
-    """While another request waits to go on, a step gets nothing that it waits for."""
+    """While another running request waits for blocks, a step gets none of them."""
     cache = a_cache(4)
     first, second = reserve(cache, 2, "a"), reserve(cache, 1, "b")
     cache.handle(
@@ -399,7 +399,7 @@ def test_step_does_not_overtake_waiting_extends() -> None:
 
 
 def test_step_overtakes_waiting_reserves() -> None:
-    """A running request goes on although new ones wait."""
+    """A running request is extended even if new requests wait."""
     cache = a_cache(4)
     lease = reserve(cache, 2)
     cache.handle(a_reserve(4, "new", wait_ms=WAIT_MS), 0.0)
@@ -409,7 +409,7 @@ def test_step_overtakes_waiting_reserves() -> None:
 
 
 def test_unknown_verb_is_refused_alone() -> None:
-    """A verb that is none does not stop the others."""
+    """An operation with an unknown verb is refused; the others are done."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -419,7 +419,7 @@ def test_unknown_verb_is_refused_alone() -> None:
 
 
 def test_released_lease_may_be_released_again() -> None:
-    """A second release is done, as in a single call."""
+    """A second release succeeds, as in a single call."""
     cache = a_cache()
     lease = reserve(cache, 1)
 
@@ -427,7 +427,7 @@ def test_released_lease_may_be_released_again() -> None:
 
 
 def test_tenants_extend_only_over_their_own_bytes() -> None:
-    """A step, too, grants no block with another tenant's bytes in it."""
+    """A step grants no block that has another tenant's bytes."""
     cache = a_cache(2, num_slots=0)
     lease = reserve(cache, 1)
     cached(cache, keys(1), worker_id=STRANGER)
@@ -443,7 +443,7 @@ def test_step_of_an_unknown_worker_is_refused() -> None:
 
 
 def test_step_commit_equals_single_commit() -> None:
-    """A block that is committed in a step has the same entry as one that is committed alone."""
+    """A block that is committed in a step has the same entry as one committed by a single call."""
     alone, stepped = a_cache(), a_cache()
     lease = reserve(alone, 2)
     commit(alone, lease.lease_id, keys(1, 2))
@@ -457,7 +457,7 @@ def test_step_commit_equals_single_commit() -> None:
 
 
 def test_reserves_of_a_step_are_granted_or_refused_one_by_one() -> None:
-    """A reserve that is refused tells why, and does not stop the next."""
+    """A refused reserve says why, and does not stop the next one."""
     cache = a_cache(4)
 
     reply = step(
@@ -483,7 +483,7 @@ def test_refused_reserve_of_a_step_has_its_numbers() -> None:
 
 
 def test_reserve_sees_what_the_step_committed() -> None:
-    """Reserves come after the operations, so they share what was committed in the same call."""
+    """Reserves come after the operations, so they find what the same step committed."""
     cache = a_cache()
     lease = reserve(cache, 1)
 

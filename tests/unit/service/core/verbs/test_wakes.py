@@ -1,4 +1,4 @@
-"""Laws of waking: whatever makes room, or changes who is next, serves those that can be served by it at once."""
+"""Laws of waking: an event that makes room, or changes who is next, at once serves the calls that can now be served."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,7 +74,7 @@ def died() -> Waiting:
 
 
 def detached() -> Waiting:
-    """A worker goes."""
+    """A worker detaches."""
     cache = a_cache(4)
     reserve(cache, 4, worker_id=MATE)
     return cache, patient(cache, 2), lambda: cache.handle(c.Detach(worker_id=MATE), 0.0)
@@ -89,7 +89,7 @@ def disowned() -> Waiting:
 
 
 def quarantine_ended() -> Waiting:
-    """The owner of a quarantined lease speaks at last, and releases it."""
+    """The owner of a quarantined lease calls at last, and releases it."""
     cache = a_cache(4)
     lease = reserve(cache, 4)
     ticket = patient(cache, 2)
@@ -115,7 +115,7 @@ def unpinned() -> Waiting:
 
 
 def lease_evicted() -> Waiting:
-    """A lease is moved to the host pool, where its bytes are already."""
+    """A lease is moved to the host pool, which has its bytes already."""
     cache = a_cache(4)
     lease = committed(cache, keys(1, 2, 3, 4))
     land(cache, the_copy(evict(cache, lease.lease_id)))
@@ -124,14 +124,14 @@ def lease_evicted() -> Waiting:
 
 
 def eviction_landed() -> Waiting:
-    """The copy ends that takes a lease to the host pool."""
+    """The copy that takes a lease to the host pool ends."""
     cache = a_cache(4)
     copy = the_copy(evict(cache, reserve(cache, 4).lease_id))
     return cache, patient(cache, 2), lambda: land(cache, copy)
 
 
 def write_back_landed() -> Waiting:
-    """Cached blocks have been written back for the call."""
+    """The copy that writes cached blocks back for the call ends."""
     cache, ticket, copy = _writing_back()
     return cache, ticket, lambda: land(cache, copy)
 
@@ -154,7 +154,7 @@ def mover_died() -> Waiting:
 
 
 def scrubbed() -> Waiting:
-    """Blocks that another tenant had have been overwritten."""
+    """Blocks that another tenant had are scrubbed."""
     cache = a_cache(4)
     release(cache, reserve(cache, 4, worker_id=STRANGER).lease_id, worker_id=STRANGER)
     outcome = cache.handle(a_reserve(2, "patient", wait_ms=PATIENT), 0.0)
@@ -162,7 +162,7 @@ def scrubbed() -> Waiting:
 
 
 def lost_copy_ended() -> Waiting:
-    """A copy that was given up ends at last, and lets go of its target."""
+    """A lost copy ends at last, and lets go of its target."""
     cache, ticket, copy = _prefetching()
     lose(cache, copy)
     return cache, ticket, lambda: land(cache, copy)
@@ -175,7 +175,7 @@ def prefetch_failed() -> Waiting:
 
 
 def load_lost() -> Waiting:
-    """A copy for a lease of the other blocks is lost, and the lease starts over behind a smaller running request."""
+    """The load of a lease of the other blocks is lost, and the lease starts over behind a smaller running request."""
     cache = a_cache(4)
     on_host(cache, keys(1))
     lease = reserve(cache, 1, "runs")
@@ -185,7 +185,7 @@ def load_lost() -> Waiting:
 
 
 def committed_prefix() -> Waiting:
-    """A commit makes a prefix of the waiting call findable, so that it needs less."""
+    """A commit makes a prefix of the waiting call findable, so that the call needs fewer blocks."""
     cache = a_cache(4)
     lease = reserve(cache, 3)
     ticket = patient(cache, 3, keys(1, 2, 3))
@@ -197,7 +197,7 @@ def committed_prefix() -> Waiting:
 
 
 def head_cancelled() -> Waiting:
-    """The caller at the head goes away."""
+    """The call at the head is cancelled."""
     cache, head, ticket = _behind_a_large_one()
     return cache, ticket, lambda: cache.handle(c.Cancel(ticket=head), 0.0)
 
@@ -222,7 +222,7 @@ def head_repeated() -> Waiting:
 
 
 def heads_lease_ended() -> Waiting:
-    """The lease ends that the call at the head would extend."""
+    """The lease that the call at the head would extend ends."""
     cache = a_cache(4)
     lease = reserve(cache, 1, "a", worker_id=MATE)
     reserve(cache, 1, "b")
@@ -231,7 +231,7 @@ def heads_lease_ended() -> Waiting:
 
 
 def head_evicted() -> Waiting:
-    """The lease that the call at the head would extend is on its way to the host pool."""
+    """The lease that the call at the head would extend leaves for the host pool."""
     cache = a_cache(4)
     lease = reserve(cache, 1, "a", worker_id=MATE)
     reserve(cache, 1, "b")
@@ -240,14 +240,14 @@ def head_evicted() -> Waiting:
 
 
 def row_freed() -> Waiting:
-    """A row of the block table comes free; blocks there were enough."""
+    """A row of the block table comes free; there were enough blocks already."""
     cache = a_cache(4, max_leases=1)
     lease = reserve(cache, 1)
     return cache, patient(cache, 2), lambda: release(cache, lease.lease_id)
 
 
 def aged() -> Waiting:
-    """With time, a small request of low priority comes before a large one of another tenant."""
+    """With time, a small request of low priority comes before another tenant's large one."""
     cache = a_cache(4)
     reserve(cache, 2)
     wait_for(cache, 4, "large")
@@ -291,7 +291,7 @@ SCENES = [
 
 @pytest.mark.parametrize("scene", [pytest.param(scene, id=scene.__name__) for scene in SCENES])
 def test_event_serves_whom_it_can(scene: Callable[[], Waiting]) -> None:
-    """A call waits for as long as it cannot be served, and is answered by the very event that changes that."""
+    """A call waits while it cannot be served, and the very event that changes that answers it."""
     cache, ticket, event = scene()
     assert ticket is not None
     assert ticket in [one.call_id for one in cache.list_waiting(0, 9, 0.0)]
@@ -303,7 +303,7 @@ def test_event_serves_whom_it_can(scene: Callable[[], Waiting]) -> None:
 
 
 def test_refused_call_leaves_its_room_to_those_that_wait() -> None:
-    """What a call evicts for itself in vain serves who waits behind it, in the same breath."""
+    """Blocks that a call evicts for itself in vain serve a call that waits behind it, at once."""
     cache = a_cache(6)
     cached(cache, keys(1, 2))
     release(cache, reserve(cache, 4, "old", worker_id=STRANGER).lease_id, worker_id=STRANGER)
