@@ -1,4 +1,4 @@
-"""What a lease has of several groups: what it is granted, how it grows, what it gives back, where it goes."""
+"""Laws of a lease's blocks in several groups: which are granted, how they grow, which it gives back, where they go."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def step(cache: Cache, *extends: tuple[LeaseId, int]) -> Stepped:
 def test_group_is_granted_what_it_keeps(
     group: GroupShape, expected: list[int], covered: int
 ) -> None:
-    """A new request has the blocks that its first tokens are written to, and no more than it ever holds at once."""
+    """A new request gets the blocks that its first tokens are written to, and no more than it ever holds at once."""
     cache = cache_of(FULL, group)
 
     lease = reserve_tokens(cache, 27)
@@ -82,7 +82,7 @@ def test_group_is_granted_what_it_keeps(
 
 
 def test_reply_lists_places_group_by_group() -> None:
-    """A caller finds each group's block of a token by its place; 0 stands where none is needed."""
+    """A token's place gives its block in each group, or 0 if the group needs none."""
     cache = cache_of(STATE, FULL)
 
     lease = reserve_tokens(cache, 12)
@@ -92,7 +92,7 @@ def test_reply_lists_places_group_by_group() -> None:
 
 
 def test_single_group_sends_no_counts() -> None:
-    """Where there is one group, all ids are its own."""
+    """With one group, all ids belong to it, and no counts are sent."""
     cache = cache_of(WINDOW)
 
     lease = reserve_tokens(cache, 27)
@@ -102,7 +102,7 @@ def test_single_group_sends_no_counts() -> None:
 
 
 def test_repeated_reserve_finds_the_same_lease() -> None:
-    """A request that asks again is answered with what it has."""
+    """A repeated reserve is answered with the request's lease."""
     cache = cache_of(FULL, STATE)
 
     first, again = (reserve_tokens(cache, 12, "same") for _ in range(2))
@@ -111,7 +111,7 @@ def test_repeated_reserve_finds_the_same_lease() -> None:
 
 
 def test_reserve_of_an_evicted_lease_lists_no_blocks() -> None:
-    """A request whose blocks are in the host pool is told of its lease, and of no block."""
+    """A repeated reserve of a lease in the host pool gets the lease, and no block."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 12, "same")
     land(cache, the_copy(evict(cache, lease.lease_id)))
@@ -126,7 +126,7 @@ def test_reserve_of_an_evicted_lease_lists_no_blocks() -> None:
 
 
 def test_groups_are_granted_all_or_nothing() -> None:
-    """Where one group's blocks cannot be had, no group gets any."""
+    """If one group cannot have its blocks, no group gets any."""
     cache = cache_of(FULL, WIDE, num_blocks=9)
     reserve_tokens(cache, 16, "first")
 
@@ -150,7 +150,7 @@ def test_groups_are_granted_all_or_nothing() -> None:
 )
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_request_fits_exactly(group: GroupShape, num_blocks: int, spare: int) -> None:
-    """A request that takes the whole pool is served, and one block less is never enough."""
+    """A request that takes the whole pool is served; in a pool of one block less it never fits."""
     cache = cache_of(FULL, group, num_blocks=1 + num_blocks + spare)
     command = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=28)
 
@@ -166,7 +166,7 @@ def test_request_fits_exactly(group: GroupShape, num_blocks: int, spare: int) ->
     "group", [FULL, WIDE, WINDOW, CHUNK, STATE], ids=lambda one: one.keeps.name
 )
 def test_table_bounds_a_request(group: GroupShape) -> None:
-    """A request is as long as the shortest table, and not a token longer."""
+    """A request may be as long as the shortest table, and not a token longer."""
     longest = 5 * group.tokens_per_block
     cache = cache_of(FULL, replace(group, table_blocks=5))
 
@@ -177,7 +177,7 @@ def test_table_bounds_a_request(group: GroupShape) -> None:
 
 
 def test_pool_that_no_request_fits_says_so() -> None:
-    """Where even one token takes more than the pool, fewer tokens are no remedy."""
+    """If even one token takes more than the pool, no fewer tokens are named."""
     cache = cache_of(FULL, FIXED, num_blocks=3)
 
     with pytest.raises(NeverFitsError, match="; register a larger pool"):
@@ -188,7 +188,7 @@ def test_pool_that_no_request_fits_says_so() -> None:
 
 
 def test_window_moves_on_with_what_is_computed() -> None:
-    """A request gives back what lies before its window, and can then cover more."""
+    """A request gives back what lies before its window, and can then cover more tokens."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 40)
     free = cache.census().device["free"]
@@ -204,7 +204,7 @@ def test_window_moves_on_with_what_is_computed() -> None:
 
 
 def test_committed_block_that_is_given_back_stays_findable() -> None:
-    """What leaves a running request is cached if it was committed, and free if it was not."""
+    """A block that leaves a running request is cached if it was committed, and free otherwise."""
     cache = cache_of(WINDOW)
     lease = reserve_tokens(cache, 16)
 
@@ -218,7 +218,7 @@ def test_committed_block_that_is_given_back_stays_findable() -> None:
 
 
 def test_commit_of_fewer_tokens_gives_nothing_back() -> None:
-    """A late commit tells nothing new about how far a request is."""
+    """A commit of fewer tokens than an earlier one gives nothing back."""
     cache = cache_of(WINDOW)
     lease = reserve_tokens(cache, 16)
     commit_tokens(cache, lease.lease_id, 16)
@@ -227,7 +227,7 @@ def test_commit_of_fewer_tokens_gives_nothing_back() -> None:
 
 
 def test_chunk_is_given_back_at_its_end() -> None:
-    """The token behind a chunk needs none of it."""
+    """The first token of the next chunk needs no block of the last one."""
     cache = cache_of(CHUNK)
     lease = reserve_tokens(cache, 12)
 
@@ -237,7 +237,7 @@ def test_chunk_is_given_back_at_its_end() -> None:
 
 
 def test_state_keeps_the_newest_only() -> None:
-    """The state before the newest one leaves the request, and is found by others."""
+    """The state before the newest one leaves the request, and others can find it."""
     cache = cache_of(STATE)
     lease = reserve_tokens(cache, 4)
     commit_tokens(cache, lease.lease_id, 4)
@@ -252,7 +252,7 @@ def test_state_keeps_the_newest_only() -> None:
 
 
 def test_deepest_blocks_leave_first_over_all_groups() -> None:
-    """The blocks of a request are evicted from its end on, whatever group they are in."""
+    """The blocks of a request are evicted from its end, whatever group they are in."""
     cache = cache_of(FULL, WIDE)
     lease = reserve_tokens(cache, 16)
     commit_tokens(cache, lease.lease_id, 16)
@@ -267,7 +267,7 @@ def test_deepest_blocks_leave_first_over_all_groups() -> None:
 
 
 def test_extend_within_what_is_covered_takes_nothing() -> None:
-    """Who needs nothing waits for nobody, and is told how far it may compute."""
+    """An extend that needs no block does not wait, and is told how far it may compute."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 9)
 
@@ -278,7 +278,7 @@ def test_extend_within_what_is_covered_takes_nothing() -> None:
 
 
 def test_step_extends_every_group_of_every_lease() -> None:
-    """One step grows all leases, and lists the new blocks lease by lease, in each group by group."""
+    """A step extends all leases, and lists the new blocks by lease, and in each lease by group."""
     cache = cache_of(FULL, GUESSING, WINDOW)
     first, second = (reserve_tokens(cache, 4, name) for name in ("first", "second"))
     map_lease(cache, first.lease_id)
@@ -292,7 +292,7 @@ def test_step_extends_every_group_of_every_lease() -> None:
 
 
 def test_step_that_finds_no_room_does_what_it_can() -> None:
-    """Where there is not room for all, the extends are done one by one."""
+    """If there is not enough room for all extends of a step, they are done one by one."""
     cache = cache_of(FULL, FIXED, num_blocks=10)
     first, second = (reserve_tokens(cache, 4, name) for name in ("first", "second"))
 
@@ -303,7 +303,7 @@ def test_step_that_finds_no_room_does_what_it_can() -> None:
 
 
 def test_step_without_room_still_does_what_needs_none() -> None:
-    """An extend for which no block is missing is done whether or not the pool is empty."""
+    """An extend that needs no block is done even if the pool is empty."""
     cache = cache_of(FULL, FIXED, num_blocks=7)
     first, second = (reserve_tokens(cache, 4, name) for name in ("first", "second"))
 
@@ -313,7 +313,7 @@ def test_step_without_room_still_does_what_needs_none() -> None:
 
 
 def test_blocks_given_back_have_the_class_of_their_lease() -> None:
-    """What a running request has left behind stays cached as long as what it still has."""
+    """Blocks that a running request gives back stay cached as long as those that it still has."""
     cache = cache_of(FULL, WINDOW, num_slots=0)
     command = c.Reserve(
         worker_id=WORKER, request_id="low", keys=chain(16), num_tokens=16, priority=0
@@ -331,7 +331,7 @@ def test_blocks_given_back_have_the_class_of_their_lease() -> None:
 
 
 def test_refusal_names_no_tokens_where_one_more_takes_a_block_of_each_group() -> None:
-    """With one block left, a request that needs one of every group beyond its prefix gets nothing for fewer tokens."""
+    """If one block is left, and one more token takes a block of each group, the refusal names no fewer tokens."""
     cache = cache_of(FULL, WINDOW, num_blocks=8, num_slots=0)
     first = reserve_tokens(cache, 8, "first", chain(8))
     commit_tokens(cache, first.lease_id, 8, chain(8))
@@ -345,7 +345,7 @@ def test_refusal_names_no_tokens_where_one_more_takes_a_block_of_each_group() ->
 
 
 def test_extend_is_not_told_to_ask_for_what_it_has() -> None:
-    """With one block left, a lease that needs one of every group for its next token is told of no fewer tokens."""
+    """If one block is left, and a lease's next token takes a block of each group, the refusal names no fewer tokens."""
     cache = cache_of(FULL, WINDOW, num_blocks=8, num_slots=0)
     lease = reserve_tokens(cache, 8)
     reserve_tokens(cache, 4, "other")
@@ -358,7 +358,7 @@ def test_extend_is_not_told_to_ask_for_what_it_has() -> None:
 
 
 def test_blocks_that_are_never_shared_have_no_keys() -> None:
-    """Where no group is shared, a commit publishes nothing, and notes how far the request is computed."""
+    """If no group is shared, a commit publishes nothing, but records how far the request is computed."""
     cache = cache_of(FIXED)
     lease = reserve_tokens(cache, 8)
 

@@ -26,7 +26,7 @@ from tests.unit.service.core.grouped import (
 
 
 def test_kernels_read_what_the_lease_has() -> None:
-    """Every group's blocks are published as kernels count them, and empty places read as block 0."""
+    """Kernels read every group's blocks as they count them, and block 0 for empty places."""
     halves = replace(FULL, kernel_blocks_per_block=2, kernel_block_stride=6)
     cache = cache_of(halves, WINDOW)
     lease = reserve_tokens(cache, 16)
@@ -44,7 +44,7 @@ def test_kernels_read_what_the_lease_has() -> None:
 
 
 def test_evicted_lease_is_not_shown_to_kernels() -> None:
-    """What leaves the device leaves the table of every group."""
+    """A lease that leaves the device leaves the table of every group."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 8)
     map_lease(cache, lease.lease_id)
@@ -58,7 +58,7 @@ def test_evicted_lease_is_not_shown_to_kernels() -> None:
 def test_row_of_an_ended_lease_shows_the_next_one_only_when_mapped(
     groups: tuple[GroupShape, ...],
 ) -> None:
-    """A row that was published is not when another lease gets it."""
+    """After a published lease ends, the next lease in its row is published only when it is mapped."""
     cache = cache_of(*groups, max_leases=1)
     first = reserve_tokens(cache, 8, "first")
     map_lease(cache, first.lease_id)

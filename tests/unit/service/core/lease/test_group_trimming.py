@@ -1,4 +1,4 @@
-"""Laws of leases in groups that are trimmed or moved: what lies behind is taken back, and all comes back as it was."""
+"""Laws of grouped leases that are trimmed or moved: a trim takes the end back, and a reload restores every place."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def trim(cache: Cache, lease_id: LeaseId, num_tokens: int) -> int:
 def test_trim_takes_back_what_lies_behind(
     groups: tuple[GroupShape, ...], expected: list[list[int]]
 ) -> None:
-    """Blocks of tokens that were rejected are free again; the block of a state goes to where it is looked for."""
+    """Blocks of rejected tokens are free again, and the block of a state moves to the place where it is looked for."""
     cache = cache_of(*groups)
     lease = reserve_tokens(cache, 30)
     map_lease(cache, lease.lease_id)
@@ -80,7 +80,7 @@ def test_trim_takes_back_what_lies_behind(
 
 
 def test_trim_leaves_what_is_computed() -> None:
-    """States that are written cannot be taken back."""
+    """A trim cannot take back states that are written."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 14)
     commit_tokens(cache, lease.lease_id, 9, b"")
@@ -92,7 +92,7 @@ def test_trim_leaves_what_is_computed() -> None:
 
 
 def test_refused_trim_leaves_a_lease_in_quarantine() -> None:
-    """What makes no sense shows nothing of its caller's health."""
+    """A trim that makes no sense does not prove that its caller is alive."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 14)
     commit_tokens(cache, lease.lease_id, 9, b"")
@@ -106,7 +106,7 @@ def test_refused_trim_leaves_a_lease_in_quarantine() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, -1])
 def test_trim_leaves_one_token(num_tokens: int) -> None:
-    """A lease of nothing is ended by a release."""
+    """A trim leaves at least one token; only a release ends a lease."""
     cache = a_cache()
     lease = reserve_tokens(cache, 8)
 
@@ -115,7 +115,7 @@ def test_trim_leaves_one_token(num_tokens: int) -> None:
 
 
 def test_trim_to_more_than_there_is_changes_nothing() -> None:
-    """A lease is made longer by an extend."""
+    """A trim to more tokens than there are changes nothing; an extend is what makes a lease longer."""
     cache = a_cache()
     lease = reserve_tokens(cache, 8)
 
@@ -123,7 +123,7 @@ def test_trim_to_more_than_there_is_changes_nothing() -> None:
 
 
 def test_evicted_lease_is_not_trimmed() -> None:
-    """Only a lease on the device has blocks to take back."""
+    """Only a lease on the device can be trimmed."""
     cache = cache_of(FULL, WINDOW)
     lease = reserve_tokens(cache, 8)
     land(cache, the_copy(evict(cache, lease.lease_id)))
@@ -139,7 +139,7 @@ def test_evicted_lease_is_not_trimmed() -> None:
     "groups", [(FULL, WINDOW), (STATE,), (CHUNK, FIXED), (WIDE, GUESSING)], ids=str
 )
 def test_evicted_lease_comes_back_as_it_was(groups: tuple[GroupShape, ...]) -> None:
-    """A lease returns with the same places filled and the same empty, in all groups."""
+    """A reloaded lease has the same places filled, and the same places empty, in all groups."""
     cache = cache_of(*groups)
     lease = reserve_tokens(cache, 12)
     commit_tokens(cache, lease.lease_id, 10, chain(8))

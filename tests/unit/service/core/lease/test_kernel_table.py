@@ -1,4 +1,4 @@
-"""Laws of the rows that kernels read: what stands in them, and that no reader ever takes half a change."""
+"""Laws of the rows that kernels read: what is in them, and that no reader ever takes half a change."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ NUM_ROWS = 4
 
 
 def a_table(*groups: GroupShape) -> KernelTable:
-    """Return a table in ordinary memory, with rubbish where nothing is published."""
+    """Return a table in ordinary memory, with arbitrary values where nothing is published."""
     width = sum(group.table_blocks * group.kernel_blocks_per_block for group in groups)
     rows = KernelRows.plain(NUM_ROWS, len(groups), width)
     rows.kernel_ids[:] = 99
@@ -37,12 +37,12 @@ def a_table(*groups: GroupShape) -> KernelTable:
 
 
 def ints(*numbers: int) -> np.ndarray:
-    """Return block ids."""
+    """Return an array of block ids."""
     return np.array(numbers, np.intp)
 
 
 def read(table: KernelTable, row: int, groups: tuple[GroupShape, ...]) -> list[list[int]]:
-    """Return what is published of a row, group by group."""
+    """Return the published part of a row, group by group."""
     found, first = [], 0
     for group, count in zip(groups, table.rows.num_published[row], strict=True):
         found.append(table.rows.kernel_ids[row, first : first + count].tolist())
@@ -60,7 +60,7 @@ def expanded(group: GroupShape, ids: list[int]) -> list[int]:
 
 
 def test_published_row_counts_blocks_as_kernels_do() -> None:
-    """Block b is the kernel blocks b*m … b*m + n-1; a place that needs no block reads as block 0."""
+    """Block b reads as the kernel blocks b*m … b*m + n-1, and a place that needs no block as block 0."""
     table = a_table(FULL, WINDOW)
 
     table.publish(1, [ints(4, 2), ints(NULL, 3)])
@@ -72,7 +72,7 @@ def test_published_row_counts_blocks_as_kernels_do() -> None:
 
 
 def test_table_is_used_once_a_row_was_published() -> None:
-    """Until then nobody need tell it of blocks; rows that an earlier life published count."""
+    """The table need be told of blocks only once a row has been published, be it in an earlier life."""
     table = a_table(FULL)
     before = table.is_used
 
@@ -82,7 +82,7 @@ def test_table_is_used_once_a_row_was_published() -> None:
 
 
 def test_published_row_grows_where_it_is_told() -> None:
-    """Appended places follow those that there are, and those of other groups stay."""
+    """Appended places follow the present ones of their group, and those of other groups stay."""
     table = a_table(FULL, WINDOW)
     table.publish(2, [ints(4), ints(NULL, 3)])
 
@@ -93,7 +93,7 @@ def test_published_row_grows_where_it_is_told() -> None:
 
 
 def test_places_given_back_read_as_block_0() -> None:
-    """What left a lease is read no more, and what stayed is."""
+    """Places that a lease gives back are no longer read, and the others stay."""
     table = a_table(FULL, WINDOW)
     table.publish(0, [ints(4), ints(1, 2, 3)])
 
@@ -116,7 +116,7 @@ def test_places_given_back_read_as_block_0() -> None:
     ],
 )
 def test_unpublished_row_is_left_alone(change: Callable[[KernelTable], None]) -> None:
-    """Only `publish` lets kernels read a row; before, nothing of the table changes."""
+    """Only `publish` lets kernels read a row; until then nothing in the table changes."""
     table = a_table(FULL)
     table.publish(1, [ints(5)])
     before = [column.copy() for column in (table.rows.sequence, table.rows.kernel_ids)]
@@ -141,7 +141,7 @@ def test_unpublished_row_is_left_alone(change: Callable[[KernelTable], None]) ->
 def test_step_appends_as_single_appends_do(
     groups: tuple[GroupShape, ...], data: st.DataObject
 ) -> None:
-    """Many rows at once come out like one after the other, published or not."""
+    """Appends to many rows at once have the same result as one append after another, published or not."""
     one_by_one, at_once = a_table(*groups), a_table(*groups)
     rows = data.draw(st.lists(st.integers(0, NUM_ROWS - 1), unique=True))
     starts = np.zeros((len(rows), len(groups)), np.intp)
@@ -167,7 +167,7 @@ def test_step_appends_as_single_appends_do(
 
 
 def places(group: GroupShape, most: int) -> st.SearchStrategy[np.ndarray]:
-    """Give block ids, and NULL in groups that may have it."""
+    """Draw block ids, and NULL in groups that may have it."""
     least = NULL if group.gives_back else 0
     return st.lists(st.integers(least, 50), max_size=most).map(lambda ids: ints(*ids))
 
@@ -184,7 +184,7 @@ class _Watched(np.ndarray):
 
 
 def watched(table: KernelTable) -> list[int]:
-    """Return the numbers that row 1 has whenever ids or counts are written from now on."""
+    """Return the sequence numbers that row 1 has at each later write of its ids or counts."""
     seen: list[int] = []
     columns = {}
     for name in ("kernel_ids", "num_published"):
@@ -212,7 +212,7 @@ def watched(table: KernelTable) -> list[int]:
 def test_row_is_written_at_odd_numbers_only(
     start: int, change: Callable[[KernelTable], None]
 ) -> None:
-    """A change begins with an odd number and ends with the next even one, also after a crash and at the last number."""
+    """A change begins with an odd number and ends at the next even one, even after a crash and at the last number."""
     table = a_table(FULL)
     table.publish(1, [ints(5)])
     table.rows.sequence[1] = start
@@ -225,7 +225,7 @@ def test_row_is_written_at_odd_numbers_only(
 
 
 def test_row_given_back_to_is_written_at_an_odd_number() -> None:
-    """Giving places back is a change like any other."""
+    """Places are given back under an odd number, like any other change."""
     table = a_table(FULL)
     table.publish(1, [ints(5, 6)])
 
@@ -235,7 +235,7 @@ def test_row_given_back_to_is_written_at_an_odd_number() -> None:
 
 
 def test_cleared_row_shows_nothing() -> None:
-    """Kernels read nothing of a row that is taken back or reset, and the same as before of others."""
+    """Kernels read nothing of a row that is cleared or reset, and other rows stay."""
     table = a_table(FULL, STATE)
     for row in (0, 1, 2):
         table.publish(row, [ints(5), ints(6)])
@@ -249,7 +249,7 @@ def test_cleared_row_shows_nothing() -> None:
 
 
 def test_clear_ends_a_change_that_a_crash_cut_off() -> None:
-    """A row with an odd number and nothing published can be read again."""
+    """A clear makes a row readable whose number is odd, and in which nothing is published."""
     table = a_table(FULL)
     table.rows.sequence[2] = 7
 

@@ -1,4 +1,4 @@
-"""Laws of the names of rows: what is remembered of a column of ids is what would be found by looking again."""
+"""Laws of the names of rows: what is remembered of a column of ids equals what a new look-up finds."""
 
 from collections.abc import Callable
 
@@ -23,17 +23,17 @@ class Table:
         self.take(1, SECOND)
 
     def take(self, row: int, lease_id: LeaseId, worker_id: WorkerId = WORKER) -> None:
-        """Let a lease have a row, as opening it does."""
+        """Give a row to a lease, as its opening does."""
         self.lease_ids[row] = lease_id
         self.names.name(lease_id, row, worker_id)
 
     def leave(self, row: int) -> None:
-        """Let nobody have a row, as closing its lease does."""
+        """Take a row from its lease, as its closing does."""
         self.lease_ids[row] = 0
         self.names.give(row, 0)
 
     def find(self, *lease_ids: LeaseId, worker_id: WorkerId = WORKER) -> Named:
-        """Look up a column of ids."""
+        """Look a column of ids up."""
         return self.names.find(np.array(lease_ids, np.int64).tobytes(), worker_id)
 
 
@@ -47,7 +47,7 @@ def test_active_leases_of_the_worker_are_found_in_their_rows() -> None:
 
 
 def test_same_column_is_looked_up_once() -> None:
-    """As long as no row changes hands, what was found is what there is."""
+    """While no row changes hands, a column's result is remembered."""
     table = Table()
 
     assert table.find(FIRST, SECOND) is table.find(FIRST, SECOND)
@@ -65,7 +65,7 @@ def test_same_column_is_looked_up_once() -> None:
 def test_column_is_looked_up_again_after_a_row_changed_hands(
     change: Callable[[Table], None], is_active: list[bool]
 ) -> None:
-    """What was remembered before any change is not believed after it."""
+    """A result that was remembered before a row changed hands is not used after it."""
     table = Table()
     table.find(FIRST, SECOND)
 
@@ -76,7 +76,7 @@ def test_column_is_looked_up_again_after_a_row_changed_hands(
 
 
 def test_lease_that_came_later_is_found_where_nothing_was() -> None:
-    """An id that named nothing is looked up again once it could."""
+    """An id that named nothing is looked up again once a lease may have it."""
     table, third = Table(), LeaseId(103)
     table.find(third)
 
@@ -87,7 +87,7 @@ def test_lease_that_came_later_is_found_where_nothing_was() -> None:
 
 
 def test_another_worker_or_column_is_another_question() -> None:
-    """What one worker's ids name is no answer to another's, nor to other ids."""
+    """A remembered result holds for its worker and its ids alone."""
     table = Table()
     table.find(FIRST, SECOND)
 
@@ -96,7 +96,7 @@ def test_another_worker_or_column_is_another_question() -> None:
 
 
 def test_row_that_is_named_twice_is_noticed() -> None:
-    """A column that speaks of one lease twice is told from one that does not."""
+    """The look-up tells whether a column names one lease twice."""
     table = Table()
 
     assert not table.find(FIRST, FIRST).are_distinct
@@ -104,7 +104,7 @@ def test_row_that_is_named_twice_is_noticed() -> None:
 
 
 def test_older_lease_with_the_same_lower_bits_is_not_found() -> None:
-    """The younger has the place of both."""
+    """Of two leases with the same lower bits, the younger one is found."""
     table = Table()
     younger = LeaseId(FIRST + (1 << 40))
     table.take(2, younger)
@@ -113,7 +113,7 @@ def test_older_lease_with_the_same_lower_bits_is_not_found() -> None:
 
 
 def test_names_are_sound_until_what_is_remembered_is_false() -> None:
-    """The check compares what is remembered with what would be found."""
+    """The check compares what is remembered with what a new look-up finds."""
     table = Table()
     named = table.find(FIRST, SECOND)
     assert table.names.is_sound

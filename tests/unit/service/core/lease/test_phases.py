@@ -1,4 +1,4 @@
-"""Laws of the table of phases: what it allows happens, and nothing else does."""
+"""Laws of the table of phases: the transitions that it has are made, and no others."""
 
 from itertools import product
 
@@ -36,7 +36,7 @@ def a_lease(phase: Phase) -> Lease:
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_lease_enters_only_a_phase_that_follows(before: Phase, after: Phase) -> None:
-    """A lease goes from phase to phase as the table says, its row with it, or it stays where it is."""
+    """A lease enters a phase, together with its row, if the table allows it, and otherwise stays where it is."""
     book = CacheState.fresh(SHAPE, EPOCH).leases
     lease = a_lease(before)
     book.rows.phase[0] = before
@@ -53,7 +53,7 @@ def test_lease_enters_only_a_phase_that_follows(before: Phase, after: Phase) -> 
 
 @pytest.mark.parametrize("phase", LIVING, ids=lambda phase: phase.name)
 def test_lease_opens_only_in_a_phase_that_begins(phase: Phase) -> None:
-    """A lease begins as the table says, or not at all."""
+    """A lease opens only in a phase in which the table lets leases begin."""
     book = CacheState.fresh(SHAPE, EPOCH).leases
     may = phase in PHASE_TRANSITIONS[Phase.UNUSED]
 
@@ -67,7 +67,7 @@ def test_lease_opens_only_in_a_phase_that_begins(phase: Phase) -> None:
 
 
 def test_every_phase_can_be_reached_and_ended() -> None:
-    """Each phase has a way there from the beginning, and may end at once."""
+    """Every phase can be reached from the beginning, and may end at once."""
     reached = {Phase.UNUSED}
     for _ in Phase:
         reached |= {after for before in reached for after in PHASE_TRANSITIONS[before]}
@@ -77,6 +77,6 @@ def test_every_phase_can_be_reached_and_ended() -> None:
 
 
 def test_restart_leaves_no_lease_on_its_way() -> None:
-    """After a restart a lease is where its bytes are for certain: no copy outlives the control process."""
+    """After a restart a lease is in the phase where its bytes certainly are: no copy outlives the control process."""
     assert set(AFTER_RESTART.values()) == {Phase.ACTIVE, Phase.EVICTED}
     assert set(LIVING) - set(AFTER_RESTART) == {Phase.LOADING}

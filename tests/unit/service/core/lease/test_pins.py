@@ -37,7 +37,7 @@ def unpin(cache: Cache, pin_id: PinId) -> bool:
 
 
 def test_pinned_blocks_are_not_evicted() -> None:
-    """Room is made elsewhere as long as a pin holds a block."""
+    """While a pin holds a block, other blocks make room."""
     cache = a_full_cache(3)
     reply = pin(cache, keys(2, 99, 2))
 
@@ -51,7 +51,7 @@ def test_pinned_blocks_are_not_evicted() -> None:
 
 
 def test_unpinned_blocks_are_evictable_again() -> None:
-    """A pin ends once; to end it again is an answered no-op."""
+    """A pin ends once; a second unpin is answered, and does nothing."""
     cache = a_full_cache(3)
     reply = pin(cache, keys(0, 1, 2))
 
@@ -62,7 +62,7 @@ def test_unpinned_blocks_are_evictable_again() -> None:
 
 
 def test_block_can_be_pinned_twice() -> None:
-    """Each pin holds on its own."""
+    """Each of two pins holds a block by itself."""
     cache = a_full_cache(1)
     first = pin(cache, keys(0))
     pin(cache, keys(0))
@@ -74,7 +74,7 @@ def test_block_can_be_pinned_twice() -> None:
 
 
 def test_pin_of_nothing_is_no_pin() -> None:
-    """Keys that are not on the device take no place among the pins."""
+    """A pin of keys that are not on the device counts for nothing."""
     cache = a_cache(max_pins=1)
 
     replies = [pin(cache, keys(1)), pin(cache, keys(2))]
@@ -84,7 +84,7 @@ def test_pin_of_nothing_is_no_pin() -> None:
 
 
 def test_pins_are_bounded() -> None:
-    """There are no more pins than the limit, and the refusal says so."""
+    """There are no more pins than the limit, and the refusal names it."""
     cache = a_cache(max_pins=1)
     cached(cache, keys(1))
     pin(cache, keys(1))
@@ -113,7 +113,7 @@ def test_pinned_prefix_is_shared_with_leases() -> None:
 
 
 def test_worker_pins_its_own_tenants_blocks_only() -> None:
-    """Another tenant's blocks count as not there."""
+    """To a worker's pin, another tenant's blocks are not there."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     cached(cache, keys(7), worker_id=STRANGER)
@@ -123,7 +123,7 @@ def test_worker_pins_its_own_tenants_blocks_only() -> None:
 
 
 def test_pinned_blocks_of_a_tenant_are_bounded() -> None:
-    """A tenant has no more pinned blocks than its budget, each counted once; the refusal says how many there may be."""
+    """A tenant's pinned blocks, each counted once, stay within its budget; the refusal says how many there may be."""
     cache = a_cache(max_pins=8, tenants={TENANT: TenantLimits(pinned_blocks_max=3)})
     cached(cache, keys(1, 2, 3, 4))
     pin(cache, keys(1, 2), TENANT)
@@ -138,7 +138,7 @@ def test_pinned_blocks_of_a_tenant_are_bounded() -> None:
 
 
 def test_operator_is_bounded_by_all_tenants_together() -> None:
-    """An operator may pin more of one tenant's blocks than that may, but no more than all of them may."""
+    """An operator may pin more of a tenant's blocks than that tenant may, but no more than all tenants may together."""
     limits = {TENANT: TenantLimits(pinned_blocks_max=1)}
     cache = a_cache(max_pins=8, tenants=limits, tenant_default=TenantLimits(pinned_blocks_max=1))
     cached(cache, keys(1, 2, 3))
@@ -152,7 +152,7 @@ def test_operator_is_bounded_by_all_tenants_together() -> None:
 
 @pytest.mark.parametrize("tenant", [TENANT, None], ids=["worker", "operator"])
 def test_pins_leave_every_minimum(tenant: int | None) -> None:
-    """Blocks that another tenant needs for its minimum cannot be pinned; what it has pinned itself is part of it."""
+    """Blocks that another tenant's minimum needs cannot be pinned; its own pinned blocks count towards it."""
     cache = a_cache(8, max_pins=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=5)})
     cached(cache, keys(7), worker_id=STRANGER)
     pin(cache, keys(7), OTHER_TENANT)
@@ -170,7 +170,7 @@ def test_pins_leave_every_minimum(tenant: int | None) -> None:
 
 @pytest.mark.parametrize("tenant", [TENANT, None], ids=["worker", "operator"])
 def test_pin_leaves_what_a_living_tenant_is_owed(tenant: int | None) -> None:
-    """What leases hold and what would be pinned leaves another tenant its minimum; the refusal says how many may be."""
+    """Leased and newly pinned blocks leave another tenant its minimum; the refusal says how many may be pinned."""
     cache = a_cache(8, max_pins=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=3)})
     cache.handle(c.Detach(worker_id=STRANGER), 0.0)
     reserve(cache, 3, "runs")
@@ -189,7 +189,7 @@ def test_pin_leaves_what_a_living_tenant_is_owed(tenant: int | None) -> None:
 
 
 def test_pins_above_what_is_left_are_found() -> None:
-    """Pins that take what a minimum needs are a violation."""
+    """Pinned blocks that a minimum needs are a violation."""
     cache = a_cache(4, tenants={OTHER_TENANT: TenantLimits(min_blocks=2)})
     cache.handle(c.Detach(worker_id=STRANGER), 0.0)
     cached(cache, keys(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Laws of the places of one lease: they are what the formulas for many leases at once say."""
+"""Laws of the places of one lease: they equal what the formulas for many leases say."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 
 @every_group
 def test_first_place_needed_is_that_of_many(group: GroupShape) -> None:
-    """One lease needs what each of many would."""
+    """The first place that one lease needs is that of the formula for many."""
     one = Places(group)
 
     assert [one.first_needed(tokens) for tokens in TOKENS.tolist()] == (
@@ -37,7 +37,7 @@ def test_first_place_needed_is_that_of_many(group: GroupShape) -> None:
 @every_group
 @pytest.mark.parametrize("num_computed", [0, 1, 9, 30])
 def test_last_place_covered_is_that_of_many(group: GroupShape, num_computed: int) -> None:
-    """One lease has places up to where each of many would."""
+    """The last place that one lease covers is that of the formula for many."""
     one = Places(group)
 
     assert [one.last_covered(num_computed, tokens) for tokens in TOKENS.tolist()] == (
@@ -48,7 +48,7 @@ def test_last_place_covered_is_that_of_many(group: GroupShape, num_computed: int
 @every_group
 @pytest.mark.parametrize("end", [0, 2, 5])
 def test_growth_is_that_of_many(group: GroupShape, end: int) -> None:
-    """One lease grows as each of many would."""
+    """One lease grows as each lease does in the formula for many."""
     covering = Covering(
         replace(SHAPE, groups=(group,), hash_tokens=HASH_TOKENS, hit_tokens=HASH_TOKENS)
     )
@@ -65,7 +65,7 @@ def test_growth_is_that_of_many(group: GroupShape, end: int) -> None:
 @every_group
 @pytest.mark.parametrize("num_tokens", [1, 4, 9, 14])
 def test_places_passed_over_are_those_of_many(group: GroupShape, num_tokens: int) -> None:
-    """One lease passes over what each of many would, however far it grows."""
+    """One lease passes over the places of the formula for many, however far it grows."""
     covering = Covering(
         replace(SHAPE, groups=(group,), hash_tokens=HASH_TOKENS, hit_tokens=HASH_TOKENS)
     )

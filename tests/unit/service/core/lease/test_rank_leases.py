@@ -1,4 +1,4 @@
-"""Laws of leases that ranks share: published when all have written, free when none writes."""
+"""Laws of leases that ranks share: blocks are published once all ranks have written, and free once none may write."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ from tests.unit.service.core.rank_builders import (
 
 @pytest.mark.parametrize("first", [LEFT, RIGHT])
 def test_each_rank_learns_the_same_blocks(first: WorkerId) -> None:
-    """The first takes them, the other is told of them."""
+    """The first rank's extend takes the blocks, and the other rank's is told of the same ones."""
     cache = an_engine()
     lease = both(cache)
     second = RIGHT if first == LEFT else LEFT
@@ -73,7 +73,7 @@ def test_each_rank_learns_the_same_blocks(first: WorkerId) -> None:
 
 
 def test_extends_of_both_ranks_wait_for_the_same_blocks() -> None:
-    """When there is room, each is told of all."""
+    """When there is room, both ranks' extends are answered with all of the blocks."""
     cache = an_engine(2)
     full = reserve(cache, 1, "full")
     lease = both(cache)
@@ -90,7 +90,7 @@ def test_extends_of_both_ranks_wait_for_the_same_blocks() -> None:
 
 
 def test_a_step_tells_each_rank_of_what_it_does_not_know() -> None:
-    """The columns of a step mean for a shared lease what single calls mean."""
+    """The columns of a step mean the same for a shared lease as single calls do."""
     cache = an_engine()
     lease = both(cache)
     taken = extend(cache, lease.lease_id, 2, LEFT)
@@ -108,7 +108,7 @@ def test_a_step_tells_each_rank_of_what_it_does_not_know() -> None:
 
 
 def test_a_rank_that_parts_has_its_waiting_extend_answered() -> None:
-    """The other's waits on."""
+    """A rank's release answers its own waiting extend; the other rank's waits on."""
     cache = an_engine(2)
     full = reserve(cache, 1, "full")
     lease = both(cache)
@@ -125,7 +125,7 @@ def test_a_rank_that_parts_has_its_waiting_extend_answered() -> None:
 
 
 def test_a_late_rank_of_a_lease_in_the_host_pool_is_told_nothing() -> None:
-    """There are no blocks; a reload tells of them."""
+    """A rank that joins a lease in the host pool is told of no blocks, for only a reload has them."""
     cache = an_engine()
     lease = evicted_by_both(cache)
     release(cache, lease.lease_id, worker_id=RIGHT)
@@ -146,7 +146,7 @@ def test_a_late_rank_of_a_lease_in_the_host_pool_is_told_nothing() -> None:
 def test_blocks_are_published_when_the_slowest_rank_has_written(
     order: tuple[WorkerId, WorkerId],
 ) -> None:
-    """A block holds a part for each rank, and is worth nothing until all are there."""
+    """A block has a part for each rank, and is published once every rank has written its part."""
     cache = an_engine()
     lease = both(cache, 2)
     first, second = order
@@ -162,7 +162,7 @@ def test_blocks_are_published_when_the_slowest_rank_has_written(
 
 
 def test_a_rank_that_has_not_joined_has_written_nothing() -> None:
-    """Nothing is published until it has."""
+    """Nothing is published until every rank has joined."""
     cache = an_engine()
     lease = reserve(cache, 1, worker_id=LEFT)
 
@@ -173,7 +173,7 @@ def test_a_rank_that_has_not_joined_has_written_nothing() -> None:
 
 
 def test_three_ranks_must_all_have_written() -> None:
-    """It is the slowest of all that counts."""
+    """Of three ranks, the slowest one decides what is published."""
     cache = an_engine(num_ranks=3)
     lease = both(cache, 2)
     reserve(cache, 2, worker_id=THIRD)
@@ -188,7 +188,7 @@ def test_three_ranks_must_all_have_written() -> None:
 
 
 def test_a_commit_that_is_refused_does_not_count() -> None:
-    """A rank that names other keys for a published block has committed nothing."""
+    """A rank that names other keys for published blocks is refused, and commits nothing."""
     cache = an_engine()
     lease = both(cache, 2)
     for one in (LEFT, RIGHT):
@@ -203,7 +203,7 @@ def test_a_commit_that_is_refused_does_not_count() -> None:
 
 
 def test_a_dead_ranks_commit_counts() -> None:
-    """What it has written is there, and what it has not never will be."""
+    """Parts that a dead rank has committed count; those that it has not will never be written."""
     cache = an_engine()
     lease = both(cache, 2)
     commit(cache, lease.lease_id, keys(1), worker_id=LEFT)
@@ -223,7 +223,7 @@ def test_a_dead_ranks_commit_counts() -> None:
 def test_blocks_are_free_when_no_rank_may_write(
     order: tuple[WorkerId, WorkerId], *, dies: bool
 ) -> None:
-    """The first to go leaves them to the other, by its word or by its death."""
+    """When one rank releases or dies, the other keeps the blocks; they are free when it ends, too."""
     cache = an_engine()
     lease = both(cache, 3)
     first, second = order
@@ -241,7 +241,7 @@ def test_blocks_are_free_when_no_rank_may_write(
 
 
 def test_who_has_parted_has_no_say_any_more() -> None:
-    """A lease is its members'."""
+    """A rank that has released a lease cannot extend it."""
     cache = an_engine()
     lease = both(cache)
     release(cache, lease.lease_id, worker_id=LEFT)
@@ -251,7 +251,7 @@ def test_who_has_parted_has_no_say_any_more() -> None:
 
 
 def test_a_rank_may_come_back_while_nothing_was_published() -> None:
-    """Also as another process; then it is as if it had come only now."""
+    """While nothing is published, a rank may join again, even as another process, as if for the first time."""
     cache = an_engine()
     lease = both(cache, 2)
     commit(cache, lease.lease_id, keys(1, 2), worker_id=LEFT)
@@ -268,7 +268,7 @@ def test_a_rank_may_come_back_while_nothing_was_published() -> None:
 
 @pytest.mark.parametrize("num_blocks", [2, 3])
 def test_a_rank_that_comes_back_later_asks_anew(num_blocks: int) -> None:
-    """It would write published blocks again; the others join its new lease when they have let go of the old one."""
+    """A returning rank gets a new lease, so as not to write published blocks; others join it after their release."""
     cache = an_engine()
     old = both(cache, 2)
     for one in (LEFT, RIGHT):
@@ -285,7 +285,7 @@ def test_a_rank_that_comes_back_later_asks_anew(num_blocks: int) -> None:
 
 
 def test_an_inventory_keeps_the_parts_that_it_names() -> None:
-    """A rank that has lost a lease loses its part of it, and the other keeps its own."""
+    """A heartbeat that does not name a lease ends its rank's part, and the other rank keeps its own."""
     cache = an_engine()
     lease = both(cache)
     beats = [
@@ -303,7 +303,7 @@ def test_an_inventory_keeps_the_parts_that_it_names() -> None:
 
 
 def test_an_inventory_from_before_a_rank_joined_says_nothing() -> None:
-    """Ids tell the order: what joined later than an inventory was made may be missing from it."""
+    """A heartbeat says nothing about a lease that its rank joined later than the newest lease it knew of."""
     cache = an_engine()
     lease = both(cache)
 
@@ -316,7 +316,7 @@ def test_an_inventory_from_before_a_rank_joined_says_nothing() -> None:
 
 
 def test_a_lease_is_quarantined_when_no_rank_renews_it() -> None:
-    """It is freed only when all have let go; the last of them may be long silent."""
+    """A shared lease is quarantined when no rank renews it, and free only once all ranks have let go."""
     cache = an_engine()
     lease = both(cache)
     tick(cache, LEASE_SECONDS + 1)
@@ -331,7 +331,7 @@ def test_a_lease_is_quarantined_when_no_rank_renews_it() -> None:
 
 
 def test_waiting_calls_of_a_dead_rank_are_answered() -> None:
-    """Its mates' are not."""
+    """The waiting calls of a dead rank are answered; those of other ranks wait on."""
     cache = an_engine(2)
     full = reserve(cache, 2, "full")
     left, right = (
@@ -350,7 +350,7 @@ def test_waiting_calls_of_a_dead_rank_are_answered() -> None:
 
 
 def test_blocks_are_taken_back_when_no_rank_wants_them() -> None:
-    """Until then another may still write them; who asks for them again has the same ones."""
+    """Blocks are trimmed once no rank wants them; until then a rank that extends again gets the same ones."""
     cache = an_engine()
     lease = both(cache, 3)
     blocks = ids(lease.block_ids)
@@ -366,7 +366,7 @@ def test_blocks_are_taken_back_when_no_rank_wants_them() -> None:
 
 
 def test_nothing_is_taken_back_before_all_have_joined() -> None:
-    """Who comes late still has to write what it asks for."""
+    """Before all ranks have joined, no blocks are trimmed, for a late rank still has to write them."""
     cache = an_engine()
     lease = reserve(cache, 3, worker_id=LEFT)
 
@@ -375,7 +375,7 @@ def test_nothing_is_taken_back_before_all_have_joined() -> None:
 
 
 def test_a_rank_that_parted_wants_no_blocks() -> None:
-    """What is left is for those that are there to decide; one that comes back then asks anew."""
+    """The remaining ranks decide about a trim; a rank that comes back afterwards gets a new lease."""
     cache = an_engine()
     lease = both(cache, 3)
     release(cache, lease.lease_id, worker_id=LEFT)
@@ -386,7 +386,7 @@ def test_a_rank_that_parted_wants_no_blocks() -> None:
 
 
 def test_each_rank_may_map() -> None:
-    """There is one row for all."""
+    """All ranks map the same row."""
     cache = an_engine()
     lease = both(cache, 2)
 

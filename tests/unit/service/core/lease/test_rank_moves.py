@@ -1,4 +1,4 @@
-"""Laws of shared leases that move: all ranks go down together, and come back together."""
+"""Laws of shared leases that move: all ranks evict and reload a lease together."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ from tests.unit.service.core.rank_builders import (
 
 
 def test_a_lease_leaves_the_device_when_all_ranks_want_it() -> None:
-    """The first one waits, for another may still write; the copy's end answers both."""
+    """The first rank's evict waits, for the other may still write; the end of the copy answers both."""
     cache = an_engine()
     lease = both(cache, 2)
 
@@ -69,7 +69,7 @@ def test_a_lease_leaves_the_device_when_all_ranks_want_it() -> None:
 
 
 def test_a_lease_does_not_leave_the_device_before_all_have_joined() -> None:
-    """Who comes late has its part still to write."""
+    """A lease stays on the device until all ranks have joined, for a late one has its part still to write."""
     cache = an_engine()
     lease = reserve(cache, 2, worker_id=LEFT)
     evict(cache, lease.lease_id, worker_id=LEFT)
@@ -81,7 +81,7 @@ def test_a_lease_does_not_leave_the_device_before_all_have_joined() -> None:
 
 
 def test_an_evict_without_copies_answers_all() -> None:
-    """Blocks whose bytes are in the host pool already go at once."""
+    """If the host pool has all bytes already, the lease leaves at once, and all ranks are answered."""
     cache = an_engine()
     on_host(cache, keys(1))
     lease = both(cache, 1)
@@ -95,7 +95,7 @@ def test_an_evict_without_copies_answers_all() -> None:
 
 
 def test_an_evict_without_slots_refuses_all() -> None:
-    """Then the lease stays where it was."""
+    """If there are no slots, all ranks are refused, and the lease stays where it was."""
     cache = an_engine(num_slots=0)
     lease = both(cache)
     first = evict(cache, lease.lease_id, worker_id=LEFT)
@@ -113,7 +113,7 @@ def test_an_evict_without_slots_refuses_all() -> None:
 
 @pytest.mark.parametrize("num_slots", [0, 8])
 def test_a_rank_that_parts_does_not_keep_a_lease_up(num_slots: int) -> None:
-    """When all that are left have asked, the lease goes, or all are refused."""
+    """When all remaining ranks have asked, the lease leaves, or all of them are refused."""
     cache = an_engine(num_slots=num_slots)
     lease = both(cache)
     first = evict(cache, lease.lease_id, worker_id=LEFT)
@@ -126,7 +126,7 @@ def test_a_rank_that_parts_does_not_keep_a_lease_up(num_slots: int) -> None:
 
 
 def test_an_evict_that_others_do_not_ask_for_ends() -> None:
-    """By its deadline, by a later call of the same rank, by a cancel, or with its rank."""
+    """A lone evict ends by its deadline, by a later call of its rank, by a cancel, or with its rank."""
     cache = an_engine(num_ranks=3)
     lease = both(cache)
     reserve(cache, worker_id=THIRD)
@@ -151,7 +151,7 @@ def test_an_evict_that_others_do_not_ask_for_ends() -> None:
 
 
 def test_each_rank_may_ask_for_a_lease_to_come_back() -> None:
-    """One copy brings it, and each is told where the blocks are."""
+    """One copy brings the lease back, and each rank is told where its blocks are."""
     cache = an_engine()
     lease = evicted_by_both(cache)
 
@@ -169,7 +169,7 @@ def test_each_rank_may_ask_for_a_lease_to_come_back() -> None:
 
 
 def test_ranks_wait_for_room_for_a_lease_to_come_back() -> None:
-    """When there is room, one copy answers both."""
+    """When there is room, one copy answers the reloads of both ranks."""
     cache = an_engine(2)
     lease = evicted_by_both(cache)
     full = reserve(cache, 2, "full")
@@ -184,7 +184,7 @@ def test_ranks_wait_for_room_for_a_lease_to_come_back() -> None:
 
 
 def test_ranks_that_waited_are_told_when_the_bytes_are_there_already() -> None:
-    """A lease that needs no copy comes back at once, for all of them."""
+    """A lease that needs no copy comes back at once, for all ranks."""
     cache = an_engine(2)
     lease = both(cache, 1)
     for one in (LEFT, RIGHT):
@@ -204,7 +204,7 @@ def test_ranks_that_waited_are_told_when_the_bytes_are_there_already() -> None:
 
 
 def test_a_failed_copy_tells_all_ranks() -> None:
-    """The lease is where it was, in either direction."""
+    """If a copy fails, the lease is where it was, and all ranks are told."""
     cache = an_engine()
     lease = both(cache, 2)
     down = [evict(cache, lease.lease_id, worker_id=one) for one in (LEFT, RIGHT)]
@@ -217,7 +217,7 @@ def test_a_failed_copy_tells_all_ranks() -> None:
 
 
 def test_a_lease_on_its_way_down_is_reloaded_later() -> None:
-    """A rank that gave up waiting for it is told so; one that asks again to evict waits beside the others."""
+    """A reload of a lease on its way down is refused, and a repeated evict waits beside the other ranks'."""
     cache = an_engine()
     lease = both(cache, 2)
     first = evict(cache, lease.lease_id, worker_id=LEFT)
@@ -232,7 +232,7 @@ def test_a_lease_on_its_way_down_is_reloaded_later() -> None:
 
 
 def test_a_caller_that_hangs_up_leaves_the_copy_to_the_others() -> None:
-    """The lease goes its way also where nobody waits for it any more."""
+    """A lease completes its move even if no caller waits for it any more."""
     cache = an_engine()
     lease = evicted_by_both(cache)
     first = reload(cache, lease.lease_id, worker_id=LEFT)
@@ -247,7 +247,7 @@ def test_a_caller_that_hangs_up_leaves_the_copy_to_the_others() -> None:
 
 
 def test_a_dead_rank_leaves_a_lease_on_its_way_to_the_other() -> None:
-    """Its call is answered, and the copy goes on."""
+    """A dead rank's reload is answered, and the copy goes on for the other rank."""
     cache = an_engine()
     lease = evicted_by_both(cache)
     first = reload(cache, lease.lease_id, worker_id=LEFT)
@@ -261,7 +261,7 @@ def test_a_dead_rank_leaves_a_lease_on_its_way_to_the_other() -> None:
 
 
 def test_a_caller_that_hangs_up_is_found_among_all() -> None:
-    """Its ticket is its own, whichever lease and rank it is of."""
+    """A cancel finds its own call among those of all leases and ranks."""
     cache = an_engine(num_ranks=3)
     other = both(cache)
     for one in (LEFT, RIGHT, THIRD):
@@ -286,7 +286,7 @@ def test_a_caller_that_hangs_up_is_found_among_all() -> None:
 
 
 def test_ranks_fork_a_request_together() -> None:
-    """The second fork is answered with the first one's lease, also while its copies are under way."""
+    """The second rank's fork is answered with the first one's lease, even while the copies are under way."""
     cache = an_engine()
     lease = both(cache, 2)
     for one in (LEFT, RIGHT):
@@ -312,7 +312,7 @@ def test_ranks_fork_a_request_together() -> None:
 
 
 def test_a_fork_is_refused_while_a_mate_waits_for_its_request() -> None:
-    """One request has one lease."""
+    """A fork to a request that another rank waits for is refused: one request has one lease."""
     cache = an_engine(2)
     lease = both(cache, 2)
     cache.handle(a_reserve(1, "child", worker_id=RIGHT, wait_ms=WAIT_MS), 0.0)

@@ -1,4 +1,4 @@
-"""Laws of ranks that call apart, over all orders in which their calls may come."""
+"""Laws of ranks that call separately, over all orders of their calls."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -74,7 +74,7 @@ RUN: Final[tuple[_Act, ...]] = (
     _extend(5),
     _commit(2, 4),
 )
-"""What every rank of the request does after its reserve."""
+"""The acts of every rank after its reserve."""
 MOVED: Final[tuple[_Act, ...]] = (
     *RUN[:4],
     lambda worker, lease: c.Evict(worker_id=worker, lease_id=lease, wait_ms=WAIT_MS),
@@ -82,11 +82,11 @@ MOVED: Final[tuple[_Act, ...]] = (
     _extend(4),
     _commit(2, 4),
 )
-"""The same with a way down to the host pool and back in between."""
+"""The same acts, with an evict and a reload in between."""
 
 
 class Engine:
-    """The ranks of an engine, each of which makes its calls in their order, and waits for the answer of each."""
+    """The ranks of an engine: each makes its calls in order, and waits for each answer."""
 
     def __init__(self, acts: Sequence[_Act]) -> None:
         """Attach three ranks."""
@@ -100,7 +100,7 @@ class Engine:
             self.cache.handle(an_attach(rank), 0.0)
 
     def can_go_on(self, rank: WorkerId) -> bool:
-        """Tell whether a rank has a call to make and waits for none."""
+        """Return whether a rank has another call to make and waits for no answer."""
         return self._at[rank] <= len(self._acts) and rank not in self._waiting.values()
 
     def go_on(self, rank: WorkerId) -> None:
@@ -115,7 +115,7 @@ class Engine:
         assert self.cache.check(self._sound) == []
 
     def end(self, rank: WorkerId, *, dies: bool) -> None:
-        """Let a rank part from its lease, wherever it is."""
+        """Let a rank release its lease, in whatever phase that is."""
         lease_id = self._leases.get(rank)
         if dies or lease_id is None:
             self._send(rank, c.WorkerDied(worker_id=rank))
@@ -130,7 +130,7 @@ class Engine:
             self.go_on(able[0])
 
     def restart(self) -> None:
-        """Let the control process begin anew."""
+        """Restart the control process."""
         living = dict.fromkeys(RANKS, TENANT)
         self.cache = Cache.recovered(
             self.cache.shape, records(self.cache), Epoch(EPOCH + 1), living, 0.0, PLACES
@@ -175,13 +175,13 @@ orders = st.lists(st.sampled_from(RANKS), max_size=30)
 
 @given(orders)
 def test_the_end_is_the_same_in_every_order(order: list[WorkerId]) -> None:
-    """What is published, held and free depends on what the ranks did, not on which was faster."""
+    """What is published, held and free depends on what the ranks do, not on which one is faster."""
     assert _end_of(RUN, order) == _end_of(RUN, ())
 
 
 @given(orders)
 def test_a_way_through_the_host_pool_is_the_same_in_every_order(order: list[WorkerId]) -> None:
-    """All go down together and come back together, whoever asks first."""
+    """All ranks evict and reload together, whichever asks first."""
     assert _end_of(MOVED, order) == _end_of(MOVED, ())
 
 
@@ -195,7 +195,7 @@ def test_a_way_through_the_host_pool_is_the_same_in_every_order(order: list[Work
 def test_nothing_is_left_whenever_ranks_end(
     acts: Sequence[_Act], order: list[WorkerId], ends: list[WorkerId], dies: list[bool], again: bool
 ) -> None:
-    """At any point, in any order, by word or by death, after a restart or not: then all blocks are free or cached."""
+    """If ranks end at any point, in any order, by word or by death, with or without a restart, no block stays held."""
     engine = Engine(acts)
     for rank in order:
         if engine.can_go_on(rank):

@@ -1,4 +1,4 @@
-"""Laws of what each rank of a shared lease was told: it stays its own until its own word, and no call is forgotten."""
+"""Laws of the blocks that each rank was told of: they stay until the rank itself gives them up, and no call is lost."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ from tests.unit.service.core.rank_builders import (
 
 
 def test_what_a_repeated_reserve_tells_of_is_not_trimmed_by_another_rank() -> None:
-    """Who asks again is told of what the other has made of the lease, and counts on it from then on."""
+    """A repeated reserve tells its rank of blocks that another rank added, and from then on the rank counts on them."""
     cache = an_engine()
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 3, RIGHT)
@@ -52,7 +52,7 @@ def test_what_a_repeated_reserve_tells_of_is_not_trimmed_by_another_rank() -> No
 
 
 def test_what_a_reload_tells_of_is_not_trimmed_by_another_rank() -> None:
-    """A reload tells each rank of all blocks, also of those that another one has added."""
+    """A reload tells each rank of all blocks, including those that another rank added."""
     cache = an_engine()
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 3, RIGHT)
@@ -69,7 +69,7 @@ def test_what_a_reload_tells_of_is_not_trimmed_by_another_rank() -> None:
 
 
 def test_reload_of_a_lease_that_is_here_takes_back_the_wish_to_evict_it() -> None:
-    """Who was told that its blocks are here writes them, so the other rank's evict waits for it anew."""
+    """A rank that reloads the lease may write again, so its own evict is taken back, and the other's waits for it."""
     cache = an_engine()
     lease = both(cache, 1)
     first = evict(cache, lease.lease_id, worker_id=LEFT)
@@ -85,7 +85,7 @@ def test_reload_of_a_lease_that_is_here_takes_back_the_wish_to_evict_it() -> Non
 
 
 def test_rank_that_joins_a_lease_on_its_way_down_is_told_of_no_blocks() -> None:
-    """They are others' in a moment; it reloads them when the lease is down."""
+    """A rank that joins a lease on its way down is told of no blocks; it reloads the lease once it is down."""
     cache = an_engine()
     lease = both(cache, 1)
     release(cache, lease.lease_id, worker_id=RIGHT)
@@ -102,7 +102,7 @@ def test_rank_that_joins_a_lease_on_its_way_down_is_told_of_no_blocks() -> None:
 
 
 def test_end_of_a_lease_answers_an_evict_that_waits_for_others() -> None:
-    """The last rank releases what it had asked to evict, so that nobody could ever join it in that."""
+    """If the last rank releases a lease that it has asked to evict, its evict is answered: no rank can join it now."""
     cache = an_engine()
     lease = reserve(cache, 1, worker_id=LEFT)
     waiting = evict(cache, lease.lease_id, worker_id=LEFT)
@@ -114,7 +114,7 @@ def test_end_of_a_lease_answers_an_evict_that_waits_for_others() -> None:
 
 
 def test_rank_that_comes_back_does_not_write_what_a_crash_left_findable() -> None:
-    """A commit that was cut off has made blocks findable, but not counted their tokens: the request begins anew."""
+    """After a crash in a commit, findable blocks may have uncounted tokens, so a returning rank gets a new lease."""
     cache = an_engine()
     lease = both(cache, 2)
     for rank in (LEFT, RIGHT):
@@ -130,7 +130,7 @@ def test_rank_that_comes_back_does_not_write_what_a_crash_left_findable() -> Non
 
 
 def test_what_a_rank_committed_before_a_trim_does_not_count_for_new_blocks() -> None:
-    """A rank that has left wrote its part of the blocks that are gone, and nothing to those in their places."""
+    """A rank that has left wrote its part of the trimmed blocks, and nothing in those that took their places."""
     cache = an_engine()
     lease = both(cache, 3)
     commit(cache, lease.lease_id, keys(1, 2, 3), worker_id=LEFT)
@@ -145,7 +145,7 @@ def test_what_a_rank_committed_before_a_trim_does_not_count_for_new_blocks() -> 
 
 
 def test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come() -> None:
-    """It never learned of the lease, so the blocks that its request asked for are kept until it comes."""
+    """A rank whose call ended never learned of the lease, so the blocks that it asked for are kept until it comes."""
     cache = an_engine()
     on_host(cache, keys(1, 2))
     command = a_reserve(3, prefix=keys(1, 2), worker_id=LEFT, wait_ms=WAIT_MS)
@@ -163,11 +163,11 @@ def test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come() -> N
 
 
 def test_end_of_a_newer_lease_of_a_request_leaves_the_older_one_findable() -> None:
-    """The rank that has it still asks for it by name; so it does when a lease between them has ended first."""
+    """A rank still finds an older lease by its request's id after a newer one ends, even if one between ended first."""
     cache = an_engine()
     rounds = []
     for number in (1, 2):
-        # Who has parted asks first, and the other one joins what that is granted.
+        # The rank that has released its lease asks first, and the other one joins the new lease.
         lease = reserve(cache, 1, worker_id=RIGHT)
         reserve(cache, 1, worker_id=LEFT)
         for rank in (LEFT, RIGHT):

@@ -1,4 +1,4 @@
-"""Laws of shared leases of several groups, after a restart, and of what is checked of them."""
+"""Laws of shared leases in several groups, after a restart, and in checks."""
 
 from collections.abc import Callable
 
@@ -51,7 +51,7 @@ from tests.unit.service.core.rank_builders import (
 
 
 def test_windows_move_on_with_the_slowest_rank() -> None:
-    """What the fast one needs no more is kept for the slow one; each may go as far as if it were alone."""
+    """Blocks that a fast rank no longer needs are kept for the slow one, and each goes as far as if it were alone."""
     cache = grouped(WINDOW)
     lease = both(cache, 5)
     fast = commit(cache, lease.lease_id, keys(1, 2, 3, 4), worker_id=LEFT)
@@ -66,7 +66,7 @@ def test_windows_move_on_with_the_slowest_rank() -> None:
 
 
 def test_windows_are_trimmed_when_all_ranks_have_come_as_far() -> None:
-    """While one is ahead, its window's blocks stay."""
+    """While one rank is ahead, its window's blocks stay."""
     cache = grouped(WINDOW)
     lease = both(cache, 7)
     commit(cache, lease.lease_id, keys(1, 2, 3, 4), worker_id=LEFT)
@@ -79,7 +79,7 @@ def test_windows_are_trimmed_when_all_ranks_have_come_as_far() -> None:
 
 
 def test_states_are_published_where_all_ranks_stopped() -> None:
-    """A state is of one token; ranks that stopped at others have another state there, or none."""
+    """A state belongs to one token, so it is published only if all ranks stopped at that token."""
     cache = grouped(STATES)
     lease = both(cache, 4)
     said = [
@@ -94,7 +94,7 @@ def test_states_are_published_where_all_ranks_stopped() -> None:
 
 @pytest.mark.parametrize("verb", [c.Trim, c.Fork])
 def test_what_moves_states_is_refused(verb: type[c.Trim]) -> None:
-    """Each rank would do it at another token."""
+    """A trim or a fork that moves states is refused, for each rank would do it at another token."""
     cache = grouped(STATES)
     lease = both(cache, 2)
     more = {"request_id": "child"} if verb is c.Fork else {}
@@ -104,7 +104,7 @@ def test_what_moves_states_is_refused(verb: type[c.Trim]) -> None:
 
 
 def test_a_rank_behind_is_told_where_the_states_are() -> None:
-    """Places between two states are told as empty, so that both stand where they belong."""
+    """Places between two states are told as empty, so that a rank puts both states where they belong."""
     cache = grouped(STATES)
     lease = both(cache, 1)
     for end in (3, 6):
@@ -118,7 +118,7 @@ def test_a_rank_behind_is_told_where_the_states_are() -> None:
 
 
 def test_a_rank_is_told_of_the_state_that_another_has_asked_for_further_on() -> None:
-    """Where its own newest state would stand there is none: both write theirs to the next place that has one."""
+    """If another rank has extended further, both write their states to the next place that has one."""
     cache = grouped(STATES)
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 6, LEFT)
@@ -131,7 +131,7 @@ def test_a_rank_is_told_of_the_state_that_another_has_asked_for_further_on() -> 
 
 
 def test_a_step_tells_a_rank_at_which_places_states_stand() -> None:
-    """Its tokens do not tell that; other operations have no places."""
+    """A step returns the places of states, which its tokens do not tell; other operations have no places."""
     cache = grouped(STATES)
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 6, LEFT)
@@ -150,7 +150,7 @@ def test_a_step_tells_a_rank_at_which_places_states_stand() -> None:
 
 @pytest.mark.parametrize("groups", [(), (WINDOW,)])
 def test_no_places_are_told_where_there_are_no_states(groups: tuple[GroupShape, ...]) -> None:
-    """Where nothing is passed over, blocks follow those that the rank knows."""
+    """If there are no states, the new blocks follow those that a rank knows, and no places are told."""
     cache = grouped(*groups)
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 3, LEFT)
@@ -164,7 +164,7 @@ def test_no_places_are_told_where_there_are_no_states(groups: tuple[GroupShape, 
 
 
 def test_shared_leases_go_on_after_a_restart() -> None:
-    """Rows tell who shares them; all are taken to have come as far as all had."""
+    """Rows say which ranks share them, and every rank counts as having come as far as all ranks had."""
     cache = an_engine()
     lease = both(cache, 3)
     for one in (LEFT, RIGHT):
@@ -184,7 +184,7 @@ def test_shared_leases_go_on_after_a_restart() -> None:
 
 
 def test_a_restart_parts_the_dead_from_their_leases() -> None:
-    """Who died while the daemon was down is no member any more; with the last one the lease ends."""
+    """A rank that died while the daemon was down has left its leases; a lease ends with its last rank."""
     cache = an_engine()
     lease = both(cache, 2)
 
@@ -196,7 +196,7 @@ def test_a_restart_parts_the_dead_from_their_leases() -> None:
 
 
 def test_a_rank_that_comes_back_after_a_restart_asks_anew_as_it_would_before() -> None:
-    """What all have published since its request was granted is under keys that it may not know."""
+    """After a restart, a returning rank gets a new lease, for it may not know the keys of the published blocks."""
     cache = an_engine()
     lease = both(cache, 2)
     for one in (LEFT, RIGHT):
@@ -211,7 +211,7 @@ def test_a_rank_that_comes_back_after_a_restart_asks_anew_as_it_would_before() -
 
 
 def test_a_rank_that_comes_first_after_a_restart_is_told_of_the_prefix() -> None:
-    """What was found for the first rank is there for the second one, and nothing has come to it meanwhile."""
+    """A rank that comes first after a restart is told of the prefix that the first rank found, and of no more."""
     cache = an_engine()
     committed(cache, keys(1))
     lease = reserve(cache, 2, prefix=keys(1), worker_id=LEFT)
@@ -223,7 +223,7 @@ def test_a_rank_that_comes_first_after_a_restart_is_told_of_the_prefix() -> None
 
 
 def test_a_rank_that_parted_before_a_restart_holds_no_trim_up() -> None:
-    """The row knows that it has been there, so nobody waits for it to come."""
+    """The row records that a rank has been there, so a trim does not wait for it."""
     cache = an_engine()
     lease = both(cache, 3)
     release(cache, lease.lease_id, worker_id=LEFT)
@@ -235,7 +235,7 @@ def test_a_rank_that_parted_before_a_restart_holds_no_trim_up() -> None:
 
 
 def test_the_newest_lease_of_a_request_is_found_after_a_restart() -> None:
-    """Of two rounds of one request the later one is joined."""
+    """Of two leases of one request, the newer one is joined after a restart."""
     cache = an_engine()
     old = both(cache, 2)
     for one in (LEFT, RIGHT):
@@ -250,7 +250,7 @@ def test_the_newest_lease_of_a_request_is_found_after_a_restart() -> None:
 
 
 def test_windows_of_a_rank_ahead_survive_a_restart() -> None:
-    """It may be writing there, whatever all have computed."""
+    """Blocks that a rank ahead may be writing survive a restart, whatever all ranks have computed."""
     cache = grouped(WINDOW)
     lease = both(cache, 5)
     commit(cache, lease.lease_id, keys(1, 2, 3, 4), worker_id=LEFT)
@@ -264,7 +264,7 @@ def test_windows_of_a_rank_ahead_survive_a_restart() -> None:
 
 
 def test_a_rank_that_had_filled_what_there_was_room_for_goes_on_from_there() -> None:
-    """It may have committed more than the lease was asked to cover, up to the end of its last blocks."""
+    """A rank may have committed up to the end of its last blocks, beyond what the lease was asked to cover."""
     cache = grouped(CHUNK)
     command = c.Reserve(worker_id=LEFT, request_id="request", keys=b"", num_tokens=5)
     lease = answer(cache.handle(command, 0.0), Reserved)
@@ -276,7 +276,7 @@ def test_a_rank_that_had_filled_what_there_was_room_for_goes_on_from_there() -> 
 
 
 def test_a_row_that_was_given_up_is_of_no_engine() -> None:
-    """A row may be of a process that calls for all ranks next."""
+    """A row that ranks have given up may belong to a process that calls for all ranks next."""
     cache = an_engine()
     lease = both(cache)
     for one in (LEFT, RIGHT):
@@ -358,7 +358,7 @@ CALL = Call(ticket=7, worker_id=STRANGER, deadline=0.0, joined_id=LeaseId(0))
 def test_what_does_not_hold_of_shared_leases_is_told(
     harm: Callable[[CacheState, Lease, Members], None], words: str
 ) -> None:
-    """Each law of shared leases is looked at."""
+    """The check tells of each law of shared leases that does not hold."""
     cache = an_engine()
     both(cache)
     reserve(cache, 1, "single", worker_id=WORKER)
@@ -371,7 +371,7 @@ def test_what_does_not_hold_of_shared_leases_is_told(
 
 
 def test_members_show_who_is_there() -> None:
-    """Their life is seen at a glance."""
+    """The text of members shows which ranks are there."""
     cache = an_engine()
     lease = both(cache)
 

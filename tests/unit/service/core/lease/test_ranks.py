@@ -1,4 +1,4 @@
-"""Laws of requests whose ranks call apart: who has a place, and how all come to one lease."""
+"""Laws of requests whose ranks call separately: which worker has a rank's place, and how ranks share one lease."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ from tests.unit.service.core.rank_builders import (
 
 
 def test_a_second_live_worker_of_a_rank_is_refused() -> None:
-    """A rank is one process; the refusal names the worker that is there."""
+    """A rank has one worker; a second one is refused, and the refusal names the first."""
     cache = an_engine()
 
     with pytest.raises(WrongStateError, match="worker 11"):
@@ -66,7 +66,7 @@ def test_a_second_live_worker_of_a_rank_is_refused() -> None:
 
 @pytest.mark.parametrize("end", [c.WorkerDied, c.Detach])
 def test_a_rank_may_attach_again_after_its_worker_ended(end: type[c.Detach]) -> None:
-    """Its place is free as soon as the worker is gone."""
+    """A rank's place is free as soon as its worker has ended."""
     cache = an_engine()
     cache.handle(end(worker_id=LEFT), 0.0)
 
@@ -78,7 +78,7 @@ def test_a_rank_may_attach_again_after_its_worker_ended(end: type[c.Detach]) -> 
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_that_the_cache_has_not_is_refused(rank: int) -> None:
-    """Ranks are those of the plan."""
+    """A rank that is not in the plan is refused."""
     cache = an_engine()
 
     with pytest.raises(InvalidError, match="0 to 1"):
@@ -86,7 +86,7 @@ def test_a_rank_that_the_cache_has_not_is_refused(rank: int) -> None:
 
 
 def test_the_only_rank_of_an_engine_has_leases_of_its_own() -> None:
-    """Where there is nobody to share with, nothing is shared."""
+    """The only rank of an engine shares nothing."""
     cache = an_engine(num_ranks=1)
 
     lease = reserve(cache, worker_id=LEFT)
@@ -114,7 +114,7 @@ def test_ranks_of_an_engine_share_the_lease_of_a_request() -> None:
 
 
 def test_workers_without_an_engine_share_nothing() -> None:
-    """A process that calls for all ranks has its requests for itself, whatever their names."""
+    """A process that calls for all ranks shares its requests with no other, whatever their ids."""
     cache = an_engine()
 
     one, other = reserve(cache, worker_id=WORKER), both(cache)
@@ -126,7 +126,7 @@ def test_workers_without_an_engine_share_nothing() -> None:
 
 
 def test_another_rank_must_ask_for_the_same() -> None:
-    """One request has one number of tokens and one prefix."""
+    """Another rank must ask for the same number of tokens and the same prefix."""
     cache = an_engine()
     reserve(cache, 2, worker_id=LEFT)
 
@@ -138,7 +138,7 @@ def test_another_rank_must_ask_for_the_same() -> None:
 
 
 def test_a_late_rank_is_told_of_all_blocks() -> None:
-    """Who joins after an extend has the blocks that it brought."""
+    """A rank that joins after an extend gets the added blocks, too."""
     cache = an_engine()
     lease = reserve(cache, 1, worker_id=LEFT)
     added = extend(cache, lease.lease_id, 2, LEFT)
@@ -150,7 +150,7 @@ def test_a_late_rank_is_told_of_all_blocks() -> None:
 
 
 def test_ranks_wait_for_one_lease_together() -> None:
-    """When the first is served, so is the other, before anybody who came between them."""
+    """When the first rank is served, so is the other, before any call that came between them."""
     cache = an_engine(2)
     full = reserve(cache, 2, "full")
     first = cache.handle(a_reserve(2, worker_id=LEFT, wait_ms=WAIT_MS), 0.0).ticket
@@ -166,7 +166,7 @@ def test_ranks_wait_for_one_lease_together() -> None:
 
 
 def test_ranks_of_several_classes_are_served_together() -> None:
-    """A rank that asks with a higher priority takes the others with it."""
+    """A rank that asks with a higher priority has the other ranks served with it."""
     cache = an_engine(2)
     full = reserve(cache, 2, "full")
     low = replace(a_reserve(2, worker_id=LEFT, wait_ms=WAIT_MS), priority=0)
@@ -181,7 +181,7 @@ def test_ranks_of_several_classes_are_served_together() -> None:
 
 
 def test_a_call_that_is_served_at_once_takes_waiting_ranks_with_it() -> None:
-    """Who comes with a higher priority when there is room does not leave its mates behind."""
+    """A rank of a higher priority that is served at once has the waiting ranks of its request served with it."""
     cache = an_engine(3)
     reserve(cache, 1, "full")
     low = replace(a_reserve(2, worker_id=LEFT, wait_ms=WAIT_MS), priority=0)
@@ -197,7 +197,7 @@ def test_a_call_that_is_served_at_once_takes_waiting_ranks_with_it() -> None:
 
 
 def test_the_end_of_one_ranks_wait_is_not_the_others() -> None:
-    """Who cancels, or whose time is up, leaves the other in its place."""
+    """When one rank cancels, or its time is up, the other keeps its place."""
     cache = an_engine(2)
     full = reserve(cache, 2, "full")
     first = cache.handle(a_reserve(2, worker_id=LEFT, wait_ms=WAIT_MS), 0.0).ticket
@@ -213,7 +213,7 @@ def test_the_end_of_one_ranks_wait_is_not_the_others() -> None:
 
 
 def test_a_waiting_rank_and_another_must_ask_for_the_same() -> None:
-    """Also while there is no lease yet."""
+    """Ranks must ask for the same even while there is no lease yet."""
     cache = an_engine(2)
     reserve(cache, 2, "full")
     cache.handle(a_reserve(2, worker_id=LEFT, wait_ms=WAIT_MS), 0.0)
@@ -226,7 +226,7 @@ def test_a_waiting_rank_and_another_must_ask_for_the_same() -> None:
 
 
 def test_ranks_that_waited_for_room_wait_for_bytes_together() -> None:
-    """The lease that the first is granted is shared from its beginning."""
+    """Ranks share the lease that the first one is granted from its beginning."""
     cache = an_engine()
     on_host(cache, keys(1, 2))
     full = reserve(cache, 8, "full")
@@ -245,7 +245,7 @@ def test_ranks_that_waited_for_room_wait_for_bytes_together() -> None:
 
 
 def loading(cache: Cache) -> tuple[object, int | None, int | None]:
-    """Have both ranks wait for the bytes of a prefix; returns the copy and their tickets."""
+    """Have both ranks wait for the bytes of a prefix, and return the copy and their tickets."""
     on_host(cache, keys(1, 2))
     command = a_reserve(3, prefix=keys(1, 2), worker_id=LEFT, wait_ms=WAIT_MS)
     first = cache.handle(command, 0.0)
@@ -263,7 +263,7 @@ def loading(cache: Cache) -> tuple[object, int | None, int | None]:
 def test_rank_is_told_of_no_less_than_another_asks_for(
     asks: WorkerId, remedies: tuple[str, ...]
 ) -> None:
-    """Who comes while another call for its request waits to know the prefix must ask for as many tokens as that."""
+    """While another rank's call waits to know the prefix, a refusal names no fewer tokens than that call asks for."""
     cache = an_engine(4, uses_remote=True)
     command = a_reserve(3, "r", keys(1, 2), worker_id=asks, wait_ms=WAIT_MS)
     reserve(cache, 3, "other", worker_id=STRANGER)
@@ -276,7 +276,7 @@ def test_rank_is_told_of_no_less_than_another_asks_for(
 
 
 def test_ranks_wait_for_the_bytes_of_a_prefix_together() -> None:
-    """Both are answered by the copy, with the same hits."""
+    """One copy answers both ranks, with the same hits."""
     cache = an_engine()
     copy, first, second = loading(cache)
     assert cache.check() == []
@@ -290,7 +290,7 @@ def test_ranks_wait_for_the_bytes_of_a_prefix_together() -> None:
 
 
 def test_a_loading_lease_goes_on_with_who_still_waits() -> None:
-    """A rank whose time is up, or that hangs up or dies, has no part in it; the last one takes the lease along."""
+    """A rank whose call is late leaves the loading lease, and the other rank gets it."""
     cache = an_engine()
     copy, first, second = loading(cache)
 
@@ -304,7 +304,7 @@ def test_a_loading_lease_goes_on_with_who_still_waits() -> None:
 
 
 def test_a_caller_that_hangs_up_leaves_a_loading_lease_to_the_other() -> None:
-    """A cancel ends the part of its caller, and the last one the lease."""
+    """A rank's cancel ends its part of a loading lease, and the last rank's ends the lease."""
     cache = an_engine()
     _, first, second = loading(cache)
     assert first is not None
@@ -319,7 +319,7 @@ def test_a_caller_that_hangs_up_leaves_a_loading_lease_to_the_other() -> None:
 
 
 def test_all_calls_of_a_loading_lease_may_be_late() -> None:
-    """Then they share a lease that goes without what is late."""
+    """If the calls of all ranks are late, they share a lease without the late blocks."""
     cache = an_engine()
     _, first, second = loading(cache)
 
@@ -333,7 +333,7 @@ def test_all_calls_of_a_loading_lease_may_be_late() -> None:
 
 
 def test_all_calls_of_a_loading_lease_are_refused_where_there_is_no_room_without_it() -> None:
-    """Then each is told, and the lease ends."""
+    """If all calls are late and there is no room without the loading blocks, all are refused, and the lease ends."""
     cache = an_engine()
     _, first, second = loading(cache)
     reserve(cache, cache.census().device["free"], "others", worker_id=LEFT)
@@ -347,7 +347,7 @@ def test_all_calls_of_a_loading_lease_are_refused_where_there_is_no_room_without
 
 
 def test_a_dead_rank_leaves_a_loading_lease_to_the_other() -> None:
-    """Its call is answered for form's sake."""
+    """A dead rank's call is answered, and the other rank gets the loading lease."""
     cache = an_engine()
     copy, first, second = loading(cache)
 
@@ -360,7 +360,7 @@ def test_a_dead_rank_leaves_a_loading_lease_to_the_other() -> None:
 
 
 def test_ranks_start_over_together() -> None:
-    """After a failed copy both get the same new lease, each under its own ticket."""
+    """After a failed copy both ranks get the same new lease, each by its own ticket."""
     cache = an_engine()
     copy, first, second = loading(cache)
 
@@ -373,7 +373,7 @@ def test_ranks_start_over_together() -> None:
 
 
 def test_ranks_that_start_over_may_load_again() -> None:
-    """Damaged bytes are left out, the others are copied again, and both wait for them."""
+    """Undamaged bytes are copied again, and both ranks wait for them."""
     cache = an_engine()
     copy, first, second = loading(cache)
 
@@ -385,7 +385,7 @@ def test_ranks_that_start_over_may_load_again() -> None:
 
 
 def test_a_repeated_call_takes_its_own_place_only() -> None:
-    """The other rank's call waits on."""
+    """A repeated call replaces its own rank's call; the other rank's waits on."""
     cache = an_engine()
     copy, first, second = loading(cache)
     command = a_reserve(3, prefix=keys(1, 2), worker_id=RIGHT, wait_ms=WAIT_MS)
@@ -398,7 +398,7 @@ def test_a_repeated_call_takes_its_own_place_only() -> None:
 
 
 def test_a_rank_that_cannot_wait_does_not_join_a_loading_lease() -> None:
-    """It is told to come back with a wait."""
+    """A rank that may not wait is refused while the lease is loading, and told to come back with a wait."""
     cache = an_engine()
     loading(cache)
     command = a_reserve(3, prefix=keys(1, 2), worker_id=RIGHT)
