@@ -161,7 +161,7 @@ def test_evicted_lease_comes_back_as_it_was(groups: tuple[GroupShape, ...]) -> N
 
 
 def test_quarantined_lease_may_give_back_by_a_late_commit() -> None:
-    """The late word of an owner counts: what it needs no more is nobody's."""
+    """A late commit of a quarantined lease counts: the blocks that its owner no longer needs are free."""
     cache = cache_of(WINDOW)
     lease = reserve_tokens(cache, 16)
     tick(cache, LEASE_SECONDS)

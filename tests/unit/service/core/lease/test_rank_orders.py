@@ -125,7 +125,7 @@ class Engine:
         assert self.cache.check(self._sound) == []
 
     def finish(self) -> None:
-        """Let all go on until no rank can."""
+        """Let all ranks go on until none can."""
         while able := [rank for rank in RANKS if self.can_go_on(rank)]:
             self.go_on(able[0])
 
