@@ -1,4 +1,4 @@
-"""Laws of holdings: what a refusal tells of who has the blocks adds up, tells the truth, and names nobody."""
+"""Laws of holdings: what a refusal says of who has the blocks adds up, is true, and names no other tenant."""
 
 from dataclasses import astuple
 
@@ -41,7 +41,7 @@ Held = list[tuple[str, str, int]]
 
 
 def held(cache: Cache, *, tenant: int | None = TENANT, host: bool = False) -> Held:
-    """Return the holdings of a pool, as a tenant is told of them."""
+    """Return the holdings of a pool as a tenant is told them."""
     cache.settle()
     state = cache._state
     pool = state.host if host else state.device
@@ -49,12 +49,12 @@ def held(cache: Cache, *, tenant: int | None = TENANT, host: bool = False) -> He
 
 
 def test_everything_of_a_new_cache_is_free() -> None:
-    """Before the first call nobody has anything; null blocks are no part of it."""
+    """Before the first call all blocks are free; null blocks are not counted."""
     assert held(a_cache(8, null_blocks=2)) == [("nobody", "free", 6)]
 
 
 def test_leases_are_told_by_owner() -> None:
-    """A tenant learns what its own workers have, and what all others have together."""
+    """A tenant learns what its own workers have, and what all other tenants have together."""
     cache = a_cache(8)
     reserve(cache, 1, "a")
     reserve(cache, 2, "b", worker_id=MATE)
@@ -65,7 +65,7 @@ def test_leases_are_told_by_owner() -> None:
 
 
 def test_cached_and_pinned_blocks_are_told_apart() -> None:
-    """Blocks that a pin holds do not count as those that may leave; those that a lease holds, too, are leased."""
+    """Pinned blocks are told apart from cached ones that may leave; pinned blocks that a lease holds too are leased."""
     cache = a_cache(8)
     cached(cache, keys(1, 2, 3))
     cache.handle(c.Pin(keys=keys(1, 2)), 0.0)
@@ -79,7 +79,7 @@ def test_cached_and_pinned_blocks_are_told_apart() -> None:
 
 
 def test_blocks_on_their_way_down_are_copying() -> None:
-    """What a copy takes from a lease that leaves is neither leased nor cached; in the host pool it is copying, too."""
+    """Blocks that a copy takes from a leaving lease are copying, also in the host pool, not leased or cached."""
     cache = a_cache(4, 8)
     lease = committed(cache, keys(1, 2), more=1)
     down = the_copy(evict(cache, lease.lease_id))
@@ -93,7 +93,7 @@ def test_blocks_on_their_way_down_are_copying() -> None:
 
 
 def test_blocks_of_a_lease_that_ended_on_its_way_down_are_copying() -> None:
-    """A copy that outlives its lease holds the blocks alone."""
+    """If a copy outlives its lease, its blocks are copying."""
     cache = a_cache(4, 8)
     lease = reserve(cache, 2)
     evict(cache, lease.lease_id)
@@ -104,7 +104,7 @@ def test_blocks_of_a_lease_that_ended_on_its_way_down_are_copying() -> None:
 
 
 def test_pinned_blocks_that_are_copied_are_copying() -> None:
-    """A block counts once: what a copy reads comes before what a pin holds."""
+    """A pinned block that a copy reads counts once, as copying."""
     cache = a_cache(4, 8)
     cached(cache, keys(1, 2))
     cache.handle(c.Evict(keys=keys(1, 2)), 0.0)
@@ -115,7 +115,7 @@ def test_pinned_blocks_that_are_copied_are_copying() -> None:
 
 
 def test_blocks_on_their_way_up_are_copying() -> None:
-    """What a copy fills is copying; its source in the host pool as well, unless a lease has it."""
+    """Blocks that a copy fills are copying; so are their sources in the host pool, unless a lease has those."""
     cache = a_cache(4, 8)
     on_host(cache, keys(1, 2))
     reload_keys(cache, keys(1, 2))
@@ -125,7 +125,7 @@ def test_blocks_on_their_way_up_are_copying() -> None:
 
 
 def test_quarantine_scrubbing_and_damage_are_told() -> None:
-    """What time has taken from a lease, what changes tenants and what is retired have words of their own."""
+    """Quarantined, scrubbing and retired blocks are each told by a word of their own."""
     cache = a_cache(4, 4)
     lease = evicted(cache, keys(1), worker_id=STRANGER)
     land(cache, the_copy(reload(cache, lease.lease_id, worker_id=STRANGER)), failed=(0,))
@@ -145,7 +145,7 @@ WORKERS = (WORKER, MATE, STRANGER)
 
 
 class Walk:
-    """A cache that random acts lead into random states."""
+    """A cache that random acts bring into random states."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -154,7 +154,7 @@ class Walk:
         self.now = 0.0
 
     def send(self, command: c.Command) -> None:
-        """Give a command to the cache, and keep the copies that it starts."""
+        """Send a command to the cache, and keep the copies that it starts."""
         effects = self.cache.take_effects()
         try:
             effects += self.cache.handle(command, self.now).effects
@@ -227,7 +227,7 @@ walks = st.lists(
 
 @given(walks)
 def test_holdings_add_up(acts: list[tuple[str, WorkerId, int]]) -> None:
-    """In whatever state a cache is, and whoever asks, holdings are all blocks that can be granted, each once."""
+    """In every state of a cache, and whoever asks, the holdings are all blocks that can be granted, each once."""
     walk = Walk()
     for act in acts:
         walk.act(*act)
@@ -251,7 +251,7 @@ def _by_state(told: tuple[Holding, ...]) -> dict[str, int]:
 
 
 def _compare(pool: Pool, told: dict[str, int]) -> None:
-    """What can be had now is what is told to be free or cached, and so on with what has one word only."""
+    """Assert that free and cached blocks are the available ones, and that states of one word have the pool's counts."""
     counts = pool.counts()
     assert told.get("free", 0) + told.get("cached", 0) == pool.num_available
     for word in ("free", "quarantined", "scrubbing", "bad"):

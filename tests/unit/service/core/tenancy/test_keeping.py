@@ -1,4 +1,4 @@
-"""Rows and pins are kept for each tenant, so that another who takes all that it can get shuts nobody out."""
+"""Laws of kept rows and pins: some are kept for each tenant, so that another that takes all it can shuts none out."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ _GUARDED = {OTHER_TENANT: TenantLimits(min_blocks=4)}
 
 
 def flooded(cache: Cache, count: int) -> list[Reserved]:
-    """Have a tenant take so many rows with leases of one block, and be refused one more."""
+    """Have a tenant take the given number of rows by leases of one block, and be refused one more."""
     leases = [reserve(cache, 1, f"flood-{number}") for number in range(count)]
     with pytest.raises(PoolFullError) as refused:
         cache.handle(a_reserve(1, "one more"), 0.0)
@@ -42,7 +42,7 @@ def pin(cache: Cache, tenant: int | None, number: int) -> Pinned:
 
 
 def _of_rows(cache: Cache, count: int) -> Allowances:
-    """Divide so many rows under a cache's limits."""
+    """Divide the given number of rows under a cache's limits."""
     return Allowances.of_rows(replace(cache.shape, max_leases=count))
 
 
@@ -50,7 +50,7 @@ def _of_rows(cache: Cache, count: int) -> Allowances:
 
 
 def test_flood_of_leases_leaves_the_rows_of_a_minimum() -> None:
-    """The part of the rows that a minimum is of the pool is its tenant's, and an equal part of half of the rest."""
+    """A minimum keeps as large a part of the rows as it is of the pool, besides an equal part of half of the rest."""
     cache = a_cache(40, max_leases=20, tenants={OTHER_TENANT: TenantLimits(min_blocks=16)})
 
     flooded(cache, 20 - 8 - 3)
@@ -63,7 +63,7 @@ def test_flood_of_leases_leaves_the_rows_of_a_minimum() -> None:
 
 
 def test_tenant_without_a_minimum_has_its_even_part() -> None:
-    """Who is guaranteed the more takes nothing that is kept for others in equal parts."""
+    """A tenant with a minimum takes no row that is kept for others in equal parts."""
     cache = a_cache(40, max_leases=20, tenants={OTHER_TENANT: TenantLimits(min_blocks=16)})
     for number in range(20 - 3):
         reserve(cache, 1, f"chat-{number}", worker_id=STRANGER)
@@ -74,7 +74,7 @@ def test_tenant_without_a_minimum_has_its_even_part() -> None:
 
 
 def test_without_limits_nothing_is_kept() -> None:
-    """Where no tenant has limits, one may have all rows, and is asked nothing."""
+    """If no tenant has limits, one tenant may have all rows, and nothing is looked up for it."""
     cache = a_cache(8, max_leases=8)
 
     for number in range(8):
@@ -87,7 +87,7 @@ def test_without_limits_nothing_is_kept() -> None:
 
 
 def test_rows_are_kept_for_attached_tenants_only() -> None:
-    """What nobody is there to use is lent."""
+    """Rows that are kept for a tenant without workers are lent to others."""
     cache = a_cache(8, max_leases=8, tenants=_GUARDED)
     cache.handle(c.Detach(worker_id=STRANGER), 0.0)
 
@@ -96,7 +96,7 @@ def test_rows_are_kept_for_attached_tenants_only() -> None:
 
 
 def test_no_more_rows_are_kept_than_a_tenant_may_have() -> None:
-    """A cap below what would be kept leaves the rest to others."""
+    """If a tenant's cap is below what would be kept for it, the rest is left to others."""
     limits = {OTHER_TENANT: TenantLimits(min_blocks=4, leases_max=1)}
     cache = a_cache(16, max_leases=8, tenants=limits)
 
@@ -104,7 +104,7 @@ def test_no_more_rows_are_kept_than_a_tenant_may_have() -> None:
 
 
 def test_fork_leaves_kept_rows() -> None:
-    """A lease that forks off another takes a row like any other."""
+    """A fork takes a row, and leaves those that are kept."""
     cache = a_cache(16, max_leases=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=8)})
     parent = flooded(cache, 3)[0]
     fork = c.Fork(
@@ -122,7 +122,7 @@ def test_fork_leaves_kept_rows() -> None:
 
 
 def test_call_that_waits_for_a_row_keeps_no_other_tenant_waiting() -> None:
-    """Who may have one of the kept rows has it at once, behind a call that may not; that gets the next of its own."""
+    """A tenant gets its kept row at once, though another's call waits; that call gets its own tenant's next row."""
     cache = a_cache(16, max_leases=8, tenants={OTHER_TENANT: TenantLimits(min_blocks=8)})
     leases = flooded(cache, 3)
     waiting = cache.handle(a_reserve(1, "waits", wait_ms=5_000), 0.0)
@@ -139,7 +139,7 @@ def test_call_that_waits_for_a_row_keeps_no_other_tenant_waiting() -> None:
 
 
 def test_flood_of_pins_leaves_those_of_others() -> None:
-    """One key that is pinned ever more leaves what is kept for others, a minimum's also while nobody is attached."""
+    """However often one key is pinned, the pins of others are kept, and a minimum's even while nobody is attached."""
     cache = a_cache(16, max_pins=8, tenants=_GUARDED)
     cached(cache, keys(1))
     cached(cache, keys(2), worker_id=STRANGER)
@@ -165,7 +165,7 @@ def test_flood_of_pins_leaves_those_of_others() -> None:
 def test_pins_are_kept_whatever_leases_a_tenant_may_have(
     budget: int, count: int, refusal: str
 ) -> None:
-    """A cap of leases is none of pins; who may pin no block is kept no pin, though it is attached."""
+    """A cap of leases does not limit pins; a tenant that may pin no block is kept no pin, even if it is attached."""
     limits = {OTHER_TENANT: TenantLimits(min_blocks=4, leases_max=1, pinned_blocks_max=budget)}
     cache = a_cache(16, max_pins=8, tenants=limits)
     cached(cache, keys(1))
@@ -178,7 +178,7 @@ def test_pins_are_kept_whatever_leases_a_tenant_may_have(
 
 
 def test_operator_may_pin_what_is_kept_and_counts_to_nobody() -> None:
-    """An operator's pin over blocks of several tenants is none of theirs."""
+    """An operator may take kept pins, and its pin over blocks of several tenants counts for none of them."""
     cache = a_cache(16, max_pins=4)
     cached(cache, keys(1))
     cached(cache, keys(2), worker_id=STRANGER)
@@ -195,7 +195,7 @@ def test_operator_may_pin_what_is_kept_and_counts_to_nobody() -> None:
 
 
 def test_parts_are_rounded_down_where_they_do_not_all_fit() -> None:
-    """More tenants with minima than rows have none kept, rather than that nobody could have any."""
+    """If there are more tenants with minima than rows, none is kept a row, so that each can have one."""
     tenants = {number: TenantLimits(min_blocks=2) for number in range(4)}
     cache = a_cache(8, max_leases=3, tenants=tenants)
 
@@ -205,7 +205,7 @@ def test_parts_are_rounded_down_where_they_do_not_all_fit() -> None:
 
 
 def test_allowances_show_what_is_kept() -> None:
-    """Of all that there is, half of what the minima leave is kept in equal parts."""
+    """After the minima, half of the remaining rows is kept in equal parts."""
     cache = a_cache(8, tenants=_GUARDED)
 
     assert repr(_of_rows(cache, 8)) == f"<Allowances {{{OTHER_TENANT}: 4}}, 2 in equal parts>"

@@ -1,4 +1,4 @@
-"""Laws of what a tenant's worker may do to blocks by key, by number or by pin: only its own tenant's are there."""
+"""Laws of what a tenant's worker may do to blocks by key, by number or by pin: it reaches its own tenant's alone."""
 
 from kvlease.ids import PinId, WorkerId
 from kvleased.core import Cache
@@ -21,13 +21,13 @@ from tests.unit.service.core.builders import (
 
 
 def evict_as(cache: Cache, worker_id: WorkerId | None, packed: bytes, num_blocks: int = 0) -> int:
-    """Evict blocks of keys, or so many, from a cache without a host pool; return how many left."""
+    """Evict blocks by keys or by number from a cache without a host pool, and return how many left."""
     command = c.Evict(worker_id=worker_id, keys=packed, num_blocks=num_blocks)
     return answer(cache.handle(command, 0.0), Evicted).num_evicted
 
 
 def test_evict_by_key_leaves_another_tenants_blocks() -> None:
-    """A stolen key evicts nothing of its owner's; an operator evicts everybody's."""
+    """A stolen key evicts no block of its owner; an operator evicts everybody's."""
     cache = a_cache(num_slots=0)
     cached(cache, keys(1, 2))
 
@@ -38,7 +38,7 @@ def test_evict_by_key_leaves_another_tenants_blocks() -> None:
 
 
 def test_evict_by_number_takes_ones_own() -> None:
-    """However many blocks a worker wants evicted, its neighbours keep theirs."""
+    """However many blocks a worker wants evicted, only its own tenant's leave."""
     cache = a_cache(num_slots=0)
     cached(cache, keys(1, 2, 3))
 
@@ -53,7 +53,7 @@ def test_evict_by_number_takes_ones_own() -> None:
 
 
 def test_reload_by_key_brings_back_ones_own() -> None:
-    """What another tenant has below the device stays there."""
+    """A reload by key leaves another tenant's blocks below the device where they are."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
     stolen = c.Reload(worker_id=STRANGER, keys=keys(1, 2))
@@ -76,7 +76,7 @@ def test_lookup_with_stolen_keys_finds_nothing() -> None:
 
 
 def test_pins_of_others_are_neither_seen_nor_ended() -> None:
-    """To another tenant a pin is one that has ended."""
+    """To another tenant, a pin is answered as one that has ended."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     pin_id = answer(cache.handle(c.Pin(keys=keys(1), tenant_digest=TENANT), 0.0), Pinned).pin_id
@@ -90,7 +90,7 @@ def test_pins_of_others_are_neither_seen_nor_ended() -> None:
 
 
 def test_operators_pin_of_mixed_blocks_is_the_operators() -> None:
-    """A tenant does not end a pin that holds a neighbour's blocks beside its own."""
+    """A tenant cannot end a pin that holds another tenant's blocks beside its own."""
     cache = a_cache()
     cached(cache, keys(1))
     cached(cache, keys(7), worker_id=STRANGER)

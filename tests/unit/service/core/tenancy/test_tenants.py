@@ -1,4 +1,4 @@
-"""Laws of tenants: each can have its minimum, none more than its maximum; who is above its share gives way first."""
+"""Laws of tenants: each can have its minimum, none more than its maximum; those above their share give way first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,19 +52,19 @@ from tests.unit.service.core.builders import (
 
 
 def limited(num_blocks: int = 8, *, others: TenantLimits | None = None, **limits: Any) -> Cache:
-    """Return a cache whose first tenant has limits, and the other one others."""
+    """Return a cache with limits for its first tenant, and others for the other one."""
     tenants = {TENANT: TenantLimits(**limits), OTHER_TENANT: others or TenantLimits()}
     return a_cache(num_blocks, tenants=tenants)
 
 
 def facts(cache: Cache, tenant: int = TENANT) -> TenantFacts:
-    """Return what a cache tells of a tenant."""
+    """Return what a cache tells about a tenant."""
     (one,) = [one for one in cache.list_tenants() if one.tenant_digest == tenant]
     return one
 
 
 def served(cache: Cache, num_blocks: int, name: str, worker_id: WorkerId) -> Reserved:
-    """Reserve blocks that can be had once some copies are done."""
+    """Reserve blocks that are available once some copies are done."""
     outcome = cache.handle(a_reserve(num_blocks, name, worker_id=worker_id, wait_ms=WAIT_MS), 0.0)
     if outcome.ticket is None:
         return answer(outcome, Reserved)
@@ -75,7 +75,7 @@ def served(cache: Cache, num_blocks: int, name: str, worker_id: WorkerId) -> Res
 
 
 def held(cache: Cache, num_blocks: int, name: str, worker_id: WorkerId) -> str:
-    """Return the code and the resource with which a reserve is refused."""
+    """Return the code and the resource of a reserve's refusal."""
     with pytest.raises(KVLeaseError) as refusal:
         reserve(cache, num_blocks, name, worker_id=worker_id)
     return f"{refusal.value.code} {refusal.value.resource}"
@@ -85,7 +85,7 @@ def held(cache: Cache, num_blocks: int, name: str, worker_id: WorkerId) -> str:
 
 
 def test_tenant_is_told_what_it_has() -> None:
-    """Blocks count as used while they hold a tenant's bytes, as held while somebody holds them."""
+    """Blocks count as used while they hold a tenant's bytes, and as held while somebody holds them."""
     cache = limited(min_blocks=2, max_blocks=6, weight=3.0, pinned_blocks_max=2)
     cached(cache, keys(1, 2, 3))
     reserve(cache, 1)
@@ -106,7 +106,7 @@ def test_tenant_is_told_what_it_has() -> None:
 
 
 def test_tenants_are_listed_without_limits_too() -> None:
-    """All that are attached, configured or use blocks are told; who has no limit has the pool for one."""
+    """All tenants that are attached, configured or use blocks are listed; one without limits may have all blocks."""
     cache = a_cache(tenants={1: TenantLimits()})
     cached(cache, keys(1, 2))
 
@@ -117,7 +117,7 @@ def test_tenants_are_listed_without_limits_too() -> None:
 
 
 def test_counts_go_with_the_blocks() -> None:
-    """What a tenant uses is counted through grant, commit, eviction and the change of a block's tenant."""
+    """The count of a tenant's used blocks follows grants, commits, evictions and changes of tenants."""
     cache = a_cache(4)
     cached(cache, keys(1, 2))
     lease = served(cache, 3, "other", STRANGER)
@@ -146,7 +146,7 @@ def test_blocks_that_are_zeroed_are_nobodys() -> None:
 
 
 def test_tenant_above_its_maximum_never_fits() -> None:
-    """A request that alone is more than a tenant may have is refused for good, with both numbers."""
+    """A request that alone exceeds its tenant's maximum is refused for good, with both numbers."""
     cache = limited(max_blocks=3)
 
     with pytest.raises(NeverFitsError, match="max_percent") as refusal:
@@ -158,7 +158,7 @@ def test_tenant_above_its_maximum_never_fits() -> None:
 
 
 def test_tenant_that_can_have_nothing_is_told_no_number() -> None:
-    """Where not even one token fits, fewer tokens are no remedy."""
+    """If a tenant cannot have even one token, no fewer tokens are named."""
     cache = limited(max_blocks=0)
 
     with pytest.raises(NeverFitsError) as refusal:
@@ -168,7 +168,7 @@ def test_tenant_that_can_have_nothing_is_told_no_number() -> None:
 
 
 def test_lease_never_grows_above_its_tenants_maximum() -> None:
-    """An extend that takes a lease above what its tenant may have is refused for good."""
+    """An extend that takes a lease above its tenant's maximum is refused for good."""
     cache = limited(max_blocks=3)
     lease = reserve(cache, 3)
 
@@ -177,7 +177,7 @@ def test_lease_never_grows_above_its_tenants_maximum() -> None:
 
 
 def test_evicted_lease_above_a_new_maximum_never_comes_back() -> None:
-    """A lease that was moved down under a higher limit is told that it cannot be reloaded."""
+    """A lease that was evicted under a higher maximum is told that it cannot be reloaded."""
     cache = a_cache()
     lease = evicted(cache, keys(1, 2, 3))
     lower = Cache.recovered(
@@ -189,7 +189,7 @@ def test_evicted_lease_above_a_new_maximum_never_comes_back() -> None:
 
 
 def test_tenant_at_its_maximum_gets_no_more() -> None:
-    """Free blocks are not for a tenant that has all it may have; the refusal names its limit."""
+    """A tenant at its maximum gets no free blocks; the refusal names its limit."""
     cache = limited(max_blocks=3)
     reserve(cache, 2)
 
@@ -201,7 +201,7 @@ def test_tenant_at_its_maximum_gets_no_more() -> None:
 
 
 def test_tenant_at_its_maximum_evicts_its_own() -> None:
-    """Its own cached blocks give way, though there are free ones and others' cached ones."""
+    """A tenant at its maximum evicts its own cached blocks, even if there are free blocks and others' cached ones."""
     cache = limited(max_blocks=3)
     cached(cache, keys(7, 8), worker_id=STRANGER)
     cached(cache, keys(1, 2, 3))
@@ -214,7 +214,7 @@ def test_tenant_at_its_maximum_evicts_its_own() -> None:
 
 
 def test_patient_tenant_at_its_maximum_waits_for_its_own_blocks() -> None:
-    """A copy that makes room of its own blocks is waited for, and not started a second time."""
+    """A tenant at its maximum waits for the copy that frees its own blocks, which is not started a second time."""
     cache = limited(10, max_blocks=4)
     cached(cache, keys(1, 2, 3, 4))
     first = cache.handle(a_reserve(2, "first", wait_ms=WAIT_MS), 0.0)
@@ -229,7 +229,7 @@ def test_patient_tenant_at_its_maximum_waits_for_its_own_blocks() -> None:
 
 
 def test_patient_tenant_at_its_maximum_does_not_wait_for_others_blocks() -> None:
-    """A copy that makes room of another tenant's blocks is no use to a tenant at its maximum."""
+    """A tenant at its maximum does not wait for a copy that frees another tenant's blocks."""
     cache = limited(8, max_blocks=4)
     cached(cache, keys(1, 2, 3, 4))
     cached(cache, keys(7, 8, 9, 10), worker_id=STRANGER)
@@ -243,7 +243,7 @@ def test_patient_tenant_at_its_maximum_does_not_wait_for_others_blocks() -> None
 
 
 def test_step_heeds_the_maximum() -> None:
-    """A step takes no free blocks for a tenant at its maximum, and takes them below it."""
+    """A step takes no free blocks for a tenant at its maximum, and does take them for one below it."""
     cache = limited(max_blocks=3)
     lease = reserve(cache, 1)
 
@@ -266,7 +266,7 @@ def _grow(cache: Cache, lease: Reserved, num_blocks: int) -> int:
 
 
 def test_prefetch_heeds_the_maximum() -> None:
-    """Blocks that are brought back for nobody count for their tenant, and those of one tenant only come."""
+    """Blocks that a reload of keys brings back count for their tenant, and only those of one tenant come."""
     cache = limited(max_blocks=2)
     on_host(cache, keys(7, 8), worker_id=STRANGER)
     on_host(cache, keys(1, 2))
@@ -280,7 +280,7 @@ def test_prefetch_heeds_the_maximum() -> None:
 
 
 def test_prefetch_of_more_than_the_maximum_never_fits() -> None:
-    """A prefetch above what its tenant may have is refused for good."""
+    """A reload of more keys than its tenant may have blocks is refused for good."""
     cache = a_cache()
     on_host(cache, keys(1, 2, 3))
     lower = Cache.recovered(
@@ -295,7 +295,7 @@ def test_prefetch_of_more_than_the_maximum_never_fits() -> None:
 
 
 def test_free_blocks_are_kept_for_the_minimum_of_an_attached_tenant() -> None:
-    """Others do not get what a tenant still lacks, and it gets that at once."""
+    """Other tenants do not get the blocks that a tenant's minimum still lacks, and it gets them at once."""
     cache = limited(min_blocks=5)
 
     refused = held(cache, 4, "more", STRANGER)
@@ -306,7 +306,7 @@ def test_free_blocks_are_kept_for_the_minimum_of_an_attached_tenant() -> None:
 
 
 def test_minimum_of_a_tenant_that_is_not_there_is_lent() -> None:
-    """Without a worker of the tenant its blocks are anybody's."""
+    """The minimum of a tenant without workers is lent to others."""
     cache = limited(min_blocks=5)
     for worker_id in (WORKER, MATE):
         cache.handle(c.Detach(worker_id=worker_id), 0.0)
@@ -315,7 +315,7 @@ def test_minimum_of_a_tenant_that_is_not_there_is_lent() -> None:
 
 
 def test_cached_blocks_up_to_the_minimum_are_not_evicted_for_others() -> None:
-    """Others' calls evict a tenant's cached blocks down to its minimum and no further, attached or not."""
+    """Others' calls evict a tenant's cached blocks only down to its minimum, whether it is attached or not."""
     cache = limited(4, min_blocks=2)
     cached(cache, keys(1, 2, 3, 4))
     for worker_id in (WORKER, MATE):
@@ -329,7 +329,7 @@ def test_cached_blocks_up_to_the_minimum_are_not_evicted_for_others() -> None:
 
 
 def filled_before_a_claim() -> Cache:
-    """Return a cache most of which others' blocks fill when a tenant comes that is guaranteed half of it."""
+    """Return a cache that others' blocks mostly fill when a tenant with half of it as its minimum attaches."""
     cache = a_cache(4, tenants={TENANT: TenantLimits(min_blocks=2)})
     for worker_id in (WORKER, MATE):
         cache.handle(c.Detach(worker_id=worker_id), 0.0)
@@ -339,7 +339,7 @@ def filled_before_a_claim() -> Cache:
 
 
 def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
-    """Cached blocks that an attached tenant can still claim for its minimum are not taken up by others either."""
+    """Cached blocks that an attached tenant can claim for its minimum are not taken up by another's prefix."""
     cache = filled_before_a_claim()
 
     with pytest.raises(PoolFullError):
@@ -349,7 +349,7 @@ def test_prefix_is_not_held_where_it_is_needed_for_a_minimum() -> None:
 
 
 def test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_minimum() -> None:
-    """A copy to the host pool lets go of its blocks; who takes them up meanwhile takes them from the minimum, too."""
+    """If only a copy to the host pool holds a prefix, taking it up would also take it from another tenant's minimum."""
     cache = filled_before_a_claim()
     leaving = the_copy(cache.handle(c.Evict(keys=keys(5, 6, 7)), 0.0))
 
@@ -370,7 +370,7 @@ def test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_mini
 def test_prefix_that_is_held_already_is_shared_whatever_the_limits(
     limits: dict[int, TenantLimits],
 ) -> None:
-    """A request that needs no block, and of whose prefix none could leave, takes nothing from anybody."""
+    """A request takes nothing from anybody if it needs no block, and no block of its prefix could leave."""
     cache = a_cache(4, tenants={OTHER_TENANT: TenantLimits(max_blocks=4)})
     first = reserve(cache, 3, "first", worker_id=STRANGER)
     commit(cache, first.lease_id, keys(5, 6, 7), worker_id=STRANGER)
@@ -384,7 +384,7 @@ def test_prefix_that_is_held_already_is_shared_whatever_the_limits(
 
 
 def test_step_heeds_the_minimum_of_others() -> None:
-    """A step takes no free blocks that are kept for another tenant."""
+    """A step takes no free blocks that another tenant's minimum lacks."""
     cache = limited(4, others=TenantLimits(min_blocks=2))
     lease = reserve(cache, 1)
 
@@ -395,7 +395,7 @@ def test_step_heeds_the_minimum_of_others() -> None:
 
 
 def test_tenant_above_its_share_gives_way_first() -> None:
-    """Blocks of the tenant that is furthest above its share leave, though others' are colder."""
+    """Blocks of the tenant furthest above its share leave first, even if others' are colder."""
     cache = a_cache(8)
     cached(cache, keys(7, 8), worker_id=STRANGER)
     cached(cache, keys(1, 2, 3, 4, 5, 6))
@@ -407,7 +407,7 @@ def test_tenant_above_its_share_gives_way_first() -> None:
 
 
 def test_weight_decides_the_share() -> None:
-    """With three times the weight a tenant may have three times the blocks before it gives way."""
+    """A tenant of three times the weight may have three times the blocks before it gives way."""
     cache = limited(8, weight=3.0)
     cached(cache, keys(7, 8, 9), worker_id=STRANGER)
     cached(cache, keys(1, 2, 3, 4, 5))
@@ -422,7 +422,7 @@ def test_weight_decides_the_share() -> None:
 
 
 def test_tenant_without_workers_has_no_share() -> None:
-    """What a tenant that has gone left behind leaves before anything of those that are there."""
+    """Blocks of a tenant without workers leave before those of any attached tenant."""
     cache = a_cache(8)
     cached(cache, keys(1, 2, 3, 4, 5, 6))
     cached(cache, keys(7, 8), worker_id=STRANGER)
@@ -434,7 +434,7 @@ def test_tenant_without_workers_has_no_share() -> None:
 
 
 def test_leaves_leave_first_within_a_tenant() -> None:
-    """A chain of which some must go keeps its beginning."""
+    """If a part of a chain must leave, its beginning stays."""
     cache = a_cache(8)
     cached(cache, keys(7, 8), worker_id=STRANGER)
     cached(cache, keys(1, 2, 3, 4, 5, 6))
@@ -445,7 +445,7 @@ def test_leaves_leave_first_within_a_tenant() -> None:
 
 
 def test_blocks_of_several_tenants_leave_for_a_large_call() -> None:
-    """Who asks for more than one tenant can give gets the rest from the others."""
+    """A call for more blocks than one tenant can give gets the rest from others."""
     cache = a_cache(8, num_slots=0)
     cached(cache, keys(7, 8, 9, 10), worker_id=STRANGER)
     cached(cache, keys(1, 2, 3, 4))
@@ -457,7 +457,7 @@ def test_blocks_of_several_tenants_leave_for_a_large_call() -> None:
 
 
 def test_worker_evicts_nothing_of_others() -> None:
-    """The coldest blocks that a worker asks to leave are its own tenant's; an operator may evict everybody's."""
+    """A worker that evicts by number evicts its own tenant's coldest blocks; an operator may evict everybody's."""
     cache = limited(8, others=TenantLimits(min_blocks=1))
     cached(cache, keys(7, 8), worker_id=STRANGER)
     cached(cache, keys(1, 2))
@@ -482,7 +482,7 @@ def _num_evicted(cache: Cache, outcome: Outcome) -> int:
     st.integers(0, 80),
 )
 def test_levelling_takes_from_the_highest(sides: Sequence[tuple[int, int]], count: int) -> None:
-    """All that is asked for is taken if it is there, none gives more than its cap, and nobody lower gave instead."""
+    """As much is taken as there is, none gives above its cap, and none gives where a higher one could give instead."""
     heights, caps = [height for height, _ in sides], [cap for _, cap in sides]
 
     counts = level_out(heights, caps, count)
@@ -500,7 +500,7 @@ def test_levelling_takes_from_the_highest(sides: Sequence[tuple[int, int]], coun
 
 
 def test_example_of_the_page() -> None:
-    """The worked example of docs/tenants.md is what happens."""
+    """The worked example of docs/tenants.md happens as written."""
     chat = TenantLimits(min_blocks=40, weight=3.0)
     batch = TenantLimits(max_blocks=50)
     cache = a_cache(100, 0, tenants={TENANT: chat, OTHER_TENANT: batch}, max_leases=16)
@@ -537,7 +537,7 @@ def test_example_of_the_page() -> None:
 
 
 def test_call_that_its_limits_hold_back_keeps_nobody_else_waiting() -> None:
-    """While a tenant waits for its own blocks, another's calls are served, also those that wait."""
+    """While a tenant waits for its own blocks, another's calls are served, including waiting ones."""
     cache = limited(4, max_blocks=1, others=TenantLimits(max_blocks=3))
     own = reserve(cache, 1, "own")
     waiting = wait_for(cache, 1, "waiting")
@@ -551,7 +551,7 @@ def test_call_that_its_limits_hold_back_keeps_nobody_else_waiting() -> None:
 
 
 def test_tenants_own_calls_wait_for_their_turn() -> None:
-    """A call that limits hold back is before all later ones of its tenant."""
+    """A call that limits hold back is served before all later ones of its tenant."""
     cache = limited(4, max_blocks=2)
     reserve(cache, 1, "own")
     wait_for(cache, 2, "large")
@@ -566,7 +566,7 @@ def test_tenants_own_calls_wait_for_their_turn() -> None:
 
 
 def test_call_that_wants_room_keeps_others_waiting() -> None:
-    """Where the blocks are simply not there, everybody waits in turn."""
+    """If there are too few blocks for anybody, all tenants wait in turn."""
     cache = limited(4, max_blocks=3)
     reserve(cache, 3, "others", worker_id=STRANGER)
     wait_for(cache, 2, "large")
@@ -585,7 +585,7 @@ def test_call_that_wants_room_keeps_others_waiting() -> None:
 
 
 def test_weight_decides_who_is_served_more_often() -> None:
-    """Among waiting calls of one size, a tenant of three times the weight is served three times as often."""
+    """Among waiting calls of one size, those of a tenant of three times the weight are served three times as often."""
     cache = limited(4, weight=3.0)
     reserve(cache, 4, "all", worker_id=STRANGER)
     calls = [
@@ -598,12 +598,12 @@ def test_weight_decides_who_is_served_more_often() -> None:
         one.call_id for one in sorted(cache.list_waiting(0, 9, 0.0), key=lambda it: it.position)
     ]
 
-    # The third of the one and the first of the other stand alike, and who came first is first.
+    # The third call of the one and the first of the other are level, so the earlier one is first.
     assert [calls.index(ticket) % 2 for ticket in order] == [1, 1, 0, 1, 0, 0]
 
 
 def test_refusal_says_that_limits_keep_blocks() -> None:
-    """Where blocks are there and only limits keep a call from them, the refusal does not say that they are held."""
+    """If only limits keep a call from blocks, the refusal does not say that the blocks are held."""
     cache = limited(4, max_blocks=2)
     reserve(cache, 1, "own")
 
@@ -616,7 +616,7 @@ def test_refusal_says_that_limits_keep_blocks() -> None:
 
 
 def test_refusal_says_that_blocks_are_kept_for_others() -> None:
-    """Where what others are guaranteed keeps a call from blocks, that is said, and what it can have."""
+    """If others' minima keep a call from blocks, the refusal says so, and says what the call can have."""
     cache = limited(4, min_blocks=2)
 
     with pytest.raises(
@@ -633,7 +633,7 @@ def test_refusal_says_that_blocks_are_kept_for_others() -> None:
 def test_request_above_pool_and_maximum_learns_what_its_tenant_can_have(
     longest_request_tokens: int,
 ) -> None:
-    """Who asks for more than anybody can have is told at once what its own tenant can, and gets that."""
+    """A request for more than the pool is told at once what its own tenant can have, and gets that."""
     shape = limited(8, max_blocks=3).shape
     cache = a_cache(8, tenants=shape.tenants, longest_request_tokens=longest_request_tokens)
 
@@ -645,7 +645,7 @@ def test_request_above_pool_and_maximum_learns_what_its_tenant_can_have(
 
 
 def test_tenant_that_can_have_nothing_of_a_small_pool_is_told_no_number() -> None:
-    """Where not even one token fits, the refusal of what no pool has names no tokens either."""
+    """If a tenant cannot have even one token, the refusal of a request for more than the pool names no fewer tokens."""
     cache = limited(max_blocks=0)
 
     with pytest.raises(NeverFitsError, match="more than 8; register a larger pool") as refusal:
@@ -658,7 +658,7 @@ def test_tenant_that_can_have_nothing_of_a_small_pool_is_told_no_number() -> Non
 
 
 def test_restart_counts_anew() -> None:
-    """After a restart each tenant uses what the columns say, also more than a maximum that was lowered meanwhile."""
+    """After a restart each tenant's count follows from the columns, even above a maximum that was lowered meanwhile."""
     cache = a_cache()
     cached(cache, keys(1, 2, 3))
     cached(cache, keys(7), worker_id=STRANGER)
@@ -676,7 +676,7 @@ def test_restart_counts_anew() -> None:
 
 
 def test_restart_without_limits_keeps_tenants_apart() -> None:
-    """Several tenants' blocks are counted after a restart, one's alone are not."""
+    """After a restart, blocks are counted by tenant if several have some, and not if one has all."""
     cache = a_cache()
     cached(cache, keys(1, 2, 3))
     cached(cache, keys(7), worker_id=STRANGER)
@@ -689,7 +689,7 @@ def test_restart_without_limits_keeps_tenants_apart() -> None:
 
 
 def test_single_tenant_pays_nothing() -> None:
-    """As long as there is one tenant, without limits and classes, nobody counts for it."""
+    """With one tenant, and without limits and classes, nothing is counted by tenant."""
     cache = a_cache()
     cached(cache, keys(1, 2, 3))
     evict(cache, committed(cache, keys(4)).lease_id)
@@ -699,7 +699,7 @@ def test_single_tenant_pays_nothing() -> None:
 
 
 def test_miscount_is_found() -> None:
-    """A count that differs from the columns is a violation, and so is a use above the maximum."""
+    """A count that disagrees with the columns is a violation."""
     cache = limited(max_blocks=2)
     reserve(cache, 2)
     owners = cache._state.device.owners
@@ -710,7 +710,7 @@ def test_miscount_is_found() -> None:
 
 
 def test_use_above_the_maximum_is_found() -> None:
-    """A tenant that uses more than it may is a violation."""
+    """A tenant's use above its maximum is a violation."""
     cache = limited(max_blocks=2)
     fresh = cache._state.device.suitable(3, TENANT)
     assert fresh is not None
@@ -737,7 +737,7 @@ _ACTS = st.lists(
 
 
 class Play:
-    """A cache that workers use in whichever way, every copy landing at once."""
+    """A cache that workers use in any way, with every copy landing at once."""
 
     def __init__(self, cache: Cache) -> None:
         """Start with nothing held."""
@@ -748,7 +748,7 @@ class Play:
         self._sound = Sound()
 
     def send(self, command: c.Command) -> object:
-        """Send a command, land its copies, and return the answer or the refusal; no law is broken after it."""
+        """Send a command, land its copies, check the cache, and return the answer or the refusal."""
         try:
             outcome = self.cache.handle(command, 0.0)
             answered: object = outcome.reply
@@ -805,7 +805,7 @@ class Play:
 def test_minimum_can_always_be_had_once_others_leases_end(
     acts: Sequence[tuple[WorkerId, str, int, int]], worker_id: WorkerId
 ) -> None:
-    """Whatever happened, and whatever is still pinned, a tenant gets its minimum, scrubbing aside."""
+    """Whatever happened, and whatever is still pinned, a tenant gets its minimum, once blocks are scrubbed."""
     play = Play(a_cache(12, max_pins=8, tenants=_LIMITS))
     for act in acts:
         play.act(*act)
@@ -829,7 +829,7 @@ def test_minimum_can_always_be_had_once_others_leases_end(
 def test_limits_that_do_not_bind_change_nothing_for_a_single_tenant(
     acts: Sequence[tuple[WorkerId, str, int, int]],
 ) -> None:
-    """A tenant that is alone is answered the same with blocks counted for it and without."""
+    """A single tenant gets the same answers with blocks counted for it and without."""
     plain = Play(a_cache(8, max_pins=8))
     counted = Play(a_cache(8, max_pins=8, tenants={TENANT: TenantLimits(min_blocks=1)}))
 
@@ -845,7 +845,7 @@ def test_limits_that_do_not_bind_change_nothing_for_a_single_tenant(
 
 
 def test_fork_leaves_others_their_minima() -> None:
-    """A fork does not get the blocks that another tenant lacks for its minimum."""
+    """A fork does not get the blocks that another tenant's minimum lacks."""
     cache = limited(8, others=TenantLimits(min_blocks=4))
     lease = reserve(cache, 4)
     command = c.Fork(
@@ -859,7 +859,7 @@ def test_fork_leaves_others_their_minima() -> None:
 
 
 def test_fork_above_the_maximum_never_fits() -> None:
-    """A fork that takes more blocks than its tenant can ever have is refused for good."""
+    """A fork that takes more blocks than its tenant may ever have is refused for good."""
     cache = limited(8, max_blocks=3)
     lease = reserve(cache, 2)
     command = c.Fork(
