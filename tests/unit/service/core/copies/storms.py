@@ -40,7 +40,7 @@ DOCS = 5
 BLOCKS_A_DOC = 6
 
 Bytes = tuple[int, bytes]
-"""What is in a block: whose, and of which key."""
+"""The content of a block: its tenant and its key."""
 
 
 def chain(tenant: int, document: int, num_blocks: int) -> bytes:
@@ -141,7 +141,7 @@ class Storm:
         )
 
     def commit(self) -> None:
-        """Have a lease write what it can, and say so."""
+        """Have a lease write what it can, and commit it."""
         if not self.leases:
             return
         lease_id = self.rng.choice(list(self.leases))
@@ -160,7 +160,7 @@ class Storm:
         )
 
     def release(self) -> None:
-        """Have leases end."""
+        """Have leases released."""
         for known in (self.leases, self.on_host):
             if known and self.rng.random() < 0.7:
                 lease_id = self.rng.choice(list(known))
@@ -168,7 +168,7 @@ class Storm:
                 self.send(c.Release(worker_id=worker_id, lease_id=lease_id))
 
     def evict(self) -> None:
-        """Move a lease, or what is coldest, off the device."""
+        """Evict a lease, or the coldest blocks."""
         if self.leases and self.rng.random() < 0.4:
             lease_id = self.rng.choice(list(self.leases))
             worker_id = self.leases[lease_id][0]
@@ -189,7 +189,7 @@ class Storm:
                 self.send(c.Reload(worker_id=worker_id, lease_id=lease_id, wait_ms=WAIT_MS))
 
     def cancel(self) -> None:
-        """Have a caller go."""
+        """Cancel a call."""
         reserves = [one for one, command in self.waiting.items() if isinstance(command, c.Reserve)]
         if reserves:
             ticket = self.rng.choice(reserves)
@@ -199,7 +199,7 @@ class Storm:
     # The movers and stores --------------------------------------------------------------------------------------------
 
     def land(self) -> None:
-        """Let a mover end a copy, in one way or another."""
+        """Let a mover end a copy, in one of several ways."""
         if not self.copies:
             return
         copy = self.copies.pop(self.rng.choice(list(self.copies)))
@@ -244,7 +244,7 @@ class Storm:
         return tuple(failed)
 
     def damage(self) -> None:
-        """Have the disk hold other bytes in some slot, and the remote store forget some."""
+        """Give some disk slots other bytes, and have the remote store forget some blocks."""
         if self.bytes_of["disk"] and self.rng.random() < 0.2:
             self.bytes_of["disk"][self.rng.choice(list(self.bytes_of["disk"]))] = None
         if self.remote and self.rng.random() < 0.5:
@@ -261,12 +261,12 @@ class Storm:
             self.send(c.Probed(probe_id=probe.probe_id, is_present=present))
 
     def turn(self) -> None:
-        """Let a store work, or not, or the mover of the host pool hang."""
+        """Turn a store on or off, or let the host pool's mover hang."""
         tier = self.rng.choice((Tier.HOST, Tier.DISK, Tier.REMOTE))
         self.send(c.TierChanged(tier=tier, is_on=self.rng.random() < 0.7))
 
     def replace_disk(self) -> None:
-        """Have another disk store, with nothing in it, in the place of the one before."""
+        """Replace the disk store by an empty one."""
         self.bytes_of["disk"].clear()
         self.send(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True))
 
@@ -281,7 +281,7 @@ class Storm:
         self.send(c.MoverDied(mover=mover))
 
     def tick(self) -> None:
-        """Let time pass, for workers that live."""
+        """Let time pass while all workers live."""
         self.now += self.rng.choice((0.1, 0.5, 2.0))
         for worker_id in TENANT_OF:
             own = self.cache.lease_ids_of(worker_id)
@@ -292,7 +292,7 @@ class Storm:
     # All of it --------------------------------------------------------------------------------------------------------
 
     def rage(self) -> None:
-        """Let it all happen, in any order."""
+        """Do all kinds of acts, in random order."""
         acts = [
             (self.reserve, 6),
             (self.commit, 5),
@@ -313,7 +313,7 @@ class Storm:
             act()
 
     def calm_down(self) -> None:
-        """Let everything end that is under way."""
+        """Let everything under way end."""
         for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE):
             self.send(c.TierChanged(tier=tier, is_on=True))
         for worker_id in TENANT_OF:

@@ -1,4 +1,4 @@
-"""Laws of what an earlier life left in the disk store: it is believed where nothing speaks against it."""
+"""Laws of what an earlier life left in the disk store: it is believed unless something speaks against it."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def counts(cache: Cache) -> tuple[int, int]:
 
 
 def test_found_slots_are_ready_under_their_labels() -> None:
-    """What the store found is findable, as what was stored in this life is."""
+    """Slots that the store found are findable, as slots stored in this life are."""
     cache = a_tiered_cache()
 
     adopt(cache, [4, 2], labels_of(doc(2), generation=7), [11, 12])
@@ -59,7 +59,7 @@ def test_found_slots_are_ready_under_their_labels() -> None:
 
 
 def test_generation_only_grows() -> None:
-    """What was written in an earlier life of a slot than it has here is not taken over: a load would not find it."""
+    """A slot with an older generation than it has here is not taken over, for a load would not find it."""
     cache = a_tiered_cache()
     records(cache).disk.generation[:2] = 5
 
@@ -83,7 +83,7 @@ def test_generation_only_grows() -> None:
     ],
 )
 def test_what_may_not_be_believed_is_left_free(slots: list[int], labels: bytes) -> None:
-    """A label that cannot be right is a miss, and is counted."""
+    """A label that cannot be right is not taken over, and is counted."""
     cache = a_tiered_cache()
     on_disk(cache, keys(9))
 
@@ -95,7 +95,7 @@ def test_what_may_not_be_believed_is_left_free(slots: list[int], labels: bytes) 
 
 
 def test_what_is_found_twice_is_taken_once() -> None:
-    """Of two slots with one key the first is taken, and of two labels of one slot."""
+    """Of two slots with one key, and of two labels of one slot, the first is taken over."""
     cache = a_tiered_cache()
     labels = b"".join(labels_of(keys(number)) for number in (1, 1, 2, 3))
 
@@ -107,7 +107,7 @@ def test_what_is_found_twice_is_taken_once() -> None:
 
 
 def test_key_of_a_bad_label_is_free_for_a_good_one() -> None:
-    """A label that is not believed does not stand in the way of one that is."""
+    """A label that is not believed does not keep a later slot with its key from being taken over."""
     cache = a_tiered_cache()
 
     adopt(cache, [99, 1], labels_of(keys(1)) + labels_of(keys(1)))
@@ -125,7 +125,7 @@ def test_nothing_is_found_where_there_is_no_store() -> None:
 
 
 def test_leaves_leave_first_among_what_was_found() -> None:
-    """Chains are evicted from their ends, in whichever order their slots were found."""
+    """Found chains are evicted from their ends, in whichever order their slots were found."""
     cache = a_tiered_cache(num_disk_slots=3)
     labels = [labels_of(doc(3))[start : start + 56] for start in (56, 0, 112)]
     assert len(labels_of(doc(3))) == 3 * 56
@@ -136,7 +136,7 @@ def test_leaves_leave_first_among_what_was_found() -> None:
 
 
 def test_tenants_of_found_slots_are_kept_apart() -> None:
-    """What was another tenant's in an earlier life is so in this one."""
+    """Slots that an earlier life stored for a tenant are found by that tenant alone."""
     cache = a_tiered_cache()
 
     adopt(cache, [0, 1], labels_of(keys(1)) + labels_of(keys(2), tenant=OTHER_TENANT))
@@ -149,14 +149,14 @@ def test_tenants_of_found_slots_are_kept_apart() -> None:
 
 
 def restarted(cache: Cache) -> Cache:
-    """Return the cache of the next life over the same records, with no worker left and a disk store that works."""
+    """Return the cache of the next life over the same records, with no worker and a working disk store."""
     again = Cache.recovered(cache.shape, records(cache), Epoch(2), {}, 0.0)
     turn(again, Tier.DISK, on=True)
     return again
 
 
 def test_disk_slots_are_findable_after_a_restart() -> None:
-    """What is READY and sealed is believed; what was being filled is free under a new generation."""
+    """Slots that are READY and sealed are believed; those that were being filled are free under a new generation."""
     cache = a_tiered_cache(num_slots=2)
     on_disk(cache, doc(3))
     disk = records(cache).disk
@@ -174,7 +174,7 @@ def test_disk_slots_are_findable_after_a_restart() -> None:
 
 
 def test_loads_that_a_restart_cut_off_leave_nothing() -> None:
-    """The slots that were read are as they were, the blocks that were written are free."""
+    """When a restart cuts a load off, the slots that it read stay as they were, and its target blocks are free."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
     the_copy(cache.handle(a_patient_reserve(doc(2)), 0.0))
@@ -187,7 +187,7 @@ def test_loads_that_a_restart_cut_off_leave_nothing() -> None:
 
 
 def test_host_pool_that_outlived_its_container_is_findable() -> None:
-    """Where all columns but those of the host pool are new, its cached slots are found, and private ones are free."""
+    """If only the host pool's columns survive, its cached slots are found, and its private ones are free."""
     cache = a_tiered_cache()
     evicted(cache, keys(1, 2), more=1)
     old = records(cache)
@@ -209,7 +209,7 @@ def test_host_pool_that_outlived_its_container_is_findable() -> None:
 
 
 def test_what_outlived_a_container_serves_its_next_worker() -> None:
-    """A new process of the same tenant reuses what the host pool has from before."""
+    """A new process of the same tenant reuses what the host pool kept from before."""
     cache = a_tiered_cache()
     on_host(cache, keys(1, 2))
     fresh = CacheRecords.plain(cache.shape)

@@ -1,4 +1,4 @@
-"""Laws of the copies in the background: each block goes down once, and nobody who asks for room has less of it."""
+"""Laws of the copies in the background: each block goes down once, and no call gets less room because of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +97,7 @@ def settled(cache: Cache, outcome: Outcome) -> list[Copy]:
 
 
 def of_direction(landed: list[Copy], direction: Direction) -> list[int]:
-    """Return the sources of all copies that went one way."""
+    """Return the sources of all copies of one direction."""
     return sorted(
         one for copy in landed if copy.direction is direction for one in ids(copy.source_ids)
     )
@@ -119,7 +119,7 @@ def test_write_through_copies_what_is_committed() -> None:
 
 
 def test_what_was_written_through_leaves_without_a_copy() -> None:
-    """Blocks that are below already are not copied again when they make room."""
+    """Blocks that are below already leave without another copy."""
     cache = a_cache(4, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(4)))
     for lease_id in cache._state.leases.by_id.copy():
@@ -146,7 +146,7 @@ def test_nothing_is_copied_where_there_is_no_host_pool() -> None:
 
 
 def test_each_mover_has_one_copy_in_the_background() -> None:
-    """What is committed while a copy is under way comes with the next one."""
+    """What is committed during a copy is part of the next one."""
     cache = a_cache(32, 32, write_policy=THROUGH)
     first = the_copy(outcome_of_commit(cache, doc(3)))
 
@@ -158,7 +158,7 @@ def test_each_mover_has_one_copy_in_the_background() -> None:
 
 
 def test_background_copy_has_a_bound() -> None:
-    """No copy in the background is longer than one that a request may have to wait behind."""
+    """No copy in the background is longer than the bound on what a request may have to wait behind."""
     cache = a_cache(4096, 4096, write_policy=THROUGH)
 
     first = the_copy(outcome_of_commit(cache, doc(600)))
@@ -185,7 +185,7 @@ def test_background_copies_leave_slots_for_those_who_need_them() -> None:
 
 
 def test_nothing_is_written_through_while_calls_wait() -> None:
-    """What has to leave for them goes first."""
+    """While calls wait, nothing is written through, for the blocks that leave for them go first."""
     cache = a_cache(4, 8, write_policy=THROUGH)
     first = the_copy(outcome_of_commit(cache, doc(2)))
     cache.handle(a_reserve(4, "waits", wait_ms=WAIT_MS), 0.0)
@@ -194,7 +194,7 @@ def test_nothing_is_written_through_while_calls_wait() -> None:
 
 
 def test_write_through_stops_where_no_slot_is_left() -> None:
-    """Evicted leases keep their slots; blocks that find no room stay where they are."""
+    """If no slot is left but those of evicted leases, blocks stay on the device."""
     cache = a_cache(8, 2, write_policy=THROUGH)
     lease = reserve(cache, 2, "evicted")
     land(cache, the_copy(evict(cache, lease.lease_id)))
@@ -204,7 +204,7 @@ def test_write_through_stops_where_no_slot_is_left() -> None:
 
 
 def test_blocks_that_have_left_are_not_written_through() -> None:
-    """A block that was evicted before its turn came is nobody's business any more."""
+    """A block that was evicted before its turn is not written through."""
     cache = a_cache(16, 16, write_policy=THROUGH)
     lease = committed(cache, doc(2), "first")
     cache.take_effects()
@@ -221,7 +221,7 @@ def test_blocks_that_have_left_are_not_written_through() -> None:
 
 
 def test_hits_bring_a_block_down() -> None:
-    """A block goes to the host pool when it was found so often, and not before."""
+    """A block goes to the host pool once it was found as often as configured, and not before."""
     cache = a_cache(16, 16, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=2)
     cached(cache, doc(2))
 
@@ -238,7 +238,7 @@ def test_hits_bring_a_block_down() -> None:
 
 
 def test_hits_of_an_earlier_block_do_not_count() -> None:
-    """A block that was evicted and filled anew starts from nothing."""
+    """The hits of a block do not count for what is filled into it later."""
     cache = a_cache(1, 8, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=2)
     cached(cache, keys(1))
     release(cache, answer(cache.handle(a_reserve(1, "a", keys(1)), 0.0), Reserved).lease_id)
@@ -248,7 +248,7 @@ def test_hits_of_an_earlier_block_do_not_count() -> None:
 
 
 def test_hits_of_what_came_up_again_start_from_nothing() -> None:
-    """What was brought back is below already, and is copied no more however often it is found."""
+    """A block that was brought up is below already, and is not copied again however often it is found."""
     cache = a_cache(4, 8, write_policy=WritePolicy.AFTER_N_HITS, write_after_hits=1)
     on_host(cache, keys(1))
     outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
@@ -262,7 +262,7 @@ def test_hits_of_what_came_up_again_start_from_nothing() -> None:
 
 
 def test_write_through_reaches_the_disk() -> None:
-    """Every committed block comes to the host pool and from there to the disk store, each once."""
+    """Every committed block goes to the host pool and from there to the disk store, each time once."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
 
     landed = settled(cache, outcome_of_commit(cache, doc(5)))
@@ -275,7 +275,7 @@ def test_write_through_reaches_the_disk() -> None:
 
 
 def test_store_carries_label_and_checksum() -> None:
-    """The store writes whose bytes they are, and proves them first."""
+    """A store copy carries the label of each block, and its checksum, which the store verifies first."""
     cache = a_tiered_cache(8, 1)
     records(cache).disk.generation[:] = 4
     cached(cache, keys(1))
@@ -298,7 +298,7 @@ def test_store_carries_label_and_checksum() -> None:
 
 
 def test_coldest_slots_are_kept_clean() -> None:
-    """Where blocks are not written through, a part of the host pool can leave without loss at any time."""
+    """Without write-through, a part of the host pool can leave without loss at any time."""
     cache = a_tiered_cache(16, 8)
     assert copies(dirty_slots(cache, doc(7))) == []
 
@@ -315,7 +315,7 @@ def test_coldest_slots_are_kept_clean() -> None:
 
 
 def test_slot_that_is_on_disk_is_not_stored_again() -> None:
-    """What came up from the disk and goes down again is there already."""
+    """A block that came from the disk is not stored again when it goes down."""
     cache = a_tiered_cache(16, 8, write_policy=THROUGH)
     on_disk(cache, doc(2))
 
@@ -326,7 +326,7 @@ def test_slot_that_is_on_disk_is_not_stored_again() -> None:
 
 
 def test_disk_that_is_full_drops_its_coldest() -> None:
-    """The store is a cache as well: what was used longest ago makes room."""
+    """The disk store drops the blocks that were used longest ago to make room."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH, num_disk_slots=2)
 
     settled(cache, outcome_of_commit(cache, doc(3)))
@@ -339,7 +339,7 @@ def test_disk_that_is_full_drops_its_coldest() -> None:
 
 
 def test_disk_all_of_which_is_being_read_takes_nothing() -> None:
-    """Slots that are held are no room."""
+    """If all disk slots are being read, nothing is stored."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH, num_disk_slots=1)
     on_disk(cache, keys(30))
     cache.handle(a_patient_reserve(keys(30), "reads"), 0.0)
@@ -351,7 +351,7 @@ def test_disk_all_of_which_is_being_read_takes_nothing() -> None:
 
 
 def test_nothing_is_stored_while_the_disk_is_off() -> None:
-    """A store that does not work is left alone, and given what it has missed afterwards."""
+    """While a store is off, nothing is sent to it; afterwards it gets all that it missed."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     turn(cache, Tier.DISK, on=False)
     settled(cache, outcome_of_commit(cache, doc(2)))
@@ -363,7 +363,7 @@ def test_nothing_is_stored_while_the_disk_is_off() -> None:
 
 @pytest.mark.parametrize("end", ["failed", "lost", "died"])
 def test_store_that_fails_is_left_in_peace_and_tried_again(end: str) -> None:
-    """A copy in the background that failed is started again a little later, not at once."""
+    """A failed copy in the background is started again a little later, not at once."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     store = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
 
@@ -385,7 +385,7 @@ def test_store_that_fails_is_left_in_peace_and_tried_again(end: str) -> None:
 
 
 def test_slot_that_the_store_does_not_take_is_not_tried_again() -> None:
-    """What could not be stored by itself stays where it is, and is no longer offered."""
+    """A slot that the store refuses on its own stays in the host pool, and is not offered again."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     store = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(2)))))
 
@@ -400,7 +400,7 @@ def test_slot_that_the_store_does_not_take_is_not_tried_again() -> None:
 
 
 def test_write_through_that_fails_is_tried_again() -> None:
-    """A block that could not be copied to the host pool is copied a little later."""
+    """A block whose copy to the host pool failed is copied a little later."""
     cache = a_cache(16, 16, write_policy=THROUGH)
     first = the_copy(outcome_of_commit(cache, doc(1)))
 
@@ -409,7 +409,7 @@ def test_write_through_that_fails_is_tried_again() -> None:
 
 
 def test_copies_that_somebody_asked_for_are_not_repeated() -> None:
-    """Who asked is told of the failure, and decides."""
+    """If a copy that a caller asked for fails, the caller is told and decides."""
     cache = a_tiered_cache(16, 16)
     cached(cache, doc(1))
     down = the_copy(cache.handle(c.Evict(keys=doc(1)), 0.0))
@@ -419,7 +419,7 @@ def test_copies_that_somebody_asked_for_are_not_repeated() -> None:
 
 
 def test_leases_own_bytes_never_go_to_the_disk() -> None:
-    """What is private to a lease has no key, and is nobody else's."""
+    """Private blocks of a lease have no key, so they never go to the disk."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     lease = reserve(cache, 2, "private")
 
@@ -429,7 +429,7 @@ def test_leases_own_bytes_never_go_to_the_disk() -> None:
 
 
 def restarted(cache: Cache) -> Cache:
-    """Return the cache of the next life over the same records, whose stores are said to work."""
+    """Return the cache of the next life over the same records, with its stores reported to work."""
     again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
     for tier in (Tier.DISK, Tier.REMOTE):
         again._state.tiers_off.discard(tier)
@@ -437,7 +437,7 @@ def restarted(cache: Cache) -> Cache:
 
 
 def test_stores_count_for_nothing_after_a_restart_until_they_are_said_to_work() -> None:
-    """The next life neither finds what is in a store nor copies to one before its mover has spoken."""
+    """After a restart, a store is neither searched nor written to until its mover has reported."""
     cache = a_remote_cache(16, 16, num_disk_slots=16, write_policy=THROUGH)
     on_disk(cache, doc(3))
     land(cache, the_copy(outcome_of_commit(cache, keys(9))))
@@ -455,7 +455,7 @@ def test_stores_count_for_nothing_after_a_restart_until_they_are_said_to_work() 
 
 
 def test_many_slots_that_are_on_disk_are_passed_over() -> None:
-    """After a restart every slot is looked at again, a part at a time, and what is below already is not copied."""
+    """After a restart all slots are looked at, a part at a time, and those that are below already are not copied."""
     cache = a_tiered_cache(8, 8, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(6)))
     again = restarted(cache)
@@ -467,7 +467,7 @@ def test_many_slots_that_are_on_disk_are_passed_over() -> None:
 
 
 def test_restart_goes_on_with_what_was_not_copied_yet() -> None:
-    """What the earlier life did not come to is brought down by the next one."""
+    """Blocks that the earlier life did not copy down are copied by the next one."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     outcome_of_commit(cache, doc(4))
     again = restarted(cache)
@@ -482,7 +482,7 @@ def test_restart_goes_on_with_what_was_not_copied_yet() -> None:
 
 
 def test_write_through_is_shared() -> None:
-    """Every committed block comes to the remote store, under the label that others ask by."""
+    """Every committed block goes to the remote store, under the label that others ask by."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
 
     landed = settled(cache, outcome_of_commit(cache, doc(3)))
@@ -497,7 +497,7 @@ def test_write_through_is_shared() -> None:
 
 
 def test_coldest_slots_are_shared() -> None:
-    """Where blocks are not written through, those are shared that leave next."""
+    """Without write-through, the blocks that leave next are shared."""
     cache = a_remote_cache(8, 1)
 
     share = the_copy(dirty_slots(cache, keys(1)))
@@ -509,7 +509,7 @@ def test_coldest_slots_are_shared() -> None:
 
 
 def test_fetched_blocks_are_not_shared_again() -> None:
-    """What came from the remote store stays known as such on its way down and up."""
+    """The mark of a block from the remote store goes with it on its way down and up."""
     cache = a_remote_cache(4, 1, num_disk_slots=4)
     outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
     landed = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
@@ -528,7 +528,7 @@ def test_fetched_blocks_are_not_shared_again() -> None:
 
 
 def test_what_came_from_disk_is_known_to_be_shared() -> None:
-    """The mark of the remote store's blocks goes to the disk, too, and back."""
+    """The mark of the remote store's blocks goes to the disk and back, too."""
     cache = a_remote_cache(4, 1, num_disk_slots=4)
     settled(cache, dirty_slots(cache, keys(1)))
     settled(cache, dirty_slots(cache, keys(2)))
@@ -545,7 +545,7 @@ def test_what_came_from_disk_is_known_to_be_shared() -> None:
 
 
 def test_committed_block_is_shared_whatever_was_there_before() -> None:
-    """A mark is of the bytes, and ends with them."""
+    """A mark belongs to the bytes, and ends with them."""
     cache = a_remote_cache(1, 8, write_policy=THROUGH)
     outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
     landed = land(cache, the_copy(probed(cache, the_probe(outcome), 1)))
@@ -557,7 +557,7 @@ def test_committed_block_is_shared_whatever_was_there_before() -> None:
 
 
 def test_nothing_is_shared_while_the_remote_store_is_off() -> None:
-    """A store that does not work is left alone, and given what it has missed afterwards."""
+    """While the remote store is off, nothing is sent to it; afterwards it gets all that it missed."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     turn(cache, Tier.REMOTE, on=False)
     settled(cache, outcome_of_commit(cache, doc(2)))
@@ -568,7 +568,7 @@ def test_nothing_is_shared_while_the_remote_store_is_off() -> None:
 
 
 def test_store_that_was_away_is_offered_everything_anew() -> None:
-    """It may have come back empty; where it only goes on, or is said to work again, nothing is sent twice."""
+    """A store that was away may come back empty, so all is sent again; one that only goes on is sent nothing twice."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(2)))
     still_on = settled(cache, turn(cache, Tier.REMOTE, on=True))
@@ -581,7 +581,7 @@ def test_store_that_was_away_is_offered_everything_anew() -> None:
 
 
 def test_remote_store_of_others_comes_back_in_vain() -> None:
-    """A cache that uses none has nothing to offer."""
+    """A cache without a remote store shares nothing when one comes back."""
     cache = a_tiered_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(2)))
     turn(cache, Tier.REMOTE, on=False)
@@ -590,7 +590,7 @@ def test_remote_store_of_others_comes_back_in_vain() -> None:
 
 
 def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
-    """The slots are free to leave at once."""
+    """When a share fails, its slots may leave at once, and it is tried again later."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
 
@@ -601,7 +601,7 @@ def test_share_that_fails_holds_nothing_and_is_tried_again() -> None:
 
 
 def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
-    """It is offered again after all others have been, first those that were not taken longest ago."""
+    """A slot that the store did not take is offered again after all others, the longest refused first."""
     cache = a_remote_cache(16, 4, write_policy=THROUGH)
     share = the_copy(land(cache, the_copy(outcome_of_commit(cache, keys(1)))))
     land(cache, the_copy(outcome_of_commit(cache, keys(2), "other")))
@@ -616,7 +616,7 @@ def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
 
 
 def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> None:
-    """A state that it would have loaded takes a block beside the one to write to; without it, one is enough."""
+    """To load a state takes a second block; once the state has left the disk, the call is served with one."""
     cache = cache_of(STATE, num_blocks=5, num_slots=16, num_disk_slots=2, write_policy=THROUGH)
     on_disk(cache, chain(4))
     stores = []
@@ -646,7 +646,7 @@ def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> No
 
 
 def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
-    """A load retires a slot that a copy in the background still reads: nothing is amiss, and it is not copied again."""
+    """A load may retire a slot that a copy in the background still reads; the slot is then not copied again."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     (share,) = copies(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
     release(cache, cache.list_leases(0, 1, 0.0)[0].lease_id)
@@ -663,7 +663,7 @@ def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
 
 
 def test_lost_share_holds_its_slots_until_the_mover_is_dead() -> None:
-    """A mover that does not answer may still read."""
+    """The slots of a lost share stay held until its mover is dead, for the mover may still read them."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
 
@@ -679,7 +679,7 @@ def test_lost_share_holds_its_slots_until_the_mover_is_dead() -> None:
 
 
 def test_reserve_never_waits_for_a_store() -> None:
-    """A call that finds all slots held by a copy to the disk gets its blocks all the same."""
+    """A reserve gets its blocks even if copies to the disk hold all slots."""
     cache = a_tiered_cache(1, 1)
     store = the_copies(dirty_slots(cache, keys(1)))[Direction.STORE]
     cached(cache, keys(2))
@@ -691,7 +691,7 @@ def test_reserve_never_waits_for_a_store() -> None:
 
 
 def test_refusal_knows_of_blocks_that_are_being_copied() -> None:
-    """Who finds cached blocks held by a copy in the background is told to come again soon."""
+    """If a copy in the background holds cached blocks, a refused call is told to come again soon."""
     cache = a_cache(2, 16, write_policy=THROUGH)
     outcome = outcome_of_commit(cache, doc(2))
     for lease_id in cache._state.leases.by_id.copy():
@@ -706,7 +706,7 @@ def test_refusal_knows_of_blocks_that_are_being_copied() -> None:
 
 
 def test_evict_moves_what_is_not_below() -> None:
-    """An evict of keys copies only those that no lower tier has."""
+    """An evict by keys copies only blocks that no lower tier has."""
     cache = a_tiered_cache(8, 8)
     cached(cache, doc(3))
     on_disk(cache, keys(2))
@@ -721,7 +721,7 @@ def test_evict_moves_what_is_not_below() -> None:
 
 @pytest.mark.parametrize("numbers", [{}, {"num_disk_slots": 4}, {"uses_remote": True}])
 def test_commits_and_releases_start_nothing_by_themselves(numbers: dict[str, Any]) -> None:
-    """Where nothing is to leave, nothing is copied."""
+    """Commits and releases start no copy if nothing is to leave."""
     cache = a_cache(8, 8, **numbers)
     lease = reserve(cache, 2, "r")
     commit(cache, lease.lease_id, doc(2))
@@ -733,7 +733,7 @@ def test_commits_and_releases_start_nothing_by_themselves(numbers: dict[str, Any
 
 
 def test_fork_copies_hand_on_no_marks() -> None:
-    """Copies of private blocks have no key, and go nowhere."""
+    """A fork's copies of private blocks have no key, and go to no store."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     parent = reserve(cache, 2, "parent")
     commit(cache, parent.lease_id, keys(1))
@@ -754,7 +754,7 @@ def test_fork_copies_hand_on_no_marks() -> None:
 
 
 def test_restart_shares_only_what_was_not_shared() -> None:
-    """What went to the remote store in an earlier life, or came from there, is not offered again."""
+    """Blocks that were shared by an earlier life, or came from the remote store, are not offered again."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(2)))
     outcome = cache.handle(a_patient_reserve(keys(40), "fetched"), 0.0)
@@ -773,7 +773,7 @@ def test_restart_shares_only_what_was_not_shared() -> None:
 
 @pytest.mark.parametrize("goes", ["restart", "mover"])
 def test_what_was_shared_is_remembered_while_nothing_is_known_of_the_store(goes: str) -> None:
-    """Neither a new control process, which takes the store for off, nor a new mover makes anybody share again."""
+    """Neither a new control process, which takes the store to be off, nor a new mover makes blocks be shared again."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(4)))
     if goes == "restart":
@@ -790,7 +790,7 @@ def test_what_was_shared_is_remembered_while_nothing_is_known_of_the_store(goes:
 
 
 def test_store_that_was_away_is_given_all_again() -> None:
-    """It may have come back without what it had."""
+    """A store that was away may have lost its blocks, so all are shared again."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     settled(cache, outcome_of_commit(cache, doc(4)))
     turn(cache, Tier.REMOTE, on=False)
@@ -801,7 +801,7 @@ def test_store_that_was_away_is_given_all_again() -> None:
 
 
 def test_share_that_was_cut_short_is_made_up() -> None:
-    """What a slow network had no time for is shared a little later, and what it carried is not sent twice."""
+    """Blocks that a slow network had no time for are shared a little later, and those that were sent are not."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(2)))))
 
@@ -817,7 +817,7 @@ def test_share_that_was_cut_short_is_made_up() -> None:
 
 
 def test_slot_that_is_never_taken_is_given_up() -> None:
-    """A block that the store does not take is offered so often and no more, until other bytes come to its slot."""
+    """A block that the store refuses is offered a limited number of times, until its slot has other bytes."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
     share = the_copy(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
     num_tries = 0
@@ -837,7 +837,7 @@ def test_slot_that_is_never_taken_is_given_up() -> None:
 
 
 def a_busy_cache() -> Cache:
-    """Return a cache with copies in the background, copies up from all tiers, and a call that asks."""
+    """Return a cache with copies in the background, copies up from all tiers, and a call that asks the remote store."""
     cache = a_remote_cache(16, 16, num_disk_slots=8, write_policy=THROUGH)
     on_disk(cache, keys(40))
     settled(cache, outcome_of_commit(cache, doc(2)))
@@ -880,7 +880,7 @@ def _shared_mark(state: CacheState) -> None:
 
 
 def test_busy_cache_is_sound() -> None:
-    """What goes on between the tiers at once keeps every invariant."""
+    """Concurrent copies between all tiers keep every invariant."""
     cache = a_busy_cache()
 
     directions = {flight.direction for flight in cache._state.flights.values()}
@@ -912,7 +912,7 @@ def test_busy_cache_is_sound() -> None:
 def test_damage_between_the_tiers_is_noticed(
     damage: Callable[[CacheState], object], words: str
 ) -> None:
-    """Each invariant of the tiers notices the damage that it is there for."""
+    """Each invariant of the tiers notices the damage that it is meant for."""
     cache = a_busy_cache()
 
     damage(cache._state)

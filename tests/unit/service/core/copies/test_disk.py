@@ -1,4 +1,4 @@
-"""Laws of the disk store: its blocks are part of every prefix, and any doubt about them is a miss."""
+"""Laws of the disk store: its blocks are part of every prefix, and a block in any doubt is a miss."""
 
 from collections.abc import Callable
 
@@ -67,7 +67,7 @@ def hits(lease: Reserved) -> tuple[int, int, int, int]:
 
 
 def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, int | None]:
-    """Have a reserve load its prefix from disk, and return the copy and the caller's ticket."""
+    """Have a reserve load its prefix from disk; return the copy and the caller's ticket."""
     outcome = cache.handle(a_patient_reserve(packed, request_id), 0.0)
     return the_copies(outcome)[Direction.LOAD], outcome.ticket
 
@@ -76,7 +76,7 @@ def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, i
 
 
 def test_lookup_counts_the_blocks_of_each_tier() -> None:
-    """A prefix is as long as all tiers together make it, each block counted where it is highest."""
+    """All tiers together make a prefix, and each block counts in the highest tier that has it."""
     cache = a_tiered_cache()
     on_host(cache, keys(2, 3))
     on_disk(cache, doc(6))
@@ -88,7 +88,7 @@ def test_lookup_counts_the_blocks_of_each_tier() -> None:
 
 
 def test_reserve_brings_each_block_from_the_highest_tier() -> None:
-    """What is on the device is held, what is in the host pool reloaded, and only the rest read from disk."""
+    """Blocks on the device are held, those in the host pool are reloaded, and only the rest is read from disk."""
     cache = a_tiered_cache()
     on_host(cache, keys(2))
     on_disk(cache, doc(4))
@@ -108,7 +108,7 @@ def test_reserve_brings_each_block_from_the_highest_tier() -> None:
 
 
 def test_tokens_of_all_tiers_add_up_to_the_request() -> None:
-    """Each token of a request is counted in one tier, or as one to be computed."""
+    """Each token of a request counts in one tier, or as one to be computed."""
     cache = a_tiered_cache()
     on_disk(cache, doc(3))
     cached(cache, keys(1))
@@ -127,7 +127,7 @@ def test_tokens_of_all_tiers_add_up_to_the_request() -> None:
 
 
 def test_load_carries_label_and_checksum() -> None:
-    """The store is told which bytes it must find, and of whom."""
+    """A load tells the store which bytes it must find, and of which tenant."""
     cache = a_tiered_cache()
     adopt(cache, [3, 5], labels_of(doc(2), generation=9), [11, 22])
 
@@ -146,7 +146,7 @@ def test_load_carries_label_and_checksum() -> None:
 
 
 def test_load_ends_under_the_checksums_that_were_taken() -> None:
-    """Bytes that were stored without a checksum have the one that the store took when it read them."""
+    """Bytes that were stored without a checksum get the one that the store takes as it reads them."""
     cache = a_tiered_cache()
     on_disk(cache, doc(1))
     copy, _ = loading(cache, doc(1))
@@ -165,7 +165,7 @@ def test_impatient_reserve_uses_the_device_alone() -> None:
 
 
 def test_another_tenants_disk_slot_is_a_miss() -> None:
-    """A stolen key finds nothing, and what comes behind it neither."""
+    """A stolen key finds nothing, and neither do the keys behind it."""
     cache = a_tiered_cache()
     on_disk(cache, keys(1))
     on_disk(cache, keys(2), OTHER_TENANT, 1)
@@ -179,7 +179,7 @@ def test_another_tenants_disk_slot_is_a_miss() -> None:
 
 
 def test_keys_that_repeat_a_disk_slot_are_refused() -> None:
-    """The keys of a chain differ, wherever their blocks are."""
+    """Keys that name a block twice are refused, even if the block is on disk alone."""
     cache = a_tiered_cache()
     on_disk(cache, doc(1))
 
@@ -188,7 +188,7 @@ def test_keys_that_repeat_a_disk_slot_are_refused() -> None:
 
 
 def test_long_chain_is_found_where_it_ends() -> None:
-    """A prefix of hundreds of blocks is found as one of ten is."""
+    """A prefix of hundreds of blocks is found as a short one is."""
     cache = a_tiered_cache(400, 8, num_disk_slots=400)
     on_disk(cache, doc(300))
 
@@ -201,7 +201,7 @@ def test_long_chain_is_found_where_it_ends() -> None:
 
 
 def grouped_on_disk() -> Cache:
-    """Return a cache of two groups whose document of 16 tokens is on disk alone."""
+    """Return a cache of two groups with a document of 16 tokens on disk alone."""
     cache = cache_of(FULL, WINDOW, num_slots=1, num_disk_slots=64)
     command = c.Reserve(worker_id=WORKER, request_id="a", keys=b"", num_tokens=16)
     lease = answer(cache.handle(command, 0.0), Reserved)
@@ -214,13 +214,13 @@ def grouped_on_disk() -> Cache:
     labels = b"".join(labels_of(device.key[one].tobytes()) for one in ready)
     release(cache, lease.lease_id)
     adopt(cache, range(len(ready)), labels)
-    # What is on disk already leaves without a copy.
+    # Blocks that are on disk already leave without a copy.
     assert copies(cache.handle(c.Evict(keys=chain(16)), 0.0)) == []
     return cache
 
 
 def test_groups_find_their_prefix_on_disk() -> None:
-    """The tokens before the first block further down count to each tier."""
+    """Each tier counts the tokens before the first block that is further down."""
     cache = grouped_on_disk()
     command = c.Reserve(
         worker_id=WORKER, request_id="b", keys=chain(16), num_tokens=20, wait_ms=WAIT_MS
@@ -237,7 +237,7 @@ def test_groups_find_their_prefix_on_disk() -> None:
 
 
 def test_groups_lookup_sees_only_a_tenants_own() -> None:
-    """Another tenant's blocks on disk serve nobody else."""
+    """A lookup does not count another tenant's blocks on disk."""
     cache = grouped_on_disk()
 
     assert looked_up(cache, chain(16)) > (0, 0, 0)
@@ -248,7 +248,7 @@ def test_groups_lookup_sees_only_a_tenants_own() -> None:
 
 
 def test_two_reserves_share_one_load() -> None:
-    """Bytes that are on their way from disk are waited for, not read again."""
+    """A reserve waits for bytes that are on their way from disk, and does not read them again."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
     copy, first = loading(cache, doc(2), "a")
@@ -263,7 +263,7 @@ def test_two_reserves_share_one_load() -> None:
 
 
 def test_reload_of_a_lease_joins_a_load() -> None:
-    """An evicted lease waits for bytes that are on their way for somebody else."""
+    """A reload waits for bytes of its lease that are on their way for another call."""
     cache = a_tiered_cache()
     lease = reserve(cache, 1, "mine")
     cache.handle(
@@ -293,7 +293,7 @@ def test_reload_of_a_lease_joins_a_load() -> None:
 
 
 def test_damaged_disk_slot_is_retired() -> None:
-    """A slot that does not hold what its label says is never used again; the rest is kept."""
+    """A slot that does not hold what its label says is never used again; other slots are kept."""
     cache = a_tiered_cache()
     on_disk(cache, doc(3))
     copy, ticket = loading(cache, doc(3))
@@ -308,7 +308,7 @@ def test_damaged_disk_slot_is_retired() -> None:
 
 
 def test_good_bytes_of_a_load_are_kept() -> None:
-    """What came whole beside damaged bytes is on the device from then on."""
+    """Blocks that came whole are cached on the device, even if others of the same load were damaged."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
     copy, ticket = loading(cache, doc(2))
@@ -322,7 +322,7 @@ def test_good_bytes_of_a_load_are_kept() -> None:
 
 @pytest.mark.parametrize("end", [fail, lose], ids=["failed", "lost"])
 def test_reserve_starts_over_without_the_disk(end: Callable[[Cache, Copy], Outcome]) -> None:
-    """When the store does not do its work, the host pool still does, and the slots are kept."""
+    """If the disk store fails, a reserve starts over with the host pool alone, and the slots are kept."""
     cache = a_tiered_cache()
     on_host(cache, keys(1))
     on_disk(cache, doc(3))
@@ -339,7 +339,7 @@ def test_reserve_starts_over_without_the_disk(end: Callable[[Cache, Copy], Outco
 
 
 def test_each_tier_is_tried_once() -> None:
-    """A call that was failed by the disk and then by the host pool computes all of its tokens."""
+    """A call for which the disk and then the host pool failed computes all of its tokens."""
     cache = a_tiered_cache()
     on_host(cache, keys(1))
     on_disk(cache, doc(3))
@@ -355,7 +355,7 @@ def test_each_tier_is_tried_once() -> None:
 
 
 def test_reserve_that_started_over_does_not_join_the_tier_that_failed_it() -> None:
-    """A copy of somebody else from a tier that has just failed is not waited for."""
+    """A call does not wait for another's copy from a tier that has just failed it."""
     cache = a_tiered_cache()
     cached(cache, keys(1))
     on_disk(cache, keys(2), first_slot=1)
@@ -370,7 +370,7 @@ def test_reserve_that_started_over_does_not_join_the_tier_that_failed_it() -> No
 
 
 def test_bytes_that_come_from_two_tiers_at_once_are_the_first_ones() -> None:
-    """Whoever may not join a copy has the bytes from elsewhere, and who asks from then on waits for neither."""
+    """A call that may not join a copy loads the bytes from another tier, and a later call waits for neither copy."""
     cache = a_tiered_cache()
     cached(cache, keys(1))
     on_host(cache, keys(2))
@@ -391,7 +391,7 @@ def test_bytes_that_come_from_two_tiers_at_once_are_the_first_ones() -> None:
 
 
 def test_who_waits_for_the_slower_copy_has_what_the_faster_one_brought() -> None:
-    """Calls and a lease on its way back that joined a copy take over the block that another one has filled."""
+    """Calls and a reload that joined a slow copy take over the block that a faster copy has filled."""
     cache = a_tiered_cache()
     lease = evicted(cache, keys(2))
     cache.handle(c.Evict(keys=keys(2)), 0.0)
@@ -414,7 +414,7 @@ def test_who_waits_for_the_slower_copy_has_what_the_faster_one_brought() -> None
 
 
 def test_copy_of_a_tier_that_is_off_is_not_joined() -> None:
-    """Who comes later computes what a disk that hangs has promised to somebody else."""
+    """A later call does not wait for a load from a disk that hangs, but computes."""
     cache = a_tiered_cache()
     on_disk(cache, doc(1))
     copy, first = loading(cache, doc(1), "a")
@@ -428,7 +428,7 @@ def test_copy_of_a_tier_that_is_off_is_not_joined() -> None:
 
 
 def test_what_came_by_another_way_is_served_when_a_load_takes_too_long() -> None:
-    """Where the copy that a call waits for is late, what another one brought is a hit."""
+    """If the copy that a call waits for is late, a block that another copy brought meanwhile is a hit."""
     cache = a_tiered_cache()
     waits = brought_by_another(cache, keys(2), keys(2))
 
@@ -440,7 +440,7 @@ def test_what_came_by_another_way_is_served_when_a_load_takes_too_long() -> None
 
 
 def test_malformed_call_is_refused_when_its_load_takes_too_long() -> None:
-    """Where keys turn out to name a block twice, by what has come meanwhile, the call is told so."""
+    """If blocks that came meanwhile show that a call's keys name a block twice, the late call is refused."""
     cache = cache_of(FULL, WINDOW, num_disk_slots=8)
     waits = brought_by_another(cache, crossed(2), keys(2) + crossed(4))
     cached(cache, keys(4))
@@ -450,7 +450,7 @@ def test_malformed_call_is_refused_when_its_load_takes_too_long() -> None:
 
 
 def brought_by_another(cache: Cache, stored: bytes, prefix: bytes) -> int | None:
-    """Have a call wait for block 2 from the host pool, which came from disk meanwhile; returns its ticket."""
+    """Have a call wait for block 2 from the host pool while it comes from disk, and return the call's ticket."""
     cached(cache, keys(1))
     on_host(cache, keys(2))
     on_host(cache, keys(3))
@@ -463,7 +463,7 @@ def brought_by_another(cache: Cache, stored: bytes, prefix: bytes) -> int | None
 
 
 def test_only_the_dead_movers_copies_end() -> None:
-    """The death of one mover's process says nothing of what the others write."""
+    """The death of one mover ends only its own copies."""
     cache = a_tiered_cache()
     on_host(cache, keys(1))
     on_disk(cache, doc(2))
@@ -482,7 +482,7 @@ def test_only_the_dead_movers_copies_end() -> None:
 
 
 def test_lost_load_keeps_both_its_ends() -> None:
-    """While the store may still write, its target is nobody's and its source stays; then both are free again."""
+    """The target of a lost load is nobody's and its source stays, until the mover is dead; then both are free."""
     cache = a_tiered_cache()
     on_disk(cache, doc(1))
     copy, _ = loading(cache, doc(1))
@@ -500,7 +500,7 @@ def test_lost_load_keeps_both_its_ends() -> None:
 
 
 def test_nothing_is_found_in_a_tier_that_is_off() -> None:
-    """While a store does not work, everything in it is a miss; afterwards it is there again."""
+    """While a store is off, everything in it is a miss; afterwards it is found again."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
 
@@ -512,7 +512,7 @@ def test_nothing_is_found_in_a_tier_that_is_off() -> None:
 
 
 def test_copies_of_a_tier_that_went_off_end_by_their_own_answers() -> None:
-    """What is in flight is waited for."""
+    """Copies in flight when a tier goes off end by their own answers."""
     cache = a_tiered_cache()
     on_disk(cache, doc(1))
     copy, ticket = loading(cache, doc(1))
@@ -527,12 +527,12 @@ def test_copies_of_a_tier_that_went_off_end_by_their_own_answers() -> None:
 
 
 def replaced(cache: Cache) -> Outcome:
-    """Let the disk store turn out to be another one."""
+    """Report that the disk store is another one."""
     return cache.handle(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True), 0.0)
 
 
 def test_another_store_has_nothing_of_what_was_there() -> None:
-    """All slots are free again, retired ones too, and what the new store has is taken over as in a new life."""
+    """All slots are free again, even retired ones, and the new store's slots are taken over as in a new life."""
     cache = a_tiered_cache()
     on_disk(cache, doc(4))
     copy, ticket = loading(cache, doc(4))
@@ -552,7 +552,7 @@ def test_another_store_has_nothing_of_what_was_there() -> None:
 
 
 def test_loads_under_way_end_by_their_own_answers_when_the_store_is_replaced() -> None:
-    """What was verified is granted; slots that were read are free when they are let go of, damaged or not."""
+    """Verified blocks are granted; slots that were read are free once the load lets go of them, damaged or not."""
     cache = a_tiered_cache()
     on_disk(cache, doc(3))
     copy, ticket = loading(cache, doc(3))
@@ -570,7 +570,7 @@ def test_loads_under_way_end_by_their_own_answers_when_the_store_is_replaced() -
 
 
 def test_slot_that_was_retired_is_not_given_anew_while_a_mover_may_read_it() -> None:
-    """It waits, as all slots do, for those who hold it."""
+    """A retired slot is free again only when those that hold it let go of it, as any other slot."""
     cache = a_tiered_cache()
     on_disk(cache, doc(2))
     first, _ = loading(cache, doc(2), "a")
@@ -588,7 +588,7 @@ def test_slot_that_was_retired_is_not_given_anew_while_a_mover_may_read_it() -> 
 
 
 def test_nothing_is_stored_before_all_that_the_store_has_is_known() -> None:
-    """What a life before left there is told slot by slot; one that seems free may hold a block that is to be found."""
+    """While the store still reports what it has, nothing is stored: a slot that seems free may hold a block."""
     cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
     cache.handle(c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True, is_read=False), 0.0)
     lease = reserve(cache, 2)
@@ -608,7 +608,7 @@ def test_nothing_is_stored_before_all_that_the_store_has_is_known() -> None:
 
 
 def test_stores_under_way_when_the_store_is_replaced_are_made_again() -> None:
-    """Nobody knows which of the two they went to; all that the host pool has is stored in the new one."""
+    """Nobody knows which store got the copies under way, so all slots of the host pool are stored in the new one."""
     cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
     lease = reserve(cache, 2)
     command = c.Commit(
@@ -633,7 +633,7 @@ def test_stores_under_way_when_the_store_is_replaced_are_made_again() -> None:
 
 
 def test_block_on_disk_leaves_without_a_copy() -> None:
-    """What is below already is never copied again, and nothing is lost."""
+    """A block that is on disk already leaves without a copy, and nothing is lost."""
     cache = a_tiered_cache(2, 2)
     cached(cache, doc(2))
     on_disk(cache, doc(2))
@@ -646,7 +646,7 @@ def test_block_on_disk_leaves_without_a_copy() -> None:
 
 
 def test_block_is_written_back_while_the_disk_is_off() -> None:
-    """A copy in a store that does not work is none."""
+    """A copy in a store that is off does not count, so the block is written back."""
     cache = a_tiered_cache(2, 2)
     cached(cache, doc(2))
     on_disk(cache, doc(2))
@@ -658,7 +658,7 @@ def test_block_is_written_back_while_the_disk_is_off() -> None:
 
 
 def test_slot_that_is_on_disk_is_not_counted_as_dropped() -> None:
-    """A block that leaves the host pool is lost only if no other tier has it."""
+    """A block that leaves the host pool counts as dropped only if no other tier has it."""
     cache = a_tiered_cache(4, 2)
     turn(cache, Tier.DISK, on=False)
     on_host(cache, keys(1, 2))
@@ -672,7 +672,7 @@ def test_slot_that_is_on_disk_is_not_counted_as_dropped() -> None:
 
 
 def test_strangers_evict_nothing_of_the_disk() -> None:
-    """Tenants share the store, and each finds its own."""
+    """Tenants share the disk store, and each finds its own blocks."""
     cache = a_tiered_cache()
     on_disk(cache, keys(1))
     on_disk(cache, keys(2), OTHER_TENANT, 1)

@@ -1,4 +1,4 @@
-"""Laws of copies that come to nothing, in every phase of a lease: nothing is lost but time."""
+"""Laws of failed copies, in every phase of a lease: nothing is lost but time."""
 
 import pytest
 
@@ -53,7 +53,7 @@ ENDS = pytest.mark.parametrize("end", ["failed", "lost", "mover died"])
 def test_eviction_that_comes_to_nothing_leaves_the_lease_on_the_device(
     end: str, is_below: bool
 ) -> None:
-    """The lease has its blocks as before, its caller is told, and it may be evicted again."""
+    """The lease has its blocks as before, its caller is told, and it can be evicted again."""
     cache = a_cache()
     if is_below:
         on_host(cache, keys(1))
@@ -70,7 +70,7 @@ def test_eviction_that_comes_to_nothing_leaves_the_lease_on_the_device(
 
 @ENDS
 def test_reload_that_comes_to_nothing_leaves_the_lease_in_the_host_pool(end: str) -> None:
-    """The bytes are still below, the caller is told, and the lease may be reloaded again."""
+    """The bytes are still in the host pool, the caller is told, and the lease can be reloaded again."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
     outcome = reload(cache, lease.lease_id)
@@ -85,7 +85,7 @@ def test_reload_that_comes_to_nothing_leaves_the_lease_in_the_host_pool(end: str
 
 @ENDS
 def test_prefetch_that_comes_to_nothing_is_told(end: str) -> None:
-    """Whoever asked for blocks learns that they did not come; they are still below."""
+    """The caller learns that the blocks did not come; they are still in the host pool."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = reload_keys(cache, keys(1))
@@ -98,7 +98,7 @@ def test_prefetch_that_comes_to_nothing_is_told(end: str) -> None:
 
 @ENDS
 def test_displacing_that_comes_to_nothing_is_told(end: str) -> None:
-    """Cached blocks that could not be copied stay where they are."""
+    """The caller is told, and the cached blocks that were not copied stay on the device."""
     cache = a_full_cache(1)
     outcome = cache.handle(c.Evict(num_blocks=1), 0.0)
 
@@ -110,7 +110,7 @@ def test_displacing_that_comes_to_nothing_is_told(end: str) -> None:
 
 @ENDS
 def test_load_that_comes_to_nothing_lets_the_request_compute(end: str) -> None:
-    """A request whose prefix did not come gets fresh blocks, without another try from below."""
+    """A request whose prefix did not come gets fresh blocks, and no second load is tried."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -136,7 +136,7 @@ def test_write_back_that_comes_to_nothing_is_tried_again(end: str) -> None:
 
 
 def test_lease_with_several_copies_is_parted_from_all_by_one_failure() -> None:
-    """A reload of which one copy failed is over; the other copies only bring cached blocks."""
+    """A reload ends when one of its copies fails; its other copies only bring cached blocks."""
     cache = a_cache()
     lease = evicted(cache, keys(1, 2))
     prefetch = reload_keys(cache, keys(1))
@@ -151,7 +151,7 @@ def test_lease_with_several_copies_is_parted_from_all_by_one_failure() -> None:
 
 
 def test_block_whose_write_back_failed_is_the_next_to_leave() -> None:
-    """A copy that failed makes no block warmer than it was."""
+    """A failed copy does not change a block's place in the order."""
     cache = a_full_cache(2)
     outcome = cache.handle(a_reserve(1, wait_ms=WAIT_MS), 0.0)
 
@@ -161,7 +161,7 @@ def test_block_whose_write_back_failed_is_the_next_to_leave() -> None:
 
 
 def test_committed_bytes_survive_a_lease_that_moves() -> None:
-    """What was committed under a key is found after any number of moves, and copied down only once."""
+    """Committed bytes are found after any number of moves, and are copied down only once."""
     cache = a_cache()
     lease = committed(cache, keys(1, 2))
     land(cache, the_copy(evict(cache, lease.lease_id)))

@@ -1,4 +1,4 @@
-"""Laws of a host pool whose mover hangs: nobody waits for copies from it or to it, and what it has is found again."""
+"""Laws of a host pool whose mover hangs: no call waits for its copies, and its blocks are found again afterwards."""
 
 from kvlease.errors import CopyFailedError
 from kvleased.core.effects import Direction, Evicted, Reserved, Tier
@@ -30,7 +30,7 @@ from tests.unit.service.core.tier_builders import turn
 
 
 def test_prefix_of_a_host_pool_that_is_off_is_computed() -> None:
-    """Who could wait for the copy is granted at once without it; when the mover answers again, the prefix is there."""
+    """A call that may wait is granted at once without its prefix; when the mover answers again, the prefix is found."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
 
@@ -46,7 +46,7 @@ def test_prefix_of_a_host_pool_that_is_off_is_computed() -> None:
 
 
 def test_room_is_made_without_copies_to_a_host_pool_that_is_off() -> None:
-    """What would have been written back first leaves at once, for nobody knows when its copy would end."""
+    """Blocks that would be written back leave at once, for nobody knows when the copy would end."""
     cache = a_full_cache(2)
 
     turn(cache, Tier.HOST, on=False)
@@ -58,7 +58,7 @@ def test_room_is_made_without_copies_to_a_host_pool_that_is_off() -> None:
 
 
 def test_call_that_waits_for_a_write_back_is_served_when_the_host_pool_goes_off() -> None:
-    """Room that is being made by a copy is made otherwise; the copy, which goes on, takes nothing from anybody."""
+    """The waiting call gets room without the copy, which goes on and takes nothing from anybody."""
     cache = a_full_cache(4)
     waiting = cache.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
 
@@ -70,7 +70,7 @@ def test_call_that_waits_for_a_write_back_is_served_when_the_host_pool_goes_off(
 
 
 def test_nothing_is_cleaned_towards_a_host_pool_that_is_off() -> None:
-    """Copies in the background wait until its mover answers."""
+    """Copies in the background wait until the host pool's mover answers."""
     cache = a_cache(write_policy=WritePolicy.WRITE_THROUGH)
     turn(cache, Tier.HOST, on=False)
     lease = reserve(cache)
@@ -81,7 +81,7 @@ def test_nothing_is_cleaned_towards_a_host_pool_that_is_off() -> None:
 
 
 def test_lease_that_is_called_off_on_its_way_down_stays() -> None:
-    """What the mover never got has failed: the lease is on the device as before, and may be evicted later."""
+    """A copy that the mover never got has failed: the lease stays on the device, and can be evicted later."""
     cache = a_cache()
     lease = reserve(cache)
     outcome = evict(cache, lease.lease_id)
@@ -96,7 +96,7 @@ def test_lease_that_is_called_off_on_its_way_down_stays() -> None:
 
 
 def test_keys_of_a_host_pool_that_is_off_are_not_brought_back() -> None:
-    """A call that names them is told that nothing came, and takes no block of the device."""
+    """A reload of such keys is told that nothing came, and takes no block of the device."""
     cache = a_cache()
     on_host(cache, keys(1))
 
@@ -107,7 +107,7 @@ def test_keys_of_a_host_pool_that_is_off_are_not_brought_back() -> None:
 
 
 def test_blocks_that_need_no_scrub_leave_while_the_mover_hangs_that_would_scrub() -> None:
-    """A call that could have free blocks of another tenant, once they are zero, gets cached ones of its own at once."""
+    """A call whose free blocks would have to be scrubbed gets its own cached blocks at once instead."""
     cache = a_cache(4)
     strangers = reserve(cache, 2, "strangers", worker_id=STRANGER)
     cached(cache, keys(1, 2))

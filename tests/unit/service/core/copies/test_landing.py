@@ -1,4 +1,4 @@
-"""Laws of the ends of copies: what arrives is verified, what is in doubt is kept from everyone."""
+"""Laws of the ends of copies: bytes that arrive are verified, and blocks in doubt are kept from everyone."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ from tests.unit.service.core.builders import (
 
 
 def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, int | None]:
-    """Have a reserve load its prefix from the host pool, and return the copy and the caller's ticket."""
+    """Have a reserve load its prefix from the host pool; return the copy and the caller's ticket."""
     command = a_reserve(len(packed) // 32, request_id, packed, wait_ms=WAIT_MS)
     outcome = cache.handle(command, 0.0)
     return the_copy(outcome), outcome.ticket
@@ -53,7 +53,7 @@ def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, i
 
 
 def test_checksum_travels_down_and_up() -> None:
-    """What the mover counted on the way down is what the bytes must have on the way up."""
+    """Bytes on their way up must have the checksum that the mover took on their way down."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     down = the_copy(cache.handle(c.Evict(keys=keys(1, 2)), 0.0))
@@ -69,7 +69,7 @@ def test_checksum_travels_down_and_up() -> None:
 
 
 def test_copy_without_checksums_leaves_none() -> None:
-    """A mover that took no checksums does not leave those of earlier bytes behind."""
+    """A copy without checksums erases the checksums of earlier bytes."""
     cache = a_cache()
     on_host(cache, keys(1))
 
@@ -93,7 +93,7 @@ def test_damaged_slot_is_retired() -> None:
 
 
 def test_reserve_starts_over_without_the_damaged_bytes() -> None:
-    """A request gets what was whole, and computes the rest."""
+    """A request gets the blocks that came whole, and computes the rest."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
     copy, ticket = loading(cache, keys(1, 2))
@@ -107,7 +107,7 @@ def test_reserve_starts_over_without_the_damaged_bytes() -> None:
 
 
 def test_reserve_that_started_over_counts_its_tokens_once() -> None:
-    """What was on the device, what was brought up and what is to be computed add up to the request."""
+    """The tokens on the device, those brought up and those to be computed add up to the request."""
     cache = a_cache()
     on_host(cache, keys(1, 2, 3))
     land(cache, the_copy(reload_keys(cache, keys(1))))
@@ -123,7 +123,7 @@ def test_reserve_that_started_over_counts_its_tokens_once() -> None:
 
 
 def test_reserve_that_joined_a_damaged_copy_starts_over_too() -> None:
-    """Nobody is served bytes that did not match, however many wait for them."""
+    """No call is served bytes that did not match, however many wait for them."""
     cache = a_cache()
     on_host(cache, keys(1))
     copy, first = loading(cache, keys(1), "a")
@@ -138,7 +138,7 @@ def test_reserve_that_joined_a_damaged_copy_starts_over_too() -> None:
 
 @pytest.mark.parametrize("at", [0, 1], ids=["committed", "private"])
 def test_evicted_lease_with_damaged_bytes_ends(at: int) -> None:
-    """A lease that lost bytes ends, for nobody else has them; its worker recomputes."""
+    """A lease whose bytes are damaged ends, for nothing else has them; its worker recomputes."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
     outcome = reload(cache, lease.lease_id)
@@ -152,7 +152,7 @@ def test_evicted_lease_with_damaged_bytes_ends(at: int) -> None:
 
 
 def test_lease_that_shares_a_damaged_slot_ends() -> None:
-    """Also a lease that only rests in the host pool cannot come back without its bytes."""
+    """A lease in the host pool that shares the damaged slot ends, too."""
     cache = a_cache()
     evicted(cache, keys(1))
     outcome = reload_keys(cache, keys(1))
@@ -164,7 +164,7 @@ def test_lease_that_shares_a_damaged_slot_ends() -> None:
 
 
 def test_lease_with_whole_bytes_outlives_damage_beside_them() -> None:
-    """A lease that joined a copy of which other bytes were damaged keeps its own, and may reload again."""
+    """A lease that joined a copy in which other bytes were damaged keeps its own, and can be reloaded again."""
     cache = a_cache()
     lease = evicted(cache, keys(1))
     on_host(cache, keys(2))
@@ -181,7 +181,7 @@ def test_lease_with_whole_bytes_outlives_damage_beside_them() -> None:
 
 
 def test_damaged_bytes_reach_no_block() -> None:
-    """The target of damaged bytes is nobody's, and whoever is granted it is granted it anew."""
+    """The target of damaged bytes is free, under a new generation."""
     cache = a_cache(1)
     on_host(cache, keys(1))
     outcome = reload_keys(cache, keys(1))
@@ -197,7 +197,7 @@ def test_damaged_bytes_reach_no_block() -> None:
 
 
 def test_failed_copy_frees_its_targets() -> None:
-    """A mover that says so writes no more."""
+    """If a mover reports a failure, it writes no more, so the targets are free."""
     cache = a_cache()
     on_host(cache, keys(1))
 
@@ -208,7 +208,7 @@ def test_failed_copy_frees_its_targets() -> None:
 
 
 def test_lost_copy_keeps_both_ends() -> None:
-    """A mover that is silent may still read and write, so nobody gets either end."""
+    """A silent mover may still read and write, so nobody gets either end of its copy."""
     cache = a_cache(1)
     on_host(cache, keys(1))
 
@@ -223,7 +223,7 @@ def test_lost_copy_keeps_both_ends() -> None:
 
 @pytest.mark.parametrize("end", ["done", "failed", "mover died"])
 def test_end_of_a_lost_copy_frees_both_ends(end: str) -> None:
-    """When the mover speaks after all, or is dead, nothing it says is used, and both ends are let go."""
+    """When the mover answers after all, or is dead, its result is not used, and both ends are let go of."""
     cache = a_cache(1)
     on_host(cache, keys(1))
     copy = the_copy(reload_keys(cache, keys(1)))
@@ -243,7 +243,7 @@ def test_end_of_a_lost_copy_frees_both_ends(end: str) -> None:
 
 
 def test_second_loss_changes_nothing() -> None:
-    """A copy is lost once; one that has ended is not lost at all."""
+    """A copy is lost only once, and one that has ended is not lost."""
     cache = a_cache()
     on_host(cache, keys(1))
     copy = the_copy(reload_keys(cache, keys(1)))
@@ -258,7 +258,7 @@ def test_second_loss_changes_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [c.CopyDone, c.CopyFailed])
 def test_end_of_an_unknown_copy_is_counted(kind: type[c.CopyDone | c.CopyFailed]) -> None:
-    """A mover of an earlier life, or one that says things twice, changes nothing."""
+    """The end of a copy of an earlier life, or a second end of one copy, is counted and changes nothing."""
     cache = a_cache()
 
     cache.handle(kind(copy_id=CopyId(99)), 0.0)
@@ -267,7 +267,7 @@ def test_end_of_an_unknown_copy_is_counted(kind: type[c.CopyDone | c.CopyFailed]
 
 
 def test_bytes_lost_on_their_way_can_be_brought_again() -> None:
-    """A copy in doubt does not keep its bytes from others: they are copied to another block."""
+    """Bytes of a lost copy can be copied again, to another block."""
     cache = a_cache()
     on_host(cache, keys(1))
     lost = the_copy(reload_keys(cache, keys(1)))
@@ -283,7 +283,7 @@ def test_bytes_lost_on_their_way_can_be_brought_again() -> None:
 
 
 def test_death_of_the_mover_ends_all_its_copies() -> None:
-    """Every copy of a dead mover has failed, whatever it was for."""
+    """When a mover dies, all of its copies have failed, whatever they were for."""
     cache = a_cache()
     on_host(cache, keys(1))
     reload_keys(cache, keys(1))
@@ -299,7 +299,7 @@ def test_death_of_the_mover_ends_all_its_copies() -> None:
 
 
 def test_reused_block_is_noticed() -> None:
-    """A copy whose end was given to somebody else meanwhile is our own mistake."""
+    """A copy whose target was handed out meanwhile is noticed as our own mistake."""
     cache = a_cache()
     on_host(cache, keys(1))
     copy = the_copy(reload_keys(cache, keys(1)))
@@ -313,7 +313,7 @@ def test_reused_block_is_noticed() -> None:
 
 
 def scrubbing(cache: Cache) -> tuple[Copy, int | None]:
-    """Have a worker of another tenant wait for both blocks of a cache, which must be zeroed first."""
+    """Have a worker of another tenant wait for both blocks of a cache, which must be scrubbed first."""
     cached(cache, keys(1, 2))
     command = a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS)
     outcome = cache.handle(command, 0.0)
@@ -334,7 +334,7 @@ def test_scrubbed_block_belongs_to_no_tenant() -> None:
 
 @pytest.mark.parametrize("end", [c.CopyFailed, c.MoverDied], ids=["failed", "mover died"])
 def test_scrub_that_failed_is_tried_again(end: type[c.CopyFailed | c.MoverDied]) -> None:
-    """A block that may hold another tenant's bytes is not handed out; it is scrubbed once more."""
+    """A block whose scrub failed may hold another tenant's bytes, so it is scrubbed again before it is granted."""
     cache = a_cache(2, num_slots=0)
     copy, ticket = scrubbing(cache)
     command = c.MoverDied() if end is c.MoverDied else c.CopyFailed(copy_id=copy.copy_id)
@@ -347,7 +347,7 @@ def test_scrub_that_failed_is_tried_again(end: type[c.CopyFailed | c.MoverDied])
 
 
 def test_block_whose_scrub_was_lost_is_kept_until_the_mover_speaks() -> None:
-    """What may still be zeroed later is nobody's, and needs another scrub."""
+    """A block that a lost scrub may still zero is nobody's, and needs another scrub."""
     cache = a_cache(2, num_slots=0)
     copy, ticket = scrubbing(cache)
 
@@ -365,7 +365,7 @@ def test_block_whose_scrub_was_lost_is_kept_until_the_mover_speaks() -> None:
 
 
 def test_lease_that_died_while_it_was_evicted_leaves_only_cached_bytes() -> None:
-    """A copy that lands for nobody frees what was private."""
+    """A copy that lands after its lease has ended frees the private blocks, and leaves the committed ones cached."""
     cache = a_cache()
     lease = committed(cache, keys(1), more=1)
     outcome = evict(cache, lease.lease_id)
@@ -379,7 +379,7 @@ def test_lease_that_died_while_it_was_evicted_leaves_only_cached_bytes() -> None
 
 
 def test_states_of_a_copys_target() -> None:
-    """A target is being filled while its copy is in flight, and committed when it has landed."""
+    """The target of a copy is being filled while the copy is in flight, and committed once it has landed."""
     cache = a_cache()
     on_host(cache, keys(1))
     outcome = reload_keys(cache, keys(1))
@@ -392,7 +392,7 @@ def test_states_of_a_copys_target() -> None:
 
 
 def test_slots_are_told_as_retired_when_no_others_are_in_use() -> None:
-    """One slot that is left makes a host pool smaller, none makes it useless; parked ones are out of use, too."""
+    """Retired slots are told of once no others are in use; parked slots are not in use either."""
     cache = a_cache(num_slots=3)
     state = records(cache).host.state
 

@@ -1,4 +1,4 @@
-"""Laws of the remote store: it is asked before a patient call is served, and only its bytes prove what it says."""
+"""Laws of the remote store: a call that may wait asks it before it is served, and only its bytes prove its answer."""
 
 from collections.abc import Callable
 
@@ -62,7 +62,7 @@ from tests.unit.service.core.tier_builders import (
 
 
 def fetching(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, int | None]:
-    """Have a reserve fetch its prefix from the remote store, and return the copy and the caller's ticket."""
+    """Have a reserve fetch its prefix from the remote store; return the copy and the caller's ticket."""
     outcome = cache.handle(a_patient_reserve(packed, request_id), 0.0)
     answered = probed(cache, the_probe(outcome), *[1] * (len(packed) // 32))
     return the_copies(answered)[Direction.FETCH], outcome.ticket
@@ -72,7 +72,7 @@ def fetching(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, 
 
 
 def test_patient_reserve_asks_for_what_nobody_has() -> None:
-    """The store is asked for the blocks that no tier has, from the first of them on."""
+    """The store is asked for the blocks from the first on that no tier has."""
     cache = a_remote_cache(num_disk_slots=4)
     cached(cache, keys(1, 3))
 
@@ -99,7 +99,7 @@ def test_patient_reserve_asks_for_what_nobody_has() -> None:
     ],
 )
 def test_call_that_has_nothing_to_ask_for_is_served_at_once(command: c.Reserve) -> None:
-    """Only a call that may wait, and whose prefix could be longer, asks."""
+    """Only a call that may wait, and whose prefix could be longer, asks the store."""
     cache = a_remote_cache()
     cached(cache, keys(9))
     cached(cache, keys(8), worker_id=STRANGER)
@@ -111,14 +111,14 @@ def test_call_that_has_nothing_to_ask_for_is_served_at_once(command: c.Reserve) 
 
 
 def test_nobody_asks_where_prefixes_are_not_shared() -> None:
-    """A cache that finds no prefixes asks for none."""
+    """A cache that shares no prefixes asks for none."""
     cache = a_remote_cache(shares_prefixes=False)
 
     answer(cache.handle(a_patient_reserve(doc(2)), 0.0), Reserved)
 
 
 def test_nobody_asks_a_store_that_is_off() -> None:
-    """While the store does not work, calls are served without it."""
+    """While the store is off, calls are served without it."""
     cache = a_remote_cache()
     turn(cache, Tier.REMOTE, on=False)
 
@@ -129,7 +129,7 @@ def test_nobody_asks_a_store_that_is_off() -> None:
 
 
 def test_no_more_is_asked_for_than_fits_one_question() -> None:
-    """What comes behind as many blocks as may be asked for at once is computed."""
+    """Blocks beyond the most that one question may name are computed."""
     cache = a_remote_cache(2 * LABELS_MAX, 8)
 
     outcome = cache.handle(a_patient_reserve(doc(LABELS_MAX + 5)), 0.0)
@@ -138,7 +138,7 @@ def test_no_more_is_asked_for_than_fits_one_question() -> None:
 
 
 def test_malformed_call_does_not_ask() -> None:
-    """A call that names a cached block twice is refused when its turn comes; one that waits for too long, at once."""
+    """A call that names a cached block twice, or asks for an invalid wait, is refused without a question."""
     cache = cache_of(FULL, WINDOW, uses_remote=True)
     cached(cache, keys(1))
 
@@ -150,7 +150,7 @@ def test_malformed_call_does_not_ask() -> None:
 
 
 def test_keys_that_the_store_has_twice_are_refused() -> None:
-    """The keys of a chain differ, wherever their blocks are, and whichever groups they are of."""
+    """Keys that name a block of the store twice are refused, in whichever groups those are."""
     cache = cache_of(FULL, WINDOW, uses_remote=True)
     outcome = cache.handle(a_reserve(2, "r", crossed(1), wait_ms=WAIT_MS), 0.0)
 
@@ -164,7 +164,7 @@ def test_keys_that_the_store_has_twice_are_refused() -> None:
 
 
 def test_reserve_fetches_what_is_there() -> None:
-    """The prefix goes on with what the remote store has, and ends where that does."""
+    """The prefix goes on with the blocks of the remote store, and ends where those do."""
     cache = a_remote_cache()
     on_host(cache, keys(2))
     cached(cache, keys(1))
@@ -196,7 +196,7 @@ def test_reserve_fetches_what_is_there() -> None:
 
 
 def test_fetched_block_keeps_the_checksum_that_was_taken() -> None:
-    """What the store's process counted when it verified the bytes goes on with them."""
+    """A fetched block has the checksum that the store's mover took when it verified the bytes."""
     cache = a_remote_cache()
     copy, _ = fetching(cache, doc(1))
 
@@ -207,7 +207,7 @@ def test_fetched_block_keeps_the_checksum_that_was_taken() -> None:
 
 @pytest.mark.parametrize("present", [(), (0, 0), (0, 1)], ids=["unknown", "absent", "hole"])
 def test_reserve_goes_on_without_what_is_not_there(present: tuple[int, ...]) -> None:
-    """An answer that says nothing is a miss."""
+    """An empty answer is a miss."""
     cache = a_remote_cache()
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
 
@@ -219,7 +219,7 @@ def test_reserve_goes_on_without_what_is_not_there(present: tuple[int, ...]) -> 
 
 
 def test_long_prefix_is_fetched() -> None:
-    """A prefix of hundreds of blocks is found as one of ten is."""
+    """A prefix of hundreds of blocks is fetched as a short one is."""
     cache = a_remote_cache(400, 8)
     outcome = cache.handle(a_patient_reserve(doc(300)), 0.0)
 
@@ -229,7 +229,7 @@ def test_long_prefix_is_fetched() -> None:
 
 
 def test_two_reserves_share_one_fetch() -> None:
-    """Bytes that are on their way from the remote store are waited for, and not asked for again."""
+    """A reserve waits for bytes that are on their way from the remote store, and does not ask for them."""
     cache = a_remote_cache()
     copy, first = fetching(cache, doc(2), "a")
     second = cache.handle(a_reserve(3, "b", doc(2), worker_id=MATE, wait_ms=WAIT_MS), 0.0)
@@ -243,7 +243,7 @@ def test_two_reserves_share_one_fetch() -> None:
 
 
 def test_reserves_that_asked_at_once_share_one_fetch() -> None:
-    """Of two calls that were told of the same blocks, the later one joins the earlier one's copy."""
+    """If two calls are told of the same blocks, the later one joins the copy of the earlier one."""
     cache = a_remote_cache()
     first = cache.handle(a_patient_reserve(doc(2), "a"), 0.0)
     second = cache.handle(a_patient_reserve(doc(2), "b", more=1), 0.0)
@@ -258,7 +258,7 @@ def test_reserves_that_asked_at_once_share_one_fetch() -> None:
 
 
 def test_block_that_was_not_there_after_all_is_a_miss() -> None:
-    """What the store has forgotten meanwhile is computed; nothing is retired, and the rest is kept."""
+    """Blocks that the store has lost meanwhile are computed; nothing is retired, and the other blocks are kept."""
     cache = a_remote_cache()
     copy, ticket = fetching(cache, doc(3))
 
@@ -275,7 +275,7 @@ def test_block_that_was_not_there_after_all_is_a_miss() -> None:
 def test_reserve_starts_over_without_the_remote_store(
     end: Callable[[Cache, Copy], Outcome],
 ) -> None:
-    """When the store does not do its work, its blocks are computed, and it is not asked again."""
+    """If the fetch fails, the call computes the blocks, and does not ask again."""
     cache = a_remote_cache()
     copy, ticket = fetching(cache, doc(3))
 
@@ -288,7 +288,7 @@ def test_reserve_starts_over_without_the_remote_store(
 
 
 def test_tokens_found_by_a_first_try_count_where_they_came_from() -> None:
-    """What a first try brought up counts for its tier, and what others brought since for where it is now."""
+    """Blocks that a first try loaded count for the tier that had them; those that others brought, for the present one."""
     cache = a_remote_cache(16, num_disk_slots=8)
     on_disk(cache, keys(1))
     outcome = cache.handle(a_patient_reserve(doc(3)), 0.0)
@@ -307,7 +307,7 @@ def test_tokens_found_by_a_first_try_count_where_they_came_from() -> None:
 
 
 def reserve_tokens(num_tokens: int, packed: bytes, request_id: str = "r") -> c.Reserve:
-    """Return the command of a patient reserve of tokens."""
+    """Return the command of a reserve for tokens that may wait."""
     return c.Reserve(
         worker_id=WORKER,
         request_id=request_id,
@@ -318,7 +318,7 @@ def reserve_tokens(num_tokens: int, packed: bytes, request_id: str = "r") -> c.R
 
 
 def test_groups_fetch_what_the_prefix_needs() -> None:
-    """All groups' blocks are asked for, and those fetched that the longest prefix needs."""
+    """All groups' blocks are asked for, and those that the longest prefix needs are fetched."""
     cache = cache_of(FULL, WINDOW, WIDE, uses_remote=True)
     outcome = cache.handle(reserve_tokens(20, chain(16)), 0.0)
     probe = the_probe(outcome)
@@ -331,13 +331,13 @@ def test_groups_fetch_what_the_prefix_needs() -> None:
 
     lease = woken(landed, outcome.ticket, Reserved)
     assert lease.remote_hit_tokens == 16
-    # The first group's four, the last two of the window's, and the wide one's two.
+    # The first group's four, the window's last two, and the wide group's two.
     assert label_numbers(fetch.labels, "position") == [0, 1, 2, 3, 2, 3, 1, 3]
     assert cache.check() == []
 
 
 def test_groups_ask_for_nothing_where_the_prefix_cannot_be_longer() -> None:
-    """Who finds all of its tokens does not ask for blocks that none of them needs."""
+    """A call that finds all of its tokens asks for no block, for no group needs one."""
     cache = cache_of(FULL, WINDOW, uses_remote=True)
     outcome = cache.handle(reserve_tokens(20, chain(16)), 0.0)
     answered = probed(cache, the_probe(outcome), *[1] * 8)
@@ -353,7 +353,7 @@ def test_groups_ask_for_nothing_where_the_prefix_cannot_be_longer() -> None:
 
 
 def test_call_that_asks_goes_on_when_its_time_is_up() -> None:
-    """Who was not answered in time is served without the store, if there is room."""
+    """A call without an answer in time is served without the store, if there is room."""
     cache = a_remote_cache()
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
 
@@ -365,7 +365,7 @@ def test_call_that_asks_goes_on_when_its_time_is_up() -> None:
 
 
 def test_call_that_asked_is_refused_with_numbers_when_its_time_is_up() -> None:
-    """Without room it is refused as any other that waited."""
+    """A call without an answer in time, and without room, is refused like any other that waited."""
     cache = a_remote_cache(2)
     reserve(cache, 2, "all")
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
@@ -376,7 +376,7 @@ def test_call_that_asked_is_refused_with_numbers_when_its_time_is_up() -> None:
 
 
 def test_calls_go_on_when_the_store_turns_out_not_to_work() -> None:
-    """Nobody waits for the word of a store that is off."""
+    """When the store goes off, the calls that ask it are served without it."""
     cache = a_remote_cache()
     outcomes = [cache.handle(a_patient_reserve(doc(2), name), 0.0) for name in "ab"]
 
@@ -388,7 +388,7 @@ def test_calls_go_on_when_the_store_turns_out_not_to_work() -> None:
 
 
 def test_disk_that_goes_off_answers_nobody() -> None:
-    """Only the remote store's own word counts for those who asked it."""
+    """Only the remote store itself answers the calls that ask it; a disk that goes off does not."""
     cache = a_remote_cache(num_disk_slots=4)
     cache.handle(a_patient_reserve(doc(2)), 0.0)
 
@@ -396,7 +396,7 @@ def test_disk_that_goes_off_answers_nobody() -> None:
 
 
 def test_cancelled_call_asks_no_more() -> None:
-    """A caller that has gone is forgotten; it held nothing."""
+    """A cancelled call that asked is forgotten; it holds nothing."""
     cache = a_remote_cache()
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
 
@@ -407,7 +407,7 @@ def test_cancelled_call_asks_no_more() -> None:
 
 
 def test_end_of_a_worker_ends_its_questions() -> None:
-    """Nobody is left to be answered."""
+    """When a worker ends, its calls that ask end, too."""
     cache = a_remote_cache()
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
     cache.handle(a_reserve(1, "m", doc(1), worker_id=MATE, wait_ms=WAIT_MS), 0.0)
@@ -420,7 +420,7 @@ def test_end_of_a_worker_ends_its_questions() -> None:
 
 
 def test_drain_ends_the_questions() -> None:
-    """Nothing new is granted from then on."""
+    """When a drain begins, the calls that ask are refused."""
     cache = a_remote_cache()
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
 
@@ -431,7 +431,7 @@ def test_drain_ends_the_questions() -> None:
 
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS], ids=["impatient", "patient"])
 def test_later_call_of_a_request_takes_the_place_of_one_that_asks(wait_ms: int) -> None:
-    """A request has one call at a time, and one lease."""
+    """A later call of a request replaces one that asks, so the request has one lease."""
     cache = a_remote_cache()
     first = cache.handle(a_patient_reserve(doc(2)), 0.0)
     cache.handle(a_patient_reserve(doc(2), "other"), 0.0)
@@ -444,7 +444,7 @@ def test_later_call_of_a_request_takes_the_place_of_one_that_asks(wait_ms: int) 
 
 
 def test_call_that_asks_takes_the_place_of_one_that_waits() -> None:
-    """A request that waits for room and is asked for anew never comes to have two leases."""
+    """A call that asks replaces a waiting call of its request, so the request never has two leases."""
     cache = a_remote_cache(2)
     lease = reserve(cache, 2, "all", worker_id=MATE)
     first = cache.handle(a_patient_reserve(doc(2)), 0.0)
@@ -461,7 +461,7 @@ def test_call_that_asks_takes_the_place_of_one_that_waits() -> None:
 
 
 def test_refused_call_leaves_the_one_that_asks() -> None:
-    """A refused command changes nothing."""
+    """A refused call of a request leaves its call that asks as it is."""
     cache = a_remote_cache(2)
     cache.handle(a_patient_reserve(doc(2)), 0.0)
     reserve(cache, 2, "all", worker_id=MATE)
@@ -473,7 +473,7 @@ def test_refused_call_leaves_the_one_that_asks() -> None:
 
 
 def test_request_that_asks_is_not_forked_to() -> None:
-    """A request that is about to have a lease gets no other."""
+    """A request that asks gets no lease by a fork."""
     cache = a_remote_cache()
     parent = reserve(cache, 1, "parent")
     cache.handle(a_patient_reserve(doc(2)), 0.0)
@@ -486,7 +486,7 @@ def test_request_that_asks_is_not_forked_to() -> None:
 
 
 def test_calls_that_ask_take_places_to_wait() -> None:
-    """Those who ask and those who wait are bounded together; who finds no place does without the store."""
+    """Calls that ask and calls that wait share one limit; a call that finds no place does not ask the store."""
     cache = a_remote_cache(4, max_waiting=2)
     reserve(cache, 4, "all")
     wait_for(cache, 1, "waits")
@@ -501,7 +501,7 @@ def test_calls_that_ask_take_places_to_wait() -> None:
 
 
 def test_call_that_asked_may_find_no_place_to_wait() -> None:
-    """One tenant's calls that ask count to the places that it may have."""
+    """A tenant's calls that ask count among the places that it may have."""
     cache = a_remote_cache(4, max_waiting=4)
     reserve(cache, 4, "all")
     first = cache.handle(a_patient_reserve(doc(1), "a"), 0.0)
@@ -515,7 +515,7 @@ def test_call_that_asked_may_find_no_place_to_wait() -> None:
 
 
 def test_store_is_asked_as_the_asking_tenant() -> None:
-    """What a tenant asks for is its own."""
+    """The store is asked under the tenant of the call."""
     cache = a_remote_cache()
     command = a_reserve(1, "s", keys(1), worker_id=STRANGER, wait_ms=WAIT_MS)
 
@@ -527,7 +527,7 @@ def test_store_is_asked_as_the_asking_tenant() -> None:
 
 
 def test_blocks_that_the_store_has_are_left_alone_while_others_wait() -> None:
-    """A call that was told of blocks keeps that knowledge while it waits for room."""
+    """A call that was told of the store's blocks keeps that answer while it waits for room."""
     cache = a_remote_cache(2)
     lease = reserve(cache, 2, "all")
     outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
@@ -543,12 +543,12 @@ def test_blocks_that_the_store_has_are_left_alone_while_others_wait() -> None:
 
 
 def of_rank(worker_id: WorkerId, num_blocks: int = 2) -> c.Reserve:
-    """Return the command by which a rank asks for the request that all of them have."""
+    """Return the command by which a rank reserves the request of all ranks."""
     return a_reserve(num_blocks, "r", doc(2), worker_id=worker_id, wait_ms=WAIT_MS)
 
 
 def test_ranks_that_ask_share_one_lease_and_one_fetch() -> None:
-    """Each asks for itself; whose answer comes later joins the lease of the one that went on."""
+    """Each rank asks for itself; one whose answer comes later joins the lease of the first."""
     cache = an_engine(uses_remote=True)
     left = cache.handle(of_rank(LEFT), 0.0)
     right = cache.handle(of_rank(RIGHT), 0.0)
@@ -565,7 +565,7 @@ def test_ranks_that_ask_share_one_lease_and_one_fetch() -> None:
 
 
 def test_rank_that_asks_joins_a_lease_that_another_was_granted_meanwhile() -> None:
-    """An impatient rank goes first, and the one that asked gets what it got."""
+    """A rank that may not wait is granted the lease first, and the rank that asked joins it."""
     cache = an_engine(uses_remote=True)
     left = cache.handle(of_rank(LEFT), 0.0)
     command = a_reserve(2, "r", doc(2), worker_id=RIGHT)
@@ -579,7 +579,7 @@ def test_rank_that_asks_joins_a_lease_that_another_was_granted_meanwhile() -> No
 
 
 def test_ranks_that_ask_must_ask_for_the_same() -> None:
-    """A request means one thing to all ranks, while one of them asks as well."""
+    """All ranks must reserve the same, even while one of them asks the store."""
     cache = an_engine(uses_remote=True)
     cache.handle(of_rank(LEFT), 0.0)
 

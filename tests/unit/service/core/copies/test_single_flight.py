@@ -1,4 +1,4 @@
-"""Laws of shared copies: bytes that are on their way already are waited for, not copied again."""
+"""Laws of shared copies: a call waits for bytes that are on their way, and does not copy them again."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_two_reserves_of_one_prefix_share_one_copy() -> None:
-    """Bytes that are on their way already are waited for, not copied again."""
+    """The second reserve waits for the first one's copy, and starts none for the same bytes."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
     first = cache.handle(a_reserve(2, "a", keys(1, 2), wait_ms=WAIT_MS), 0.0)
@@ -43,7 +43,7 @@ def test_two_reserves_of_one_prefix_share_one_copy() -> None:
 
 
 def test_reserve_joins_a_prefetch() -> None:
-    """A prefix is served from copies that others have started and from slots, each byte copied once."""
+    """A prefix is served from others' copies and from slots, each byte copied once."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
     prefetch = cache.handle(c.Reload(keys=keys(1)), 0.0)
@@ -58,7 +58,7 @@ def test_reserve_joins_a_prefetch() -> None:
 
 
 def test_impatient_reserve_does_not_join_a_copy() -> None:
-    """A call that may not wait uses only what is on the device this instant."""
+    """A call that may not wait uses only what is on the device now."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(c.Reload(keys=keys(1)), 0.0)
@@ -70,7 +70,7 @@ def test_impatient_reserve_does_not_join_a_copy() -> None:
 def test_reserves_that_shared_a_failed_copy_start_over(
     end: Callable[[Cache, Copy], Outcome],
 ) -> None:
-    """When a shared copy comes to nothing, all who waited get blocks to compute, each its own."""
+    """If a shared copy fails, each call that waited for it gets blocks of its own to compute."""
     cache = a_cache()
     on_host(cache, keys(1))
     first = cache.handle(a_reserve(1, "a", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -85,7 +85,7 @@ def test_reserves_that_shared_a_failed_copy_start_over(
 
 
 def test_commit_makes_room_for_nobody() -> None:
-    """A block that is committed is still held by its lease."""
+    """A block that is committed is still held by its lease, so a commit makes no room."""
     cache = a_cache(2)
     lease = reserve(cache, 2)
     wait_for(cache, 1, "waits")

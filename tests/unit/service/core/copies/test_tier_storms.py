@@ -21,7 +21,7 @@ from tests.unit.service.core.copies.storms import Storm
 
 SEEDS_MAX = 60
 SEEDS_FIRST = (9, 5)
-"""Storms in which bugs show that others show late."""
+"""The seeds of storms that show bugs earlier than others do."""
 LANDED = Dirt.landed
 SHAPES: list[dict[str, Any]] = [
     {"num_disk_slots": 12, "uses_remote": True},
@@ -32,7 +32,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def weather(numbers: dict[str, Any], seed: int) -> None:
-    """Go through one storm, and find nothing amiss when it is over."""
+    """Go through one storm, and assert that nothing is amiss afterwards."""
     storm = Storm(a_cache(14, 16, **{"max_leases": 16, **numbers}), random.Random(seed))  # noqa: S311  # a storm is no secret
     storm.rage()
     storm.calm_down()
@@ -47,7 +47,7 @@ def weather(numbers: dict[str, Any], seed: int) -> None:
 
 
 def weather_many() -> None:
-    """Go through storms enough that a bug shows."""
+    """Go through enough storms to show a bug."""
     for seed in (*SEEDS_FIRST, *range(SEEDS_MAX)):
         weather(SHAPES[seed % 2], seed)
 
@@ -63,7 +63,7 @@ def test_tiers_weather_any_storm(numbers: dict[str, Any], seed: int) -> None:
 
 
 def failed_positions_are_believed(patch: pytest.MonkeyPatch) -> None:
-    """What a store says was not there, or was not what it should be, is published all the same."""
+    """Make the cache publish blocks that a store reports as absent or damaged."""
 
     def copy_done(state: CacheState, command: c.CopyDone, now: float) -> Outcome:
         return landing.copy_done(state, replace(command, failed=()), now)
@@ -72,7 +72,7 @@ def failed_positions_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def death_of_one_mover_ends_all_copies(patch: pytest.MonkeyPatch) -> None:
-    """The copies of movers that live are taken for ended, while they still write."""
+    """Make the death of one mover end the copies of all movers, although the others still write."""
 
     def mover_died(state: CacheState, command: c.MoverDied, now: float) -> Outcome:
         outcome = Outcome(reply=Done())
@@ -84,7 +84,7 @@ def death_of_one_mover_ends_all_copies(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
-    """A copy that was not answered in time is taken for failed, though its mover may still write."""
+    """Make a lost load count as failed, although its mover may still write."""
 
     def copy_lost(state: CacheState, command: c.CopyLost, now: float) -> Outcome:
         return landing.copy_failed(state, c.CopyFailed(copy_id=command.copy_id), now)
@@ -93,7 +93,7 @@ def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
 
 
 def probed_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A call that asked is not served when the store has answered."""
+    """Make the cache forget a call that asks, so that it is not served when the store has answered."""
 
     def probed(state: CacheState, command: c.Probed, now: float) -> Outcome:
         del now
@@ -104,7 +104,7 @@ def probed_call_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def fetch_is_not_listed_as_loading(patch: pytest.MonkeyPatch) -> None:
-    """Bytes that come from the remote store are fetched once for each who wants them."""
+    """Make the cache fetch bytes from the remote store once for each call that wants them."""
     ways_up = {
         one: tier for one, tier in SOURCE_TIERS.items() if one is not Direction.FETCH
     }  # fmt: skip
@@ -113,7 +113,7 @@ def fetch_is_not_listed_as_loading(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_slot_is_shared_again(patch: pytest.MonkeyPatch) -> None:
-    """What came from the remote store goes back there."""
+    """Make the cache send blocks of the remote store back there."""
 
     def landed(self: Dirt, flight: Flight, good: Marks, now: float) -> None:
         LANDED(self, flight, good, now)
@@ -124,7 +124,7 @@ def shared_slot_is_shared_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def background_copies_know_no_bound(patch: pytest.MonkeyPatch) -> None:
-    """Several copies of one mover go on in the background at once."""
+    """Make the cache run several copies of one mover in the background at once."""
     patch.setattr(cleaning, "CHORES", ())
 
 
@@ -143,7 +143,7 @@ def background_copies_know_no_bound(patch: pytest.MonkeyPatch) -> None:
 def test_storms_find_seeded_bug(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bugs are switched on one by one, and each is found."""
+    """Each seeded bug, switched on alone, is found."""
     mutation(monkeypatch)
 
     with pytest.raises(AssertionError):
