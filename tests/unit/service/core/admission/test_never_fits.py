@@ -1,4 +1,4 @@
-"""Laws of requests that never fit: they are refused at once, from the first block too many on."""
+"""Laws of requests that never fit: one block too many is refused at once, and a request that just fits is not."""
 
 from typing import Any
 

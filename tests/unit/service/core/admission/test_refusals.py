@@ -438,7 +438,7 @@ def test_reload_of_keys_learns_how_many_there_is_room_for() -> None:
 
 
 def test_late_copies_are_told_with_their_blocks() -> None:
-    """A call whose room depends on copies under way learns how many blocks they free, and that more time helps."""
+    """A late call whose copies are under way learns how many blocks they bring, and that a longer wait helps."""
     cache = a_cache(4)
     on_host(cache, keys(1, 2))
     reserve(cache, 1, "other")
@@ -453,14 +453,14 @@ def test_late_copies_are_told_with_their_blocks() -> None:
 
 
 def test_late_eviction_of_cached_blocks_is_told_with_its_blocks() -> None:
-    """The same holds for a call that waits for copies of cached blocks rather than of a lease."""
+    """A late evict of cached blocks learns how many of them are on their way, too."""
     cache = a_cache(4)
     cached(cache, keys(1))
     ticket = cache.handle(c.Evict(keys=keys(1), wait_ms=1_000), 0.0).ticket
 
     error = woken(tick(cache, 1.0), ticket, DeadlineError)
 
-    # The command does not say how long it waited, and a shorter wait would not help.
+    # The cache does not remember how long the call waited, and a shorter wait would not help.
     assert (error.need, error.remedies) == (1, ())
 
 

@@ -557,7 +557,7 @@ def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> 
 
 
 def test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept() -> None:
-    """While blocks are zeroed for a call, the call before it no longer lacks them through limits alone."""
+    """While blocks are zeroed for a call, limits alone no longer hold the call before it back, so it comes behind."""
     cache = a_cache(6, tenants={OTHER_TENANT: TenantLimits(min_blocks=1)})
     release(cache, reserve(cache, 3, "used").lease_id)
     wait_for(cache, 6, "before")

@@ -288,7 +288,7 @@ def test_reserve_starts_over_without_the_remote_store(
 
 
 def test_tokens_found_by_a_first_try_count_where_they_came_from() -> None:
-    """Blocks that a first try loaded count for the tier that had them; those that others brought, for the present one."""
+    """Blocks that a first try loaded count for the tier that had them; other calls' blocks count for their tier now."""
     cache = a_remote_cache(16, num_disk_slots=8)
     on_disk(cache, keys(1))
     outcome = cache.handle(a_patient_reserve(doc(3)), 0.0)
