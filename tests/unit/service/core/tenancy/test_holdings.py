@@ -93,7 +93,7 @@ def test_blocks_on_their_way_down_are_copying() -> None:
 
 
 def test_blocks_of_a_lease_that_ended_on_its_way_down_are_copying() -> None:
-    """If a copy outlives its lease, its blocks are copying."""
+    """If a copy outlives its lease, the blocks that it holds are copying."""
     cache = a_cache(4, 8)
     lease = reserve(cache, 2)
     evict(cache, lease.lease_id)

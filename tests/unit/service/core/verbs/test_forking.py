@@ -302,7 +302,7 @@ def test_fork_of_a_window_has_what_is_still_needed() -> None:
 def test_fork_has_the_newest_state(
     num_computed: int, packed: bytes, place: int, *, is_shared: bool
 ) -> None:
-    """A fork of recurrent layers has a copy of the newest state alone, and a fresh block for the next one."""
+    """A fork of recurrent layers has only the newest state, shared if committed, and a fresh block for the next."""
     cache = grouped(a_group(Keeps.STATE, 3))
     parent = computed(cache, 8, num_computed, packed)
 
@@ -330,7 +330,7 @@ def test_fork_finds_a_state_that_lies_ahead() -> None:
 
 
 def test_fixed_blocks_are_copied_whole() -> None:
-    """Blocks of a fixed number for each request are written from the start, so they are copied whole."""
+    """Fixed blocks count as written, however little is computed, so a fork copies all of them."""
     cache = grouped(a_group(Keeps.FIXED, 2))
     parent = computed(cache, 8, 0)
 

@@ -217,7 +217,7 @@ def test_lease_that_is_back_already_answers_the_second_of_two_waiting_reloads() 
 
 
 def test_second_of_two_waiting_reloads_is_told_that_its_lease_is_on_its_way() -> None:
-    """If one copy brings a lease back, one caller learns of its end."""
+    """Of two waiting reloads, the first learns of the end of the copy, and the second that the lease is on its way."""
     cache = a_cache(2)
     lease = evicted(cache, keys(1))
     holder = reserve(cache, 2, "holder")

@@ -61,7 +61,7 @@ def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int
 
 
 def test_keys_that_are_missing_are_counted() -> None:
-    """The refusal says how many keys were counted, and how many bytes each key has."""
+    """The refusal says how many keys the counts add up to, and how many bytes each key has."""
     with pytest.raises(
         InvalidError, match=r"^keys has 0 bytes, but num_keys adds up to 1 key of 32$"
     ):
