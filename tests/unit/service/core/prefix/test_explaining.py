@@ -1,4 +1,4 @@
-"""Laws of the miss explainer: every block that was not found has a reason, which is true as of the grant."""
+"""Laws of the miss explainer: every block that was not found has a reason, which is the true one at the grant."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -68,13 +68,13 @@ def explain(cache: Cache, lease_id: LeaseId, worker_id: WorkerId | None = None) 
 
 
 def told(cache: Cache, num_blocks: int, prefix: bytes, **others: Any) -> tuple[Missed, ...]:
-    """Reserve with an explanation, and return what was not found."""
+    """Reserve with an explanation, and return the misses."""
     command = replace(a_reserve(num_blocks, "asked", prefix, **others), explain=True)
     return answer(cache.handle(command, 8.0), Reserved).misses
 
 
 def spans(misses: tuple[Missed, ...]) -> list[tuple[int, int, Reason]]:
-    """Return where runs are, and why."""
+    """Return the place, length and reason of each run of misses."""
     return [(one.first_block, one.num_blocks, one.reason) for one in misses]
 
 
@@ -82,7 +82,7 @@ def spans(misses: tuple[Missed, ...]) -> list[tuple[int, int, Reason]]:
 
 
 def test_full_hit_has_no_misses() -> None:
-    """Where all was found there is nothing to explain."""
+    """If all blocks are found, there are no misses to explain."""
     cache = a_cache(8)
     cached(cache, keys(1, 2))
 
@@ -90,7 +90,7 @@ def test_full_hit_has_no_misses() -> None:
 
 
 def test_reserve_tells_misses_only_where_asked() -> None:
-    """Who does not ask is not told, and may ask about the lease later."""
+    """A reserve that does not ask for misses is told none, and its lease can be explained later."""
     cache = a_cache(8)
     lease = reserve(cache, 2, prefix=keys(1, 2))
 
@@ -99,7 +99,7 @@ def test_reserve_tells_misses_only_where_asked() -> None:
 
 
 def test_repeated_reserve_tells_what_the_first_would_have_told() -> None:
-    """A call that is made again may ask for more than the first."""
+    """A repeated reserve may ask for the misses although the first call did not."""
     cache = a_cache(8)
     first = reserve(cache, 2, "asked", keys(1, 2))
     commit(cache, first.lease_id, keys(1, 2))
@@ -108,7 +108,7 @@ def test_repeated_reserve_tells_what_the_first_would_have_told() -> None:
 
 
 def test_unknown_keys_tell_how_much_is_remembered() -> None:
-    """Of a key that nobody remembers it is said how far back the memory goes."""
+    """The miss of an unknown key tells how far back the history goes."""
     cache = a_full_cache(4, num_slots=0)
     cache.handle(c.Evict(num_blocks=3), 5.0)
 
@@ -122,7 +122,7 @@ def test_unknown_keys_tell_how_much_is_remembered() -> None:
 
 
 def test_eviction_names_policy_tenant_and_time() -> None:
-    """A block that made room is told of with who needed it, and what chose it."""
+    """The miss of an evicted block names the tenant that needed its room, the policy, and the time."""
     cache = a_full_cache(8, num_slots=0)
     release(cache, reserve(cache, 2, worker_id=MATE, now=3.0).lease_id, worker_id=MATE)
 
@@ -135,7 +135,7 @@ def test_eviction_names_policy_tenant_and_time() -> None:
 
 
 def test_run_spans_the_times_of_its_blocks() -> None:
-    """Blocks that left for one reason are one run, however long it took."""
+    """Blocks that left for one reason are one run, whatever times they left at."""
     cache = a_full_cache(8, num_slots=0)
     for second in (3.0, 4.0):
         lease = reserve(cache, int(second) - 1, f"at {second}", now=second)
@@ -148,7 +148,7 @@ def test_run_spans_the_times_of_its_blocks() -> None:
 
 
 def test_evict_call_has_no_policy() -> None:
-    """What an evict call asked for was chosen by nobody."""
+    """No policy chose the blocks that an evict call names."""
     cache = a_full_cache(4, num_slots=0)
     cache.handle(c.Evict(keys=keys(3)), 5.0)
 
@@ -163,7 +163,7 @@ def test_evict_call_has_no_policy() -> None:
 
 
 def test_cached_blocks_behind_a_miss_are_told_apart() -> None:
-    """Blocks that are there are no use behind one that is not."""
+    """Cached blocks behind a miss have a reason of their own: they are of no use there."""
     cache = a_full_cache(4, num_slots=0)
     cache.handle(c.Evict(keys=keys(1)), 5.0)
 
@@ -184,7 +184,7 @@ def test_blocks_below_are_missed_by_who_cannot_wait() -> None:
 
 
 def test_blocks_that_came_to_a_lower_tier_unseen_were_evicted_too() -> None:
-    """After a restart a lower tier has blocks of which nobody remembers that they left the device."""
+    """After a restart, blocks of a lower tier count as evicted from the device, though that is not remembered."""
     cache = a_cache(8)
     on_host(cache, keys(1))
     workers = {WORKER: TENANT}
@@ -197,7 +197,7 @@ def test_blocks_that_came_to_a_lower_tier_unseen_were_evicted_too() -> None:
 
 
 def test_tier_that_is_off_is_named() -> None:
-    """Blocks of a tier that does not work are missed because of it."""
+    """Blocks of a tier that is off are missed for that reason."""
     cache = a_cache(8)
     on_host(cache, keys(1, 2))
     lease = reserve(cache, 3, prefix=keys(1, 2, 3))
@@ -220,7 +220,7 @@ def test_tier_that_is_off_is_named() -> None:
 def test_remote_store_that_is_off_is_told(
     wait_ms: int, is_on: bool, silence: Silence | None
 ) -> None:
-    """Of what nothing that works has, it is said that the remote store may have it, where it would have been asked."""
+    """If a call would have asked a remote store that is off, its unknown blocks are told as possibly in that store."""
     cache = a_remote_cache()
     cached(cache, keys(1, 3))
     turn(cache, Tier.REMOTE, on=False)
@@ -235,18 +235,18 @@ def test_remote_store_that_is_off_is_told(
 
 
 def ends_without_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
-    """Let the remote store not answer."""
+    """Let the remote store give no answer."""
     return probed(cache, the_probe(outcome))
 
 
 def ends_by_its_time(cache: Cache, outcome: Outcome) -> Outcome:
-    """Let a call's time be over before there is an answer."""
+    """Let a call's time run out before there is an answer."""
     the_probe(outcome)
     return cache.handle(c.Tick(), WAIT_MS / 1000)
 
 
 def ends_with_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
-    """Let the remote store have nothing."""
+    """Let the remote store answer that it has nothing."""
     return probed(cache, the_probe(outcome), 0, 0, 0)
 
 
@@ -261,7 +261,7 @@ def ends_with_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
 def test_remote_store_that_did_not_answer_is_told(
     end: Callable[[Cache, Outcome], Outcome], silence: Silence | None
 ) -> None:
-    """Of what a call asked the remote store for in vain, it is said that the store may have it, off or not."""
+    """If the remote store did not answer a call, its unknown blocks are told as possibly there, be it on or off."""
     cache = a_remote_cache()
     cached(cache, keys(1, 3))
     outcome = cache.handle(replace(a_patient_reserve(keys(1, 2, 3), "asked"), explain=True), 0.0)
@@ -274,7 +274,7 @@ def test_remote_store_that_did_not_answer_is_told(
 
 
 def test_who_starts_over_is_told_that_the_remote_store_did_not_answer() -> None:
-    """A copy that fails takes nothing from what is known of the question, which is asked once."""
+    """The question is asked once, and a copy that fails does not change what is known of its answer."""
     cache = a_remote_cache()
     on_host(cache, keys(1))
     outcome = cache.handle(replace(a_patient_reserve(keys(1, 2), "asked"), explain=True), 0.0)
@@ -288,7 +288,7 @@ def test_who_starts_over_is_told_that_the_remote_store_did_not_answer() -> None:
 
 
 def test_cache_without_a_remote_store_tells_of_none() -> None:
-    """After a restart the stores count as off until they say that they work; a store that is none does not."""
+    """After a restart the stores count as off until they report; a store that does not exist is not told of."""
     cache = a_cache(8)
     after = Cache.recovered(cache.shape, records(cache), EPOCH, {WORKER: TENANT}, 0.0)
     command = replace(a_reserve(1, "asked", keys(1), wait_ms=WAIT_MS), explain=True)
@@ -299,7 +299,7 @@ def test_cache_without_a_remote_store_tells_of_none() -> None:
 
 
 def test_damaged_slot_is_a_checksum_miss() -> None:
-    """Bytes that were not what they should be are told of by whoever missed them, and by who comes later."""
+    """The call that missed damaged bytes is told of them, and so are later ones."""
     cache = a_cache(8)
     on_host(cache, keys(1))
     command = replace(a_reserve(1, "asked", keys(1), wait_ms=WAIT_MS), explain=True)
@@ -312,7 +312,7 @@ def test_damaged_slot_is_a_checksum_miss() -> None:
 
 
 def test_failed_copy_makes_a_block_useless() -> None:
-    """Who starts over because a copy failed is told that its bytes could not be had."""
+    """A call that starts over after a failed copy is told that the block's bytes were not available."""
     cache = a_cache(8)
     on_host(cache, keys(1))
     command = replace(a_reserve(1, "asked", keys(1), wait_ms=WAIT_MS), explain=True)
@@ -325,7 +325,7 @@ def test_failed_copy_makes_a_block_useless() -> None:
 
 
 def test_value_that_the_remote_store_did_not_give_is_told() -> None:
-    """Who starts over as the remote store's values were not as written is told so, of those that did not come alone."""
+    """A call that starts over after a remote fetch is told of just those blocks that did not come as written."""
     cache = a_remote_cache()
     outcome = cache.handle(replace(a_patient_reserve(doc(3), "asked"), explain=True), 0.0)
     fetch = the_copies(probed(cache, the_probe(outcome), 1, 1, 0))[Direction.FETCH]
@@ -339,7 +339,7 @@ def test_value_that_the_remote_store_did_not_give_is_told() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["at the grant", "after it left"])
 def test_stolen_key_is_of_no_use(is_late: bool) -> None:
-    """Who comes by another tenant's key is told that it is another's, whenever it asks."""
+    """A call with another tenant's key is told that the key is another's, whenever it asks."""
     cache = a_cache(8, num_slots=0)
     cached(cache, keys(1))
     lease = reserve(cache, 1, prefix=keys(1), worker_id=STRANGER)
@@ -363,7 +363,7 @@ def test_stolen_key_is_of_no_use(is_late: bool) -> None:
 def test_tail_that_fills_no_block_is_told(
     num_tokens: int, num_keys: int, span: list[tuple[int, int, int]]
 ) -> None:
-    """Tokens that do not fill a block are never found, and it is said how many they are."""
+    """The tokens at the end that do not fill a block are never found, and are told by their number."""
     cache = a_cache(8)
     cached(cache, keys(0, 1))
     command = replace(
@@ -377,7 +377,7 @@ def test_tail_that_fills_no_block_is_told(
 
 
 def test_answer_has_so_many_runs_at_most() -> None:
-    """What there is no room for in an answer is counted in its last run."""
+    """The last run of an answer counts all blocks for which the answer has no room."""
     num_blocks = 2 * RUNS_MAX + 8
     cache = a_cache(num_blocks, num_slots=0)
     cached(cache, keys(*range(num_blocks)))
@@ -396,7 +396,7 @@ def test_answer_has_so_many_runs_at_most() -> None:
 
 
 def test_lease_is_explained_to_its_worker_and_to_operators() -> None:
-    """A worker is told of its own leases only."""
+    """A worker is told of its own leases only, and an operator of all."""
     cache = a_cache(8)
     cached(cache, keys(1))
     lease = reserve(cache, 2, prefix=keys(1))
@@ -413,7 +413,7 @@ def test_lease_is_explained_to_its_worker_and_to_operators() -> None:
 
 
 def test_fork_has_no_misses() -> None:
-    """A fork looks for no prefix."""
+    """A fork looks for no prefix, so it has no misses."""
     cache = a_cache(8)
     lease = reserve(cache, 2)
     commit(cache, lease.lease_id, keys(1))
@@ -425,7 +425,7 @@ def test_fork_has_no_misses() -> None:
 
 
 def test_lease_of_an_earlier_life_is_not_explained() -> None:
-    """Why a lease was granted as it was is forgotten with the process that granted it."""
+    """After a restart, nobody knows why an earlier lease was granted as it was."""
     cache = a_cache(8)
     lease = reserve(cache, 2, prefix=keys(1))
     after = Cache.recovered(cache.shape, records(cache), EPOCH, {WORKER: TENANT}, 0.0)
@@ -450,7 +450,7 @@ WINDOWED = (
 
 
 def windowed(**numbers: Any) -> Cache:
-    """Return a cache of a group that keeps everything and one that keeps a window of two blocks, all keys cached."""
+    """Return a cache with all keys cached, of a group that keeps everything and one that keeps two blocks."""
     cache = a_cache(32, num_slots=0, groups=WINDOWED, **numbers)
     cached(cache, keys(1, 2, 3, 4))
     cache.settle()
@@ -458,18 +458,18 @@ def windowed(**numbers: Any) -> Cache:
 
 
 def block_of(cache: Cache, group: int, place: int) -> bytes:
-    """Return the key under which the block of a group is kept that ends a prefix of so many keys and one more."""
+    """Return the key of a group's block that ends a prefix of `place` + 1 keys."""
     return cache._state.covering.every_key(keys(place + 1))[group * 32 :][:32]
 
 
 def lose(cache: Cache, *found: bytes) -> None:
-    """Make blocks leave by the keys that they are kept under."""
+    """Evict blocks by the keys that they are kept under."""
     device = cache._state.device
     device.evict(device.index.find(b"".join(found)))
 
 
 def test_group_that_limits_a_prefix_is_named() -> None:
-    """Of the blocks that a longer prefix needs in each group, the first that is missing is the reason."""
+    """The reason is the first missing block of those that a longer prefix needs in each group."""
     cache = windowed()
     lose(cache, block_of(cache, 1, 1), block_of(cache, 1, 3))
 
@@ -480,7 +480,7 @@ def test_group_that_limits_a_prefix_is_named() -> None:
 
 
 def test_groups_are_told_apart() -> None:
-    """A block that is kept for ever is the reason of one end only; what is cached behind it is behind a miss."""
+    """A missing block of a group that keeps everything is the reason once; cached blocks after it are behind a miss."""
     cache = windowed()
     lose(cache, block_of(cache, 0, 1), block_of(cache, 1, 3))
 
@@ -494,7 +494,7 @@ def test_groups_are_told_apart() -> None:
 
 
 def test_prefix_ends_where_blocks_of_all_groups_do() -> None:
-    """Where a group's blocks are two keys long, a prefix of one key is shorter than a block."""
+    """If a group's blocks are two keys long, a prefix of one key is too short for it."""
     wide = replace(keeps_everything(2 * TOKENS_PER_BLOCK, 8), keys_per_block=2)
     groups = (keeps_everything(TOKENS_PER_BLOCK, 8), wide)
     cache = a_cache(32, groups=groups, hit_tokens=2 * TOKENS_PER_BLOCK)
@@ -508,7 +508,7 @@ def test_prefix_ends_where_blocks_of_all_groups_do() -> None:
 
 
 def test_drafted_group_needs_a_block_more() -> None:
-    """Where a draft model reads a group, the last block of a chain cannot be used."""
+    """If a draft model reads a group, the last block of a chain cannot be used."""
     groups = (replace(keeps_everything(TOKENS_PER_BLOCK, 8), is_drafted=True),)
     cache = a_cache(8, groups=groups)
     cached(cache, keys(1, 2))
@@ -520,7 +520,7 @@ def test_drafted_group_needs_a_block_more() -> None:
 
 
 def test_cache_that_shares_nothing_finds_nothing() -> None:
-    """Where prefixes are not shared, nothing was ever committed."""
+    """If prefixes are not shared, no block was ever committed."""
     cache = a_cache(8, shares_prefixes=False)
     cached(cache, keys(1, 2))
 
@@ -534,16 +534,16 @@ Leaving = tuple[Reason, Tier, float]
 
 @dataclass
 class Log:
-    """A cache beside a log of everything that ever left a tier of it."""
+    """A cache, and a log of everything that ever left one of its tiers."""
 
     cache: Cache
     now: float = 0.0
     left: dict[int, Leaving] = field(default_factory=dict)
     chosen: dict[int, tuple[str, int] | None] = field(default_factory=dict)
-    """The policy and the tenant of each last departure, where the command alone tells."""
+    """The policy and the tenant of each last departure, if the command alone decides them."""
     copies: list[Copy] = field(default_factory=list)
     leases: dict[LeaseId, list[tuple[Any, ...]]] = field(default_factory=dict)
-    """What there was to tell of each block of a lease, as if all of them had been missing."""
+    """The expected reason of each block of a lease, as if all blocks had been missing."""
 
     def there(self) -> dict[Tier, set[int]]:
         """Return the keys that are in each tier."""
@@ -557,7 +557,7 @@ class Log:
         return found
 
     def send(self, command: c.Command) -> Outcome | None:
-        """Carry out a command, and write down what left because of it."""
+        """Carry out a command, and log what left because of it."""
         self.cache.settle()
         self.now += 1.0
         before, damaged = self.there(), self.damaged(command)
@@ -568,7 +568,7 @@ class Log:
             outcome, effects = None, self.cache.take_effects()
         self.copies += [effect for effect in effects if isinstance(effect, Copy)]
         after = self.there()
-        # A block that leaves both tiers at once leaves the host pool last only where its slot was damaged.
+        # If a block leaves both tiers at once, its departure from the device is the last one.
         for tier in (Tier.HOST, Tier.DEVICE):
             for key in before[tier] - after[tier]:
                 reason = Reason.CHECKSUM if tier is Tier.HOST and key in damaged else Reason.EVICTED
@@ -586,7 +586,7 @@ class Log:
         return {int.from_bytes(column[slot].tobytes(), "little") for slot in slots}
 
     def expected(self, request: c.Reserve, numbers: list[int]) -> list[tuple[Any, ...]]:
-        """Return what there is to tell of each block of a request, as if all of them were missing."""
+        """Return the expected reason of each block of a request, as if all of them were missing."""
         there, found = self.there(), []
         for number in numbers:
             reason, tier, at = self.left.get(number, (Reason.NEVER_COMMITTED, None, None))
@@ -599,7 +599,7 @@ class Log:
 
 
 def _chosen(command: c.Command, tier: Tier) -> tuple[str, int] | None:
-    """Return the policy and the tenant for which a command makes blocks leave a tier; None where both may differ."""
+    """Return the policy and the tenant of a command's departures from a tier, or None if those may differ."""
     if isinstance(command, c.Reserve):
         return "leaf-lru", TENANT
     if isinstance(command, c.Evict):
@@ -627,7 +627,7 @@ def numbers_of(chain: int, num_blocks: int) -> list[int]:
 
 
 def check(log: Log, lease_id: LeaseId) -> None:
-    """Compare the explanation of a lease, now, with what the log had to tell when it was granted."""
+    """Compare the explanation of a lease, now, with the log at its grant."""
     wanted = log.leases[lease_id]
     explained = explain(log.cache, lease_id)
     num_hits = sum(explained.hit_tokens.values()) // TOKENS_PER_BLOCK
@@ -649,7 +649,7 @@ def check(log: Log, lease_id: LeaseId) -> None:
 
 
 def ask(log: Log, chain: int, count: int, *, may_wait: bool) -> None:
-    """Reserve the blocks of a chain, and commit what is granted at once."""
+    """Reserve the blocks of a chain, and commit all that is granted at once."""
     state, numbers = log.cache._state, numbers_of(chain, count)
     newest = state.id_count.newest
     request = a_reserve(count, f"at {log.now}", keys(*numbers), wait_ms=WAIT_MS if may_wait else 0)
@@ -660,7 +660,7 @@ def ask(log: Log, chain: int, count: int, *, may_wait: bool) -> None:
     if lease_id > newest:
         log.leases[lease_id] = wanted
         if count % 2:
-            # The others are explained when much has happened since.
+            # The others are explained after much has happened.
             check(log, lease_id)
         if outcome is not None and outcome.reply is not None:
             log.send(a_commit(lease_id, request.keys))
@@ -677,7 +677,7 @@ def a_commit(lease_id: LeaseId, packed: bytes) -> c.Commit:
 
 
 def act(log: Log, kind: str, chain: int, count: int, *, flag: bool) -> None:
-    """Let one thing happen but a reserve."""
+    """Do one act other than a reserve."""
     if kind == "evict":
         last = count if flag else None
         log.send(c.Evict(keys=keys(*numbers_of(chain, 6)[count - 1 : last])))
@@ -698,7 +698,7 @@ def act(log: Log, kind: str, chain: int, count: int, *, flag: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_explanations_agree_with_a_full_log(seed: int) -> None:
-    """For every block of every reserve the reason, the tier and the time are those of the log, whenever one asks."""
+    """For each block of each reserve the reason, the tier and the time are those of the log, whenever one asks."""
     draw = Random(seed)  # noqa: S311 - a history that can be had again
     log, sound = Log(a_cache(8, draw.choice((0, 3, 8)))), Sound()
 

@@ -1,4 +1,4 @@
-"""What of a prefix a cache of several groups can serve: every group must have what the tokens behind it need."""
+"""Laws of prefixes in several groups: every group must have the blocks that the tokens behind the prefix need."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ from tests.unit.service.core.grouped import (
 
 
 def drop(cache: Cache, packed: bytes, group: int) -> None:
-    """Have the blocks of keys gone from one group, as if others had taken their room."""
+    """Evict the blocks of keys from one group."""
     cache.settle()
     marked = (key_words(packed) ^ marks(group + 1)[group]).tobytes()
     cache._state.device.evict(cache._state.device.cached(marked))
@@ -75,7 +75,7 @@ def test_first_group_keeps_keys_as_they_are() -> None:
     ],
 )
 def test_prefix_is_found_by_all_groups(groups: tuple[GroupShape, ...], expected: int) -> None:
-    """What one request has committed in all groups, the next one need not compute."""
+    """Blocks of all groups that one request has committed are found by the next request."""
     cache = cache_of(*groups)
     cached_tokens(cache, 24)
 
@@ -87,7 +87,7 @@ def test_prefix_is_found_by_all_groups(groups: tuple[GroupShape, ...], expected:
 
 
 def test_prefix_ends_where_blocks_of_all_groups_end() -> None:
-    """A prefix that ends inside of one group's block is no use to it."""
+    """A prefix cannot end inside one group's block."""
     cache = cache_of(FULL, WIDE)
 
     cached_tokens(cache, 12)
@@ -96,7 +96,7 @@ def test_prefix_ends_where_blocks_of_all_groups_end() -> None:
 
 
 def test_window_needs_only_the_tail_of_a_prefix() -> None:
-    """What lies before the window may be gone from the cache, and its places are empty."""
+    """Blocks before the window may be gone from the cache, and their places are empty."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 24)
 
@@ -110,7 +110,7 @@ def test_window_needs_only_the_tail_of_a_prefix() -> None:
 
 
 def test_window_without_its_tail_shortens_a_prefix() -> None:
-    """Where the window lacks a block, a shorter prefix is found that does not need it."""
+    """If the window lacks a block, the found prefix is a shorter one that does not need it."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 24)
 
@@ -120,7 +120,7 @@ def test_window_without_its_tail_shortens_a_prefix() -> None:
 
 
 def test_chunk_needs_nothing_at_its_end() -> None:
-    """Behind a whole chunk the next token needs none of it."""
+    """Behind a whole chunk, the next token needs no block of it."""
     cache = cache_of(CHUNK)
 
     assert hit_tokens(cache, 8) == 8
@@ -128,7 +128,7 @@ def test_chunk_needs_nothing_at_its_end() -> None:
 
 
 def test_state_is_found_only_where_it_was_committed() -> None:
-    """A state is of one token, so a prefix ends where a request once did."""
+    """A state belongs to one token, so a prefix can end only where a request has committed one."""
     cache = cache_of(FULL, STATE)
     lease_id = reserve_tokens(cache, 24, "first").lease_id
 
@@ -139,7 +139,7 @@ def test_state_is_found_only_where_it_was_committed() -> None:
 
 
 def test_drafted_group_has_one_block_more() -> None:
-    """A draft model reads one block behind the prefix, so the last block that is there is not part of it."""
+    """A draft model reads one block behind the prefix, so the last cached block is not part of it."""
     cache = cache_of(FULL, DRAFTED)
     cached_tokens(cache, 16)
 
@@ -147,7 +147,7 @@ def test_drafted_group_has_one_block_more() -> None:
 
 
 def test_fixed_blocks_are_never_shared() -> None:
-    """Every request has its own, also where all the rest is shared."""
+    """Each request has fixed blocks of its own, even if all other blocks are shared."""
     cache = cache_of(FULL, FIXED)
     first = reserve_tokens(cache, 8, "first")
     commit_tokens(cache, first.lease_id, 8)
@@ -162,7 +162,7 @@ def test_fixed_blocks_are_never_shared() -> None:
 
 
 def test_no_prefix_is_found_where_none_are_shared() -> None:
-    """A cache whose prefixes are not shared publishes nothing."""
+    """A cache that shares no prefixes publishes nothing."""
     cache = cache_of(FULL, shares_prefixes=False)
     lease = reserve_tokens(cache, 8)
 
@@ -174,7 +174,7 @@ def test_no_prefix_is_found_where_none_are_shared() -> None:
 
 
 def test_blocks_in_the_host_pool_count_for_callers_that_wait() -> None:
-    """What a group has only in the host pool is brought up; the tokens before it count as the device's."""
+    """Blocks in the host pool alone are brought up; the tokens before them count for the device."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 24)
     land(cache, the_copy(cache.handle(c.Evict(keys=chain(24)[16 * 8 :]), 0.0)))
@@ -191,7 +191,7 @@ def test_blocks_in_the_host_pool_count_for_callers_that_wait() -> None:
 
 
 def test_host_pool_is_no_use_to_callers_that_do_not_wait() -> None:
-    """Without waiting, only what is on the device this instant is a hit."""
+    """For a call that does not wait, only blocks that are on the device now are hits."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 24)
     land(cache, the_copy(cache.handle(c.Evict(keys=chain(24)[20 * 8 :]), 0.0)))
@@ -200,7 +200,7 @@ def test_host_pool_is_no_use_to_callers_that_do_not_wait() -> None:
 
 
 def test_second_caller_joins_blocks_in_flight() -> None:
-    """Blocks of several groups on their way to the device are not copied twice."""
+    """Blocks of several groups that are on their way to the device are not copied twice."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 16)
     land(cache, the_copy(cache.handle(c.Evict(keys=chain(16)), 0.0)))
@@ -225,7 +225,7 @@ def test_second_caller_joins_blocks_in_flight() -> None:
 
 @pytest.mark.parametrize("groups", [(FULL, WINDOW), (STATE,), (CHUNK, FULL)])
 def test_tenant_finds_its_own_blocks_only(groups: tuple[GroupShape, ...]) -> None:
-    """A key that somebody stole names nothing for him, whatever group its block is in."""
+    """A stolen key finds nothing, whatever group its block is in."""
     cache = cache_of(*groups)
     cached_tokens(cache, 12)
 
@@ -236,7 +236,7 @@ def test_tenant_finds_its_own_blocks_only(groups: tuple[GroupShape, ...]) -> Non
 
 
 def test_operator_finds_the_blocks_of_all_tenants() -> None:
-    """Who asks for no tenant is told of everybody's blocks."""
+    """An operator, who asks for no tenant, finds everybody's blocks."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 12)
 
@@ -244,7 +244,7 @@ def test_operator_finds_the_blocks_of_all_tenants() -> None:
 
 
 def test_key_that_names_a_block_twice_is_refused() -> None:
-    """The keys of a chain differ, in several groups as in one."""
+    """Keys that name a block twice are refused, in several groups as in one."""
     cache = cache_of(FULL, WINDOW)
     cached_tokens(cache, 4)
 
@@ -253,7 +253,7 @@ def test_key_that_names_a_block_twice_is_refused() -> None:
 
 
 def test_nobody_finds_what_no_group_has() -> None:
-    """Keys of which nothing is cached are all to compute."""
+    """If nothing is cached for the keys, all tokens are to be computed."""
     cache = cache_of(FULL, WINDOW)
 
     assert hit_tokens(cache, 24) == 0
@@ -261,7 +261,7 @@ def test_nobody_finds_what_no_group_has() -> None:
 
 @pytest.mark.parametrize("num_groups", [1, 2])
 def test_pin_holds_the_blocks_of_all_groups(num_groups: int) -> None:
-    """A chain is pinned in every group, and evicted and reloaded in every group."""
+    """A pin, an evict and a reload of a chain concern every group."""
     cache = cache_of(*(FULL, WIDE)[:num_groups])
     cached_tokens(cache, 8)
 

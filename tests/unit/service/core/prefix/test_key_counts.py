@@ -1,4 +1,4 @@
-"""Laws of key counts: whatever is findable is counted, in whichever tier and by whichever way it came there."""
+"""Laws of key counts: every findable key is counted, in whichever tier and however it came there."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ BUCKETS = 8
 
 @pytest.fixture
 def state() -> CacheState:
-    """Give a cache of which nothing is used."""
+    """Return the state of an empty cache."""
     return CacheState.fresh(replace(SHAPE, num_slots=4, num_disk_slots=4), EPOCH)
 
 
@@ -28,12 +28,12 @@ def publish(pool: Pool, ids: list[int], packed: bytes, tenant: int) -> None:
 
 
 def table() -> np.ndarray:
-    """Return an array that counts nothing."""
+    """Return an empty array of counts."""
     return np.zeros(BUCKETS, np.uint32)
 
 
 def test_counts_begin_with_what_is_there(state: CacheState) -> None:
-    """What was findable in any tier before anybody wanted to know is counted."""
+    """Keys that are findable in any tier before the count begins are counted."""
     counts, own = KeyCounts(state.pools), table()
     publish(state.host, [0, 1], keys(1, 2), 7)
     publish(state.disk, [0], keys(1), 7)
@@ -45,7 +45,7 @@ def test_counts_begin_with_what_is_there(state: CacheState) -> None:
 
 
 def test_tenants_are_counted_apart(state: CacheState) -> None:
-    """A tenant's counts know of no other's keys, and one that nobody asked about is not counted at all."""
+    """Another tenant's keys do not count, and a tenant whose count was not begun is not counted at all."""
     counts, one, other = KeyCounts(state.pools), table(), table()
     counts.begin(7, one)
     counts.begin(8, other)
@@ -58,7 +58,7 @@ def test_tenants_are_counted_apart(state: CacheState) -> None:
 
 
 def test_what_leaves_is_counted_no_more(state: CacheState) -> None:
-    """However a key leaves its tier, its bucket counts one less, and keys that share a bucket stay."""
+    """When a key leaves its tier in any way, its bucket counts one less, and other keys of the bucket stay."""
     counts, own = KeyCounts(state.pools), table()
     counts.begin(7, own)
     publish(state.host, [0, 1, 2], keys(1, 2, 9), 7)
@@ -72,7 +72,7 @@ def test_what_leaves_is_counted_no_more(state: CacheState) -> None:
 
 
 def test_counts_that_ended_are_left_alone(state: CacheState) -> None:
-    """Nobody writes an array any more that its owner took back."""
+    """After the end of a count, its array is not written to."""
     counts, own = KeyCounts(state.pools), table()
     counts.begin(7, own)
 
@@ -83,7 +83,7 @@ def test_counts_that_ended_are_left_alone(state: CacheState) -> None:
 
 
 def test_forgotten_count_is_found(state: CacheState) -> None:
-    """A key that is findable and not counted would be missed for as long as it is cached."""
+    """The check finds a findable key that is not counted, for workers would miss it while it is cached."""
     counts, own = KeyCounts(state.pools), table()
     counts.begin(7, own)
     publish(state.host, [0], keys(1), 7)
@@ -96,7 +96,7 @@ def test_forgotten_count_is_found(state: CacheState) -> None:
 
 
 def test_cache_counts_for_as_long_as_it_is_asked_to() -> None:
-    """From the instant at which somebody wants to know until nobody does."""
+    """A cache counts keys from the beginning of a count to its end."""
     cache, own = a_cache(), table()
     cached(cache, keys(1))
 

@@ -1,4 +1,4 @@
-"""The law of prefix tokens: the outcomes add up to the tokens of all requests that were granted."""
+"""The law of prefix tokens: the counts of all outcomes add up to the tokens of all granted requests."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ OUTCOMES = ("device", "host", "disk", "remote", "computed")
 
 
 def land_all(cache: Cache, outcome: Outcome, granted: list[Reserved], random: Random) -> None:
-    """Let all copies end, one in eight of the loads badly, and keep what waiting callers get."""
+    """Let all copies end, with one in eight of the reloads failing, and keep the leases of waiting callers."""
     effects = list(outcome.effects)
     while effects:
         effect = effects.pop(0)
@@ -28,7 +28,7 @@ def land_all(cache: Cache, outcome: Outcome, granted: list[Reserved], random: Ra
 
 @pytest.mark.parametrize("seed", range(5))
 def test_outcomes_add_up_to_the_requests(seed: int) -> None:
-    """Whatever was found where, waited for or failed on its way, each token of each grant counts once."""
+    """Each token of each grant counts once, wherever it is found, waited for or lost on its way."""
     random = Random(seed)  # noqa: S311 - no secret
     cache = a_cache(24, 24, max_leases=4)
     num_tokens, granted = 0, []

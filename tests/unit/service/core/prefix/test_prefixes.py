@@ -1,4 +1,4 @@
-"""Laws of reuse: what a request shares with what is cached, and with whom."""
+"""Laws of reuse: which cached blocks a request shares, and with whom."""
 
 import pytest
 
@@ -26,11 +26,11 @@ from tests.unit.service.core.builders import (
 )
 
 LONG = 200
-"""Blocks of a request that is not looked for as a whole."""
+"""The number of blocks of a request whose prefix is not looked up as a whole."""
 
 
 def test_cached_prefix_is_shared() -> None:
-    """Two leases of one tenant have the same block of a common prefix, and private ones of their own."""
+    """Two leases of one tenant share the blocks of a common prefix, and have private ones besides."""
     cache = a_cache()
     first = committed(cache, keys(1, 2), more=1)
 
@@ -43,7 +43,7 @@ def test_cached_prefix_is_shared() -> None:
 
 
 def test_prefix_ends_at_the_first_miss() -> None:
-    """What is cached behind a gap cannot be used."""
+    """Cached blocks behind a gap cannot be used."""
     cache = a_cache()
     cached(cache, keys(1))
     cached(cache, keys(3))
@@ -54,7 +54,7 @@ def test_prefix_ends_at_the_first_miss() -> None:
 @pytest.mark.parametrize("num_cached", [0, 1, 77, LONG])
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS])
 def test_prefix_of_a_long_chain_ends_at_the_first_miss(num_cached: int, wait_ms: int) -> None:
-    """However many keys a request names, all that are cached from the first one on are found."""
+    """All keys that are cached from the first one on are found, however many a request names."""
     cache = a_cache(2 * LONG)
     on_host(cache, keys(999))
     chain = keys(*range(LONG))
@@ -68,7 +68,7 @@ def test_prefix_of_a_long_chain_ends_at_the_first_miss(num_cached: int, wait_ms:
 
 
 def test_whole_request_can_be_cached() -> None:
-    """A request all of whose blocks are cached takes no free block."""
+    """A request whose blocks are all cached takes no free block."""
     cache = a_full_cache(4)
 
     lease = reserve(cache, 4, "r", keys(0, 1, 2, 3))
@@ -78,7 +78,7 @@ def test_whole_request_can_be_cached() -> None:
 
 
 def test_own_prefix_is_not_evicted_to_make_room() -> None:
-    """A call does not count, nor evict, the blocks of its own prefix as room."""
+    """A call neither counts nor evicts the blocks of its own prefix as room."""
     cache = a_full_cache(4)
 
     lease = reserve(cache, 4, "r", keys(0, 1))
@@ -90,7 +90,7 @@ def test_own_prefix_is_not_evicted_to_make_room() -> None:
 
 @pytest.mark.parametrize("wait_ms", [0, WAIT_MS], ids=["at once", "patient"])
 def test_another_tenants_block_is_a_miss(wait_ms: int) -> None:
-    """A key, even a stolen one, finds only one's own tenant's blocks, in either tier."""
+    """A key, even a stolen one, finds only its own tenant's blocks, in either tier."""
     cache = a_cache()
     cached(cache, keys(1))
     on_host(cache, keys(2))
@@ -103,7 +103,7 @@ def test_another_tenants_block_is_a_miss(wait_ms: int) -> None:
 
 
 def test_prefix_ends_at_another_tenants_block() -> None:
-    """The blocks before a foreign one still count."""
+    """The blocks before another tenant's block still count as hits."""
     cache = a_cache()
     cached(cache, keys(1))
     cached(cache, keys(2), worker_id=STRANGER)
@@ -113,7 +113,7 @@ def test_prefix_ends_at_another_tenants_block() -> None:
 
 @pytest.mark.parametrize("hole", [0, 1, 19, 20, 30, 38, 39])
 def test_prefix_ends_at_the_first_hole(hole: int) -> None:
-    """Where a block in the middle of a long chain is gone, what is cached after it does not count."""
+    """If a block in the middle of a long chain is gone, the cached ones after it do not count."""
     cache = a_cache(41, num_slots=0)
     chain = keys(*range(40))
     cached(cache, chain)
@@ -127,7 +127,7 @@ def test_prefix_ends_at_the_first_hole(hole: int) -> None:
 
 @pytest.mark.parametrize("moved", [(0,), (3, 4), tuple(range(20)), tuple(range(1, 40))])
 def test_prefix_goes_on_in_the_host_pool(moved: tuple[int, ...]) -> None:
-    """A long chain is found whole, whichever of its blocks have moved to the host pool."""
+    """A long chain is found whole, whichever of its blocks are in the host pool."""
     cache = a_cache(41, num_slots=40)
     chain = keys(*range(40))
     cached(cache, chain)
@@ -140,7 +140,7 @@ def test_prefix_goes_on_in_the_host_pool(moved: tuple[int, ...]) -> None:
 
 
 def test_long_chain_that_names_a_block_twice_is_refused() -> None:
-    """A key that is there twice is noticed among many, too."""
+    """A repeated key is noticed even among many."""
     cache = a_cache(41)
     cached(cache, keys(*range(40)))
 

@@ -1,4 +1,4 @@
-"""Laws of regrets: each missed block is looked up once, and its reason is what became of it before its grant."""
+"""Laws of regrets: each missed block is looked up once, and its reason is what happened to it before the grant."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ from tests.unit.service.core.grouped import FIXED, WINDOW, cache_of, chain, rese
 
 
 def missed(cache: Cache) -> dict[str, int]:
-    """Return what is counted of missed blocks, after a tick."""
+    """Return the counts of missed blocks after a tick."""
     tick(cache, 1.0)
     counters = Counter(cache.census().counters)
     return {
@@ -35,7 +35,7 @@ def missed(cache: Cache) -> dict[str, int]:
 
 
 def full_then_empty(*numbers: int) -> Cache:
-    """Return a cache that had these keys, and nothing else, and evicted them for a request that has ended."""
+    """Return a cache that held these keys alone, and evicted them for a request that has ended."""
     cache = a_cache(4, 0)
     cached(cache, keys(*numbers))
     release(cache, reserve(cache, 4).lease_id)
@@ -43,7 +43,7 @@ def full_then_empty(*numbers: int) -> Cache:
 
 
 def test_evicted_blocks_that_are_needed_again_are_counted() -> None:
-    """What a request looks for and was evicted before is regretted; what was never there is not."""
+    """A block that was evicted and is looked for again is regretted; one that was never there is not."""
     cache = full_then_empty(1, 2)
     reserve(cache, 3, "again", keys(1, 2, 3))
 
@@ -51,7 +51,7 @@ def test_evicted_blocks_that_are_needed_again_are_counted() -> None:
 
 
 def test_what_is_committed_after_the_grant_does_not_count_as_cached() -> None:
-    """The worker that missed a block computes it, a moment before anybody looks."""
+    """The worker that missed a block may commit it before the miss is looked up; it does not count as cached then."""
     cache = full_then_empty(1)
     lease = reserve(cache, 1, "again", keys(1))
     commit(cache, lease.lease_id, keys(1))
@@ -60,7 +60,7 @@ def test_what_is_committed_after_the_grant_does_not_count_as_cached() -> None:
 
 
 def test_blocks_behind_a_miss_are_told_apart() -> None:
-    """A block that is cached and yet no use, because one before it is missing, was not evicted too early."""
+    """A cached block behind a missing one is of no use, but was not evicted too early."""
     cache = full_then_empty(1)
     cached(cache, keys(2))
     reserve(cache, 2, "again", keys(1, 2))
@@ -69,7 +69,7 @@ def test_blocks_behind_a_miss_are_told_apart() -> None:
 
 
 def test_blocks_that_were_asked_to_leave_are_told_apart() -> None:
-    """An evict call is not the policy's fault."""
+    """The policy did not choose the blocks that an evict call names."""
     cache = a_cache(4, 0)
     cached(cache, keys(1))
     cache.handle(c.Evict(worker_id=None, keys=keys(1)), 0.0)
@@ -79,7 +79,7 @@ def test_blocks_that_were_asked_to_leave_are_told_apart() -> None:
 
 
 def test_nothing_is_put_aside_where_nothing_can_be_regretted() -> None:
-    """Not before anything has left, not of a request whose prefix was found whole, not of one without keys."""
+    """Nothing is put aside before a block has left, for a request found whole, or for one without keys."""
     cache = a_cache(4, 0)
     cached(cache, keys(1))
     release(cache, reserve(cache, 2, "first", keys(1, 9)).lease_id)
@@ -92,7 +92,7 @@ def test_nothing_is_put_aside_where_nothing_can_be_regretted() -> None:
 
 
 def test_caches_that_share_nothing_regret_nothing() -> None:
-    """Where no block is found by key, none is missed."""
+    """If no block is found by key, none is missed."""
     cache = cache_of(FIXED, num_blocks=9)
     cache._state.history.num_left = 1
     reserve_tokens(cache, 4, prefix=chain(4))
@@ -113,14 +113,14 @@ def test_groups_without_one_that_keeps_everything_count_by_the_first() -> None:
 
 
 def leases(cache: Cache, *counts: int) -> list[Lease]:
-    """Return live leases that missed so many keys."""
+    """Return live leases that missed the given numbers of keys."""
     for number, count in enumerate(counts):
         reserve(cache, max(1, count), f"{number}", keys(*range(100 * number, 100 * number + count)))
     return list(cache._state.leases.by_id.values())
 
 
 def test_what_is_put_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond its room keys are left out and counted; taking makes room."""
+    """Keys beyond the bound are left out and counted; taking makes room again."""
     monkeypatch.setattr(module, "LEASES_MAX", 2)
     missing = MissingKeys(TOKENS_PER_BLOCK)
     one, two, three = leases(a_cache(8, 0), 1, 2, 3)
@@ -135,7 +135,7 @@ def test_what_is_put_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_taking_stops_when_it_is_enough() -> None:
-    """Grants are taken whole, in their order, those that missed nothing left out, until there are so many keys."""
+    """Grants are taken whole and in order, without those that missed nothing, until there are enough keys."""
     missing = MissingKeys(TOKENS_PER_BLOCK)
     for lease in leases(a_cache(8, 0), 3, 0, 2, 1):
         missing.put(lease)
@@ -154,7 +154,7 @@ def leave(history: History, *numbers: int) -> None:
 
 
 def test_last_departure_is_that_before_each_key_s_own_grant() -> None:
-    """A key that left twice is told by the departure that its own grant came after."""
+    """For a key that left twice, the last departure before its own grant is told."""
     history = History(8)
     for number in (5, 6, 5):
         leave(history, number)
@@ -166,7 +166,7 @@ def test_last_departure_is_that_before_each_key_s_own_grant() -> None:
 
 @pytest.mark.parametrize("num_twins", [_STEPS_MAX - 1, _STEPS_MAX + 1])
 def test_chains_are_followed_so_far(num_twins: int) -> None:
-    """Keys that somebody made collide are not worth more than so many steps."""
+    """The search for keys that were made to collide ends after a bounded number of steps."""
     history = History(8)
     step = len(history._table)
     leave(history, 0)

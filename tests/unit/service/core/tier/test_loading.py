@@ -12,7 +12,7 @@ FIRST, SECOND = CopyId(1), CopyId(2)
 
 @pytest.fixture
 def loading() -> Loading:
-    """Return the list of a device whose block `i` carries key `i`, of which none is on its way."""
+    """Return the list of a device whose block `i` has key `i`, with none on its way."""
     column = np.frombuffer(keys(*range(64)), np.uint8).reshape(-1, BYTES_PER_KEY).copy()
     return Loading(column)
 
@@ -27,7 +27,7 @@ def test_nothing_is_on_its_way_at_first(loading: Loading) -> None:
 
 @pytest.mark.parametrize("count", [1, 40], ids=["few", "many"])
 def test_listed_keys_are_found_with_their_copies(loading: Loading, count: int) -> None:
-    """A key leads to its block, and the block to the copy that fills it."""
+    """A key leads to its block, and a block to the copy that fills it."""
     loading.add(as_ids(range(count)), FIRST)
     loading.add(as_ids([50]), SECOND)
 
@@ -42,7 +42,7 @@ def test_listed_keys_are_found_with_their_copies(loading: Loading, count: int) -
 
 
 def test_discarded_keys_are_not_found(loading: Loading) -> None:
-    """What has landed is on its way no more; the rest of its copy is."""
+    """A block that has landed is not on its way, but the rest of its copy still is."""
     loading.add(as_ids([3, 4]), FIRST)
 
     loading.discard(as_ids([3]))
@@ -52,7 +52,7 @@ def test_discarded_keys_are_not_found(loading: Loading) -> None:
 
 
 def test_same_key_may_come_twice(loading: Loading) -> None:
-    """Of two blocks on their way under one key, either may land first."""
+    """If two blocks are on their way under one key, either may land first."""
     loading._keys[7] = loading._keys[6]
     loading.add(as_ids([6]), FIRST)
     loading.add(as_ids([7]), SECOND)
