@@ -33,13 +33,13 @@ def test_protected_blocks_do_not_leave() -> None:
 
 
 def test_no_more_leave_than_there_are() -> None:
-    """Who asks for more gets all that there is."""
+    """A caller that asks for more blocks than there are gets all of them."""
     assert an_order(3, 1).coldest(9, NOWHERE).tolist() == [3, 1]
     assert an_order(3, 1).coldest(0, NOWHERE).tolist() == []
 
 
 def test_asking_changes_nothing() -> None:
-    """To ask who leaves next takes nobody out."""
+    """A question for the next blocks to leave takes none out."""
     order = an_order(3, 1)
 
     order.coldest(2, as_ids([3]))
@@ -48,7 +48,7 @@ def test_asking_changes_nothing() -> None:
 
 
 def test_block_that_was_taken_out_to_be_copied_is_next_again() -> None:
-    """Blocks put back at the cold end leave before all others, in the given order."""
+    """Blocks that are put back at the cold end leave before all others, in the given order."""
     order = an_order(3, 1)
 
     order.add_coldest(as_ids([7, 8]))
@@ -57,7 +57,7 @@ def test_block_that_was_taken_out_to_be_copied_is_next_again() -> None:
 
 
 def test_discarded_block_is_not_in_the_order() -> None:
-    """A block that somebody holds again is not evictable; one that was not there is ignored."""
+    """A held block is not evictable; the removal of a block that is not in the order is ignored."""
     order = an_order(3, 1)
 
     order.discard(as_ids([3, 99]))
@@ -69,7 +69,7 @@ def test_discarded_block_is_not_in_the_order() -> None:
 
 
 def test_order_outlives_its_places() -> None:
-    """However often blocks come and go, from either end, the order stays theirs."""
+    """Blocks stay in order, however often they come and go at either end."""
     order = LeafFirstLRU(4)
     order.add(as_ids([0, 1, 2, 3]))
 
@@ -84,7 +84,7 @@ def test_order_outlives_its_places() -> None:
 
 
 def test_order_goes_around_its_ring() -> None:
-    """Many blocks at once keep their order where the ring begins anew, too."""
+    """Many blocks keep their order even where the ring begins again."""
     order = LeafFirstLRU(20)
 
     for shift in range(20):
@@ -96,7 +96,7 @@ def test_order_goes_around_its_ring() -> None:
 
 
 def test_gaps_are_passed_over() -> None:
-    """The next to leave is found behind however many that left before."""
+    """The next block to leave is found, however many left before it."""
     order = LeafFirstLRU(NUM_BLOCKS)
     order.add(as_ids(range(NUM_BLOCKS)))
 
@@ -108,7 +108,7 @@ def test_gaps_are_passed_over() -> None:
 
 
 def test_those_that_were_said_to_be_next_leave_and_the_others_keep_their_order() -> None:
-    """Who is asked for first and then leaves takes nobody else along, and is passed over from then on."""
+    """Evicted blocks take no others out of the order, and are passed over from then on."""
     order = LeafFirstLRU(NUM_BLOCKS)
     order.add(as_ids(range(10)))
     order.discard(as_ids([1, 4]))
@@ -120,7 +120,7 @@ def test_those_that_were_said_to_be_next_leave_and_the_others_keep_their_order()
 
 
 def test_all_may_leave_at_once() -> None:
-    """An order is empty when all that it had have left, and takes others then."""
+    """An order whose blocks have all left is empty, and takes others."""
     order = an_order(3, 1, 2)
     order.discard(as_ids([2]))
 
@@ -141,7 +141,7 @@ def test_all_may_leave_at_once() -> None:
 def test_those_that_were_next_leave_also_where_something_has_changed_since(
     change: Callable[[EvictionOrder], None],
 ) -> None:
-    """Others that came or went before they leave are counted once, and stay where they are."""
+    """If other blocks come or go before the chosen ones leave, they are counted once, and keep their places."""
     order = an_order(3, 1, 2)
     leaving = order.coldest(2, NOWHERE)
     change(order)

@@ -1,4 +1,4 @@
-"""Laws of every eviction policy, alone and parted by tenants: who is named, and that leaves leave first."""
+"""Laws of every eviction policy, alone and divided by tenants: which blocks are named, and that leaves leave first."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ _ACTS = ("commit", "let go", "use", "set aside", "put back", "evict", "ask")
 
 
 def an_order(policy: str, num_blocks: int, *, num_tenants: int = 0) -> EvictionOrder:
-    """Return an order over blocks that carry keys of their own, parted among tenants if there are any."""
+    """Return an order over blocks with keys of their own, divided among the tenants if there are any."""
     order = make_order(policy, num_blocks, np.arange(num_blocks, dtype=np.uint64) * np.uint64(7))
     if not num_tenants:
         return order
@@ -25,7 +25,7 @@ def an_order(policy: str, num_blocks: int, *, num_tenants: int = 0) -> EvictionO
 
 @dataclass
 class Sets:
-    """Which blocks are where, as whoever calls an order knows it."""
+    """The sets of blocks that the caller of an order knows."""
 
     order: EvictionOrder
     absent: set[int]
@@ -34,7 +34,7 @@ class Sets:
     aside: set[int] = field(default_factory=set)
 
     def act(self, name: str, blocks: list[int]) -> None:
-        """Do one thing to those of the blocks to which it can be done."""
+        """Do one act to those of the blocks that allow it."""
         if name == "commit":
             chosen = [one for one in blocks if one in self.absent]
             self.order.cached(as_ids(chosen))
@@ -72,7 +72,7 @@ class Sets:
         target.update(blocks)
 
     def check(self) -> None:
-        """Compare what the order says with what it was told."""
+        """Compare the order's answers with the acts so far."""
         listed = list(self.order)
         assert sorted(listed) == sorted(self.idle)
         assert len(self.order) == len(self.idle)
@@ -92,7 +92,7 @@ def _acts() -> st.SearchStrategy[list[tuple[str, list[int]]]]:
 def test_order_has_what_nobody_holds(
     policy: str, num_tenants: int, acts: list[tuple[str, list[int]]]
 ) -> None:
-    """However blocks come, go, are used and copied, just the idle ones are named, each once, and none protected."""
+    """However blocks come, go, are used and copied, the idle unprotected ones are named, each once, and no others."""
     order = an_order(policy, NUM_BLOCKS, num_tenants=num_tenants)
     sets = Sets(order, set(range(NUM_BLOCKS)))
 
@@ -107,7 +107,7 @@ _PATHS = tuple(
     tuple(f"{text[: end + 1]}" for end in range(len(text)))
     for text in ("abcd", "abce", "abf", "ag", "hij", "hikl", "m")
 )
-"""Documents that share beginnings, each as its blocks: a block is named by all up to it."""
+"""Documents with common beginnings; a block is named by its text and all text before it."""
 
 
 class Tree:
@@ -126,7 +126,7 @@ class Tree:
         self.leases: list[list[int]] = []
 
     def begin(self, path: tuple[str, ...], num_at_once: int) -> None:
-        """Lease a document, of which the missing blocks are committed so many at once, if there is room."""
+        """Lease a document, and commit its missing blocks in batches, if there is room."""
         hits = [self.block_of[name] for name in path if name in self.block_of]
         missing = path[len(hits) :]
         if not self._make_room(len(missing), hits):
@@ -145,7 +145,7 @@ class Tree:
         self.leases.append(hits)
 
     def end(self, at: int) -> None:
-        """End a lease; what nobody holds any more becomes evictable, tail first."""
+        """End a lease, so that blocks which nobody holds become evictable, tail first."""
         blocks = self.leases.pop(at % len(self.leases))
         for block in blocks:
             self.holds[block] -= 1
@@ -153,7 +153,7 @@ class Tree:
         self.order.add(as_ids(idle[::-1]))
 
     def copy(self, count: int) -> None:
-        """Take the next victims out to copy them, and put them back."""
+        """Take the next blocks to leave out for a copy, and put them back."""
         victims = self.order.coldest(count, NOWHERE)
         self.order.set_aside(victims)
         half = len(victims) // 2
@@ -179,7 +179,7 @@ class Tree:
 
 
 def hash_of(name: str) -> int:
-    """Return the digest of a block's key, of which some share their last bits."""
+    """Return the digest of a block's key; some digests share their last bits."""
     return int.from_bytes(name.encode(), "little") * 4
 
 
@@ -199,7 +199,7 @@ def hash_of(name: str) -> int:
 def test_leaves_leave_first(
     policy: str, num_tenants: int, num_blocks: int, acts: list[tuple[str, object, object]]
 ) -> None:
-    """No block leaves before what hangs on it, whatever was used how often and has come back from where."""
+    """No block leaves before the blocks behind it, whatever was used how often or came back from where."""
     tree = Tree(policy, num_blocks, num_tenants=num_tenants)
 
     for name, what, more in acts:

@@ -1,4 +1,4 @@
-"""Each policy decides as its rule says: compared with lists of keys in plain Python, and by what it is good at."""
+"""Laws of each policy's own rule: it decides as plain Python lists do, and is good at what it is meant for."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ NUM_BLOCKS = 6
 
 
 class Cache:
-    """Keys in blocks, with one request at a time, which evicts one block after another."""
+    """Keys in blocks, with one request at a time, and evictions one block after another."""
 
     def __init__(self, policy: str, num_blocks: int) -> None:
         """Start empty."""
@@ -34,11 +34,11 @@ class Cache:
 
     @property
     def rule(self) -> object:
-        """What the policy decides by."""
+        """Return the rule of the policy."""
         return self.order.columns.rule
 
     def use(self, chain: Sequence[int]) -> list[int]:
-        """Use the blocks of a chain of keys; returns the keys that are evicted for it."""
+        """Use the blocks of a chain of keys, and return the keys that are evicted for it."""
         hits = [self.block_of[key] for key in chain if key in self.block_of]
         missing = [key for key in chain if key not in self.block_of]
         self.order.discard(as_ids(hits))
@@ -59,13 +59,13 @@ class Cache:
 
 
 class Lists:
-    """The two lists of ARC and of S3-FIFO in plain Python, and what they remember."""
+    """The two lists of ARC and of S3-FIFO in plain Python, with the keys that they remember."""
 
     def __init__(self, num_blocks: int) -> None:
         """Start empty."""
         self.num_blocks = num_blocks
         self.lists: tuple[list[int], list[int]] = ([], [])
-        """Keys, the coldest first: of those used once or in the small queue, and of the others."""
+        """The keys of both lists, the coldest first: used once or in the small queue, and the others."""
         self.last: dict[int, int] = {}
         self.young: dict[int, int] = {}
         self.old: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Lists:
         self.target = 0.0
 
     def use(self, chain: Sequence[int], is_full: Callable[["Lists"], bool]) -> list[int]:
-        """Use the blocks of a chain; `is_full` tells whether the first list is to give the next victim."""
+        """Use the blocks of a chain; `is_full` decides whether the first list gives the next victim."""
         hits = [key for key in chain if key in self.lists[0] or key in self.lists[1]]
         missing = [key for key in chain if key not in hits]
         for key in hits:
@@ -111,13 +111,13 @@ class Lists:
 
 
 def is_above_target(lists: Lists) -> bool:
-    """ARC: what was used once has more than its share."""
+    """Return whether the keys that were used once are above their target, as in ARC."""
     first, second = lists.lists
     return len(first) > lists.target * (len(first) + len(second)) / lists.num_blocks
 
 
 def is_above_a_tenth(lists: Lists) -> bool:
-    """S3-FIFO: the small queue has more than a tenth."""
+    """Return whether the small queue has more than a tenth of the keys, as in S3-FIFO."""
     first, second = lists.lists
     return len(first) > 0.1 * (len(first) + len(second))
 
@@ -133,7 +133,7 @@ _CHAINS = st.builds(lambda root, num_keys: [root * 10 + at for at in range(num_k
 def test_policy_decides_as_its_lists(
     policy: str, is_full: Callable[[Lists], bool], chains: list[list[int]], num_blocks: int
 ) -> None:
-    """Arrays and lists evict the same keys in the same order."""
+    """The arrays evict the same keys as the lists, in the same order."""
     cache, lists = Cache(policy, num_blocks), Lists(num_blocks)
 
     for chain in chains:
@@ -141,7 +141,7 @@ def test_policy_decides_as_its_lists(
 
 
 class Uses:
-    """When each key was used, as long as LFU remembers it, in plain Python."""
+    """The uses of each key in plain Python, for as long as LFU remembers them."""
 
     def __init__(self, num_blocks: int) -> None:
         """Start with nothing used."""
@@ -153,7 +153,7 @@ class Uses:
         self.now = 1
 
     def weight(self, key: int) -> float:
-        """Return what the uses of a cached key count by now."""
+        """Return the present weight of a cached key's uses."""
         ages = self.now - np.array(self.cached[key])
         return float(np.exp2(-ages / (2 * self.num_blocks)).sum())
 
@@ -178,9 +178,9 @@ class Uses:
     num_blocks=4,
 )
 def test_lfu_evicts_what_weighs_least(chains: list[list[int]], num_blocks: int) -> None:
-    """No block leaves that weighs more by now than one that stays, but for two steps of a half power of two.
+    """An evicted block weighs less than twice as much as each block that stays: two steps of a half power of two.
 
-    Weights are rounded down to such steps; a block whose rank would fall by that, although it was used, keeps the rank.
+    Weights are rounded down to such steps; a used block whose rank would fall by that keeps its rank.
     """
     cache, uses = Cache("lfu", num_blocks), Uses(num_blocks)
 
@@ -198,7 +198,7 @@ def test_lfu_evicts_what_weighs_least(chains: list[list[int]], num_blocks: int) 
 
 @pytest.mark.parametrize("policy", ["arc", "s3-fifo", "lfu"])
 def test_what_is_used_but_once_does_not_push_out_what_is_used_again(policy: str) -> None:
-    """A long scan leaves blocks alone that were used before, which least recently used first would not."""
+    """A long scan does not push out blocks that were used before, as it would under least recently used."""
     cache = Cache(policy, 40)
     for _ in range(3):
         cache.use(range(10))
@@ -210,7 +210,7 @@ def test_what_is_used_but_once_does_not_push_out_what_is_used_again(policy: str)
 
 
 def test_block_that_comes_back_in_another_block_is_recognised() -> None:
-    """What left a short while ago and comes back has been used again, wherever it is put."""
+    """A key that left a short while ago and comes back counts as used again, whichever block it is in."""
     cache = Cache("arc", 4)
     cache.use([1, 2])
     cache.use([3, 4])
@@ -225,7 +225,7 @@ def test_block_that_comes_back_in_another_block_is_recognised() -> None:
 
 
 def test_adaptive_learns_when_blocks_come_back() -> None:
-    """Where what was used twice always comes back and what was used once never does, the former stays, however old."""
+    """If keys used twice always come back and keys used once never do, the former stay, however old they are."""
     cache = Cache("adaptive", 64)
     fresh = iter(range(10_000, 100_000))
 
@@ -249,7 +249,7 @@ def test_adaptive_learns_when_blocks_come_back() -> None:
 
 
 def test_adaptive_knows_nothing_at_first() -> None:
-    """Before anything was learned, what was used longest ago leaves first, however often it was used."""
+    """Before anything is learned, the blocks used longest ago leave first, however often they were used."""
     cache = Cache("adaptive", 4)
     cache.use([1, 2])
     cache.use([1, 2])
@@ -271,7 +271,7 @@ def test_adaptive_knows_nothing_at_first() -> None:
 def test_ghosts_are_forgotten_in_the_order_in_which_they_left(
     batches: list[tuple[bool, list[int]]], num_entries: int
 ) -> None:
-    """What left is remembered until as many have left after it, and forgotten once twice as many have."""
+    """A key that left is remembered until as many have left after it, and forgotten once twice as many have."""
     ghosts = Ghosts(num_entries, 3)
     left: list[int] = []
     last: dict[int, int] = {}
@@ -298,7 +298,7 @@ def test_ghosts_are_forgotten_in_the_order_in_which_they_left(
 
 
 def test_policies_show_life() -> None:
-    """Each policy says what it knows."""
+    """The text of each policy shows what it has learned."""
     keys = np.zeros(10, np.uint64)
 
     assert repr(ARC(10, keys)) == "<ARC 0.0 of 10 for blocks used once>"
@@ -312,14 +312,14 @@ def test_policies_show_life() -> None:
 
 
 def an_order(policy: str = "arc", num_blocks: int = 100) -> SegmentedOrder:
-    """Return an order over blocks that carry keys of their own."""
+    """Return an order over blocks with keys of their own."""
     order = make_order(policy, num_blocks, np.arange(num_blocks, dtype=np.uint64))
     assert isinstance(order, SegmentedOrder)
     return order
 
 
 def test_blocks_that_are_put_back_leave_when_they_would_have() -> None:
-    """To be copied changes no block's place, whatever is put back first."""
+    """A copy does not change a block's place, whatever is put back first."""
     order = an_order()
     order.add(as_ids(range(10)))
 
@@ -331,7 +331,7 @@ def test_blocks_that_are_put_back_leave_when_they_would_have() -> None:
 
 
 def test_copy_is_no_use() -> None:
-    """A block that was only copied has been used no more often; one that was used has, even while it was held."""
+    """A copy is not a use; a hold is one, even if the block is copied while it is held."""
     order = an_order()
     order.add(as_ids([1, 2]))
     order.set_aside(as_ids([1, 2]))
@@ -349,7 +349,7 @@ def test_copy_is_no_use() -> None:
 
 
 def test_hold_of_what_is_not_cached_is_no_use() -> None:
-    """A block that somebody waits for before it is filled has not been used again when it comes."""
+    """A hold of a block that is still being filled is not a use."""
     order = an_order()
     order.discard(as_ids([1]))
     order.cached(as_ids([1, 2]))
@@ -362,7 +362,7 @@ def test_hold_of_what_is_not_cached_is_no_use() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    """No blocks at all are no reason to stumble."""
+    """Acts on no blocks change nothing."""
     order = an_order()
 
     for act in (order.add, order.add_coldest, order.discard, order.set_aside, order.evicted):
@@ -373,7 +373,7 @@ def test_nothing_is_nothing() -> None:
 
 
 def test_lfu_takes_from_a_segment_until_the_next_one_ranks_lower() -> None:
-    """Whichever of three segments comes second, the run ends where that one's coldest block would leave."""
+    """Whichever of three segments is second, the run ends where that segment's coldest block would leave."""
     rule = LFU(8, np.zeros(8, np.uint64))
     orders = [(1, 20, 40), (1, 40, 20), (40, 1, 20), (40, 20, 1), (20, 40, 1)]
 
@@ -393,7 +393,7 @@ def test_lfu_takes_from_a_segment_until_the_next_one_ranks_lower() -> None:
 )
 @example(num_uses=12, others=[40])
 def test_lfu_ranks_a_block_no_lower_for_a_use(num_uses: int, others: list[int]) -> None:
-    """A parent that is used once more, after some time, still leaves after its child."""
+    """A parent that is used once more after some time still leaves after its child."""
     order = an_order("lfu")
     for _ in range(num_uses):
         order.discard(as_ids([1, 2]))

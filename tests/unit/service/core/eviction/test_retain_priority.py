@@ -1,4 +1,4 @@
-"""Laws of numbers from 0 to 100: of one tenant the lower one leaves first, whatever comes, goes and is shared."""
+"""Laws of numbers from 0 to 100: a tenant's lower number leaves first, whatever comes, goes and is shared."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -49,13 +49,13 @@ PATHS: Final = (
     (7, 10, 11),
     (12,),
 )
-"""Documents that share beginnings, each as the numbers of its blocks."""
+"""Documents with common beginnings, each as the numbers of its blocks."""
 NUM_BLOCKS: Final = 13
 BEHIND: Final = {
     one: {behind for path in PATHS if one in path for behind in path[path.index(one) + 1 :]}
     for one in range(NUM_BLOCKS)
 }
-"""The blocks that hang on each."""
+"""The blocks behind each block."""
 
 
 def leased(
@@ -67,7 +67,7 @@ def leased(
     worker_id: WorkerId = WORKER,
     **numbers: int,
 ) -> Reserved:
-    """Return a lease of a number over the blocks of a document, all of them committed."""
+    """Return a lease of a number over a document's blocks, all of them committed."""
     command = replace(
         a_reserve(len(path), f"{now} {path} {number}", keys(*path), worker_id=worker_id),
         retain_priority=number,
@@ -87,18 +87,18 @@ def used(
     worker_id: WorkerId = WORKER,
     **numbers: int,
 ) -> None:
-    """Have a lease of a number use the blocks of a document, and end."""
+    """Use the blocks of a document by a lease of a number, and end the lease."""
     lease = leased(cache, path, number, now=now, worker_id=worker_id, **numbers)
     cache.handle(c.Release(worker_id=worker_id, lease_id=lease.lease_id), now)
 
 
 def cached_of(cache: Cache, *numbers: int, tenant: int = TENANT) -> list[int]:
-    """Return those blocks that are on the device."""
+    """Return those of the blocks that are on the device."""
     return [number for number in numbers if found(cache, keys(number), tenant) == (1, 0)]
 
 
 def leaving(cache: Cache, now: float = 0.0) -> list[int]:
-    """Evict all cached blocks one by one; returns them in that order."""
+    """Evict all cached blocks one by one, and return them in that order."""
     tick(cache, now)
     left = []
     stay = cached_of(cache, *range(NUM_BLOCKS))
@@ -115,7 +115,7 @@ def leaving(cache: Cache, now: float = 0.0) -> list[int]:
 
 @dataclass
 class Kept:
-    """What a block's number is, by the leases that used it."""
+    """The number of a block, as the leases that used it set it."""
 
     number: int = -1
     retain: float = 0.0
@@ -123,18 +123,18 @@ class Kept:
     num_holders: int = 0
 
     def at(self, now: float) -> int:
-        """Return the number that an idle block has at a time."""
+        """Return the number of an idle block at a time."""
         is_over = self.number > NORMAL and self.since + self.retain <= now
         return NORMAL if is_over else self.number
 
     def take(self, now: float) -> None:
-        """Let a lease have the block."""
+        """Add a lease to the block's holders."""
         if not self.num_holders:
             self.number = self.at(now)
         self.num_holders += 1
 
     def let_go(self, number: int, retain: float, now: float) -> None:
-        """Let a lease that ends raise the number."""
+        """End a lease of the block, which may raise the block's number."""
         self.num_holders -= 1
         if number > NORMAL:
             self.retain = max(retain, self.retain) if self.number > NORMAL else retain
@@ -144,7 +144,7 @@ class Kept:
 
 @dataclass
 class Model:
-    """A cache with room for everything, and what is known of its blocks."""
+    """A cache with room for everything, and a model of its blocks."""
 
     cache: Cache
     blocks: dict[int, Kept] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Model:
             self.blocks[one].let_go(number, retain, self.now)
 
     def check_leaving(self, policy: str) -> None:
-        """Evict all, and compare who leaves with who stays."""
+        """Evict all blocks, and compare each one that leaves with those that stay."""
         stay = dict(self.blocks)
         for one in leaving(self.cache, self.now):
             leaves = stay.pop(one)
@@ -202,7 +202,7 @@ _ACTS = st.one_of(
 def test_lower_number_leaves_first_and_leaves_leave_before_prefixes(
     policy: str, acts: list[tuple[str, object]], wait: int
 ) -> None:
-    """Whatever leases shared, in whichever order they ended, and whose time is over: the model says who leaves."""
+    """However leases share blocks and end, and whatever times are over, blocks leave as the model says."""
     model = Model(
         a_cache(NUM_BLOCKS, num_slots=0, eviction_policy=policy, max_leases=6, lease_seconds=1e6)
     )
@@ -228,7 +228,7 @@ def test_lower_number_leaves_first_and_leaves_leave_before_prefixes(
 
 
 def test_numbers_order_between_the_priorities() -> None:
-    """0 is low, 50 normal, 100 high, and what is between orders between."""
+    """0 is low, 50 normal and 100 high, with the other numbers in between."""
     cache = a_cache(7, num_slots=0)
     for block, number in enumerate((100, 75, 50, 25, 0)):
         used(cache, (block,), number)
@@ -239,7 +239,7 @@ def test_numbers_order_between_the_priorities() -> None:
 
 
 def test_number_comes_in_place_of_the_priority() -> None:
-    """Where both are given the number says how long blocks stay; the priority says who is served first alone."""
+    """If both are given, the number decides how long blocks stay, and the priority only which call is served first."""
     cache = a_cache(2, num_slots=0)
     used(cache, (0,), 10, priority=2)
     used(cache, (1,), 20, priority=0)
@@ -256,7 +256,7 @@ def test_number_comes_in_place_of_the_priority() -> None:
 
 @pytest.mark.parametrize(("number", "priority"), [(None, 1), (50, 0), (50, 1), (50, 2)])
 def test_normal_number_begins_no_classes(number: int | None, priority: int) -> None:
-    """Where all is normal, nothing is kept of classes."""
+    """If all numbers are normal, no classes are kept."""
     cache = a_cache(2)
 
     used(cache, (0,), number, priority=priority)
@@ -265,7 +265,7 @@ def test_normal_number_begins_no_classes(number: int | None, priority: int) -> N
 
 
 def test_number_above_50_falls_to_normal_when_its_time_is_over() -> None:
-    """After the seconds that were asked for a block is as one of 50 that was let go of when it was."""
+    """After the seconds that were asked for, a block counts as 50, with the time at which it was let go of."""
     cache = a_cache(4, num_slots=0)
     used(cache, (0,), 70, retain_seconds=5, now=1.0)
     used(cache, (1,), 51, now=0.0)
@@ -276,7 +276,7 @@ def test_number_above_50_falls_to_normal_when_its_time_is_over() -> None:
 
 
 def test_number_below_50_stays() -> None:
-    """A time does not make a block matter more."""
+    """The end of its time does not raise the number of a block below 50."""
     cache = a_cache(2, num_slots=0)
     used(cache, (1,), None)
     used(cache, (0,), 49, retain_seconds=1)
@@ -285,7 +285,7 @@ def test_number_below_50_stays() -> None:
 
 
 def test_prefix_has_the_highest_number_for_the_longest_time() -> None:
-    """What a short high lease and a long lower one share stays as long as what hangs on it."""
+    """Blocks that a short high lease and a long lower one share stay as long as the blocks behind them."""
     cache = a_cache(4, num_slots=0)
     used(cache, (0, 6), 60, retain_seconds=1000)
     used(cache, (0,), 90, retain_seconds=5)
@@ -295,7 +295,7 @@ def test_prefix_has_the_highest_number_for_the_longest_time() -> None:
 
 
 def test_blocks_of_several_numbers_fall_together_leaf_first() -> None:
-    """A chain whose blocks have different numbers until the same time leaves from its end."""
+    """A chain whose blocks fall to normal at the same time leaves from its end."""
     cache = a_cache(5, num_slots=0)
     longest = leased(cache, (0, 1, 2, 3), 60, retain_seconds=9)
     used(cache, (0, 1, 5), 70, retain_seconds=9)
@@ -306,7 +306,7 @@ def test_blocks_of_several_numbers_fall_together_leaf_first() -> None:
 
 
 def test_restart_does_not_forget_what_was_asked_for() -> None:
-    """A request that comes again after it still has to say the same number."""
+    """A request that is repeated after a restart must still ask for the same number."""
     cache = a_cache(4, num_slots=0)
     command = replace(a_reserve(prefix=keys(0)), retain_priority=80)
     lease = answer(cache.handle(command, 0.0), Reserved)
@@ -338,7 +338,7 @@ def test_number_out_of_range_is_refused(number: int) -> None:
 
 
 def test_request_with_another_number_is_another_request() -> None:
-    """The same request asks for the same number; with another one its id is used twice."""
+    """A repeated request must ask for the same number; with another one its id counts as reused."""
     cache = a_cache()
     command = replace(a_reserve(), retain_priority=80)
     lease = answer(cache.handle(command, 0.0), Reserved)
@@ -350,7 +350,7 @@ def test_request_with_another_number_is_another_request() -> None:
 
 
 def test_ranks_of_one_engine_agree_on_the_number() -> None:
-    """Whether a rank joins a lease or waits beside another one, it asks for the same number."""
+    """A rank must ask for the same number, whether it joins a lease or waits beside another rank."""
     cache = an_engine(2)
     full = reserve(cache, 2, "full")
     command = replace(a_reserve(1, worker_id=LEFT, wait_ms=WAIT_MS), retain_priority=80)
@@ -376,7 +376,7 @@ def test_ranks_of_one_engine_agree_on_the_number() -> None:
 def test_number_takes_nothing_from_another_tenant(
     own: tuple[int, int], other: tuple[int, int], num_blocks: int
 ) -> None:
-    """How many blocks each tenant gives is the same whatever numbers they gave theirs."""
+    """Each tenant gives up the same number of blocks, whatever retain priorities they have."""
 
     def given_by(*, is_numbered: bool) -> dict[int, int]:
         cache = a_cache(12, num_slots=0)
@@ -393,7 +393,7 @@ def test_number_takes_nothing_from_another_tenant(
 
 
 def test_tenant_with_all_numbers_has_a_part_for_each() -> None:
-    """However many blocks come and go, there are at most 101 parts a tenant; an empty one costs no search."""
+    """However many blocks come and go, a tenant has at most 101 parts, and an empty part costs no search."""
     numbers = range(LOW, HIGH + 1)
     blocks = np.arange(4 * len(numbers))
     order = ClassedOrder(
