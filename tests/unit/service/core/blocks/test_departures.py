@@ -1,4 +1,4 @@
-"""Laws of what is counted of departures: each by tier and reason, and those of evicted blocks with their spans."""
+"""Laws of the counts of departures: each counts by tier and reason, and one of an evicted block by its spans, too."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ DEVICE, HOST = 0, 1
 
 
 def leave(history: History, count: int, *, since: int, idle_at: float, tier: int = DEVICE) -> None:
-    """Have blocks evicted from a tier."""
+    """Evict blocks from a tier."""
     history.left(
         tier,
         np.arange(count),
@@ -33,7 +33,7 @@ def leave(history: History, count: int, *, since: int, idle_at: float, tier: int
 
 
 def test_clock_goes_between_notes() -> None:
-    """A lease between two notes was the newest between their times; before the first, at the first."""
+    """The time of a lease lies between those of the notes around it; before the first note it is the first one's."""
     clock = LeaseClock()
     assert not clock.is_set
     clock.note(10, 1.0)
@@ -45,7 +45,7 @@ def test_clock_goes_between_notes() -> None:
 
 
 def test_clock_is_bounded() -> None:
-    """However long it goes, it keeps a bounded number of notes, the first and the last among them."""
+    """The clock keeps a bounded number of notes, the first and the last among them, however many there were."""
     clock = LeaseClock()
     for lease_id in range(1, 20_000):
         clock.note(lease_id, float(lease_id))
@@ -69,7 +69,7 @@ def test_committed_less_dropped_is_not_what_is_cached() -> None:
 
 
 def test_spans_of_evicted_blocks_are_counted() -> None:
-    """How long a block had been findable, and held by nobody, is counted in the bucket that has it."""
+    """How long an evicted block was findable, and how long held by nobody, counts in the bucket of that span."""
     history = History(8)
     history.moment, history.now = 7, 100.0
     history.tick()
@@ -88,7 +88,7 @@ def test_spans_of_evicted_blocks_are_counted() -> None:
 
 
 def test_blocks_of_several_requests_are_counted_each() -> None:
-    """Blocks that leave one behind the other count one by one, wherever what is known of them changes."""
+    """Blocks that leave together count one by one, wherever their facts differ."""
     departures = Departures()
     departures.clock.note(1, 10.0)
     departures.clock.note(2, 20.0)
@@ -106,7 +106,7 @@ def test_blocks_of_several_requests_are_counted_each() -> None:
 
 
 def test_blocks_of_an_earlier_life_have_no_spans() -> None:
-    """Since when they were there is not known; that they left is."""
+    """For blocks of an earlier life only the departure counts, for nobody knows since when they were there."""
     history = History(8)
     history.now = 5.0
     leave(history, 3, since=0, idle_at=0.0)
@@ -118,7 +118,7 @@ def test_blocks_of_an_earlier_life_have_no_spans() -> None:
 
 
 def test_spans_are_of_evictions_alone() -> None:
-    """What was displaced or lost counts under its reason, and says nothing of how long blocks stay."""
+    """Displaced and lost blocks count under their reasons, and have no spans."""
     departures = Departures()
     codes = np.array([Parting.DISPLACED, Parting.DAMAGED], np.uint8)
     departures.count(codes, np.array([1, 1]), np.array([2.0, 2.0]), np.array([1.0, 1.0]))

@@ -1,4 +1,4 @@
-"""Free blocks are taken in the order that was offered, and what was freed last goes first."""
+"""Laws of the free list: blocks are taken in the order in which they were offered, the last freed first."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from kvleased.core.blocks.free_list import FreeList
 
 
 def listed(*ids: int) -> FreeList:
-    """Return a list of some free blocks of eight, the next to be taken first."""
+    """Return a list of the given free blocks of eight, the next to be taken first."""
     return FreeList(np.array(ids, np.intp), 8)
 
 
 def test_what_was_freed_last_is_taken_first() -> None:
-    """Its bytes are the likeliest to be in a cache."""
+    """The block that was freed last is taken first, for its bytes are the likeliest to be in a hardware cache."""
     free = listed(3, 1)
 
     free.add(np.array([5, 4], np.intp))
@@ -22,7 +22,7 @@ def test_what_was_freed_last_is_taken_first() -> None:
 
 
 def test_offered_blocks_are_the_top_in_any_order() -> None:
-    """Whoever takes the very array that was offered takes just these."""
+    """A caller that takes the very array that it was offered takes just these blocks."""
     free = listed(4, 5, 6, 7)
 
     offered = free.offer(free.top(2)[::-1].copy())
@@ -33,7 +33,7 @@ def test_offered_blocks_are_the_top_in_any_order() -> None:
 
 
 def test_any_other_blocks_leave_the_rest_in_order() -> None:
-    """An equal array that was not offered, or was before something changed, is looked for block by block."""
+    """An array that was not offered, or was offered before a change, is taken block by block."""
     free = listed(4, 5, 6, 7)
     offered = free.offer(free.top(1).copy())
     free.add(np.array([2], np.intp))

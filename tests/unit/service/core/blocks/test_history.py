@@ -1,4 +1,4 @@
-"""Laws of the history: it tells the last departure of a key before a grant, and forgets the oldest first."""
+"""Laws of the history: it tells the last departure of a key before a grant, and forgets the oldest one first."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ DEVICE, HOST = 0, 1
 
 
 def words(*numbers: int) -> np.ndarray:
-    """Return keys by 64 bits of them."""
+    """Return keys as columns of 64-bit words."""
     return np.array(numbers, np.int64)
 
 
@@ -27,7 +27,7 @@ def leave(
 
 
 def test_departure_is_told_with_its_circumstances() -> None:
-    """Who looks a key up is told when it left which tier, why, and for whom."""
+    """A look-up of a key tells when it left which tier, why, and for whom."""
     history = History(8)
     history.now, history.tenant = 2.5, 7
     leave(history, 1, 2, tier=HOST, why=Parting.DAMAGED)
@@ -43,7 +43,7 @@ def test_departure_is_told_with_its_circumstances() -> None:
 
 
 def test_history_begins_with_the_oldest_departure_that_is_remembered() -> None:
-    """How far back it reaches is known; nowhere before anything left."""
+    """The history knows how far back it reaches, once something has left."""
     history = History(1)
     assert history.began is None
     for second in range(ENTRIES_MIN + 3):
@@ -63,7 +63,7 @@ def test_history_begins_with_the_oldest_departure_that_is_remembered() -> None:
     ],
 )
 def test_history_is_bounded(num_blocks: int, num_entries: int) -> None:
-    """It remembers two departures a block, from thousands up to a million, however many there are."""
+    """The history remembers two departures for each block, within fixed bounds, however many there are."""
     history = History(num_blocks)
     leave(history, *range(ENTRIES_MAX + 5))
 
@@ -71,7 +71,7 @@ def test_history_is_bounded(num_blocks: int, num_entries: int) -> None:
 
 
 def test_batch_larger_than_the_history_leaves_its_end() -> None:
-    """Of more departures at once than are remembered, the last are."""
+    """Of more departures at once than the history has room for, the last ones are remembered."""
     history = History(1)
     leave(history, *range(ENTRIES_MIN + 2))
 
@@ -81,7 +81,7 @@ def test_batch_larger_than_the_history_leaves_its_end() -> None:
 
 
 def test_keys_that_collide_are_looked_for_so_far() -> None:
-    """Keys that are made to fall on one place cost whoever looks for them a bounded number of steps."""
+    """The search for keys that were made to collide ends after a bounded number of steps."""
     history = History(1)
     leave(history, *(number << 32 for number in range(1000)))
 
@@ -104,7 +104,7 @@ EVENTS = st.lists(
 def test_history_agrees_with_a_full_log(
     events: list[tuple[int, int, int]], num_before: int, moment: int, stride: int
 ) -> None:
-    """For every key: its last departure before a grant, and the tiers that it was in then and left later."""
+    """For every key, the history agrees with a full log: its last departure before a grant, and those after it."""
     history = History(1)
     num_before = min(num_before, len(events))
     for index, (key, tier, since) in enumerate(events):
@@ -117,6 +117,6 @@ def test_history_agrees_with_a_full_log(
     for key in range(1, 7):
         before = [at + 1 for at, one in enumerate(events[:num_before]) if one[0] == key]
         there = {tier for one, tier, since in events[num_before:] if one == key and since < moment}
-        # What comes before the last departure was told by an earlier one.
+        # An earlier departure has told what comes before the last one.
         assert found.numbers[key - 1] == max(before, default=0)
         assert found.tiers[key - 1] == sum(1 << tier for tier in there)

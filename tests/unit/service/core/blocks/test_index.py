@@ -1,4 +1,4 @@
-"""Laws of the index: it finds what a dict would find, however its keys fall."""
+"""Laws of the index: it finds what a dict finds, whatever the keys are."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ NUM_ENTRIES = 100
 
 
 def a_column(first_words: list[int]) -> np.typing.NDArray[np.uint8]:
-    """Return keys with these first words that differ in their last."""
+    """Return keys that have the given first words, and differ in their last."""
     words = np.zeros((len(first_words), 4), np.uint64)
     words[:, 0] = first_words
     words[:, 3] = np.arange(len(first_words))
@@ -29,7 +29,7 @@ every_fall = pytest.mark.parametrize("keys", FALLS.values(), ids=FALLS)
 
 
 def found(index: KeyIndex, keys: np.typing.NDArray[np.uint8], blocks: Ids) -> list[int]:
-    """Return what is found under the keys of blocks: at once, but the same one by one."""
+    """Return the blocks found under keys, which must be the same at once and one by one."""
     packed = keys[blocks].tobytes()
     at_once = index.find(packed).tolist()
     assert at_once == [index.get(packed[at : at + 32]) for at in range(0, len(packed), 32)]
@@ -41,7 +41,7 @@ def found(index: KeyIndex, keys: np.typing.NDArray[np.uint8], blocks: Ids) -> li
 def test_known_keys_are_found_and_others_are_not(
     keys: np.typing.NDArray[np.uint8], num_blocks: int
 ) -> None:
-    """Whoever was added is found under its key, nobody under another."""
+    """An added block is found under its key, and none under another."""
     index = KeyIndex(keys)
 
     index.add(EVERYTHING[:num_blocks])
@@ -54,7 +54,7 @@ def test_known_keys_are_found_and_others_are_not(
 @every_fall
 @pytest.mark.parametrize("num_gone", [1, 40])
 def test_forgotten_keys_are_not_found(keys: np.typing.NDArray[np.uint8], num_gone: int) -> None:
-    """Who was taken out is not found, those beside it are, and it may come back."""
+    """A block that was taken out is not found, its neighbours are, and it may come back."""
     index = KeyIndex(keys)
     index.add(EVERYTHING)
 
@@ -69,7 +69,7 @@ def test_forgotten_keys_are_not_found(keys: np.typing.NDArray[np.uint8], num_gon
 
 @every_fall
 def test_index_outlives_its_places(keys: np.typing.NDArray[np.uint8]) -> None:
-    """However often keys come and go, those that are there are found."""
+    """However often keys come and go, those in the index are found."""
     index = KeyIndex(keys)
     index.add(EVERYTHING)
     choose = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_index_outlives_its_places(keys: np.typing.NDArray[np.uint8]) -> None:
 def test_keys_that_were_looked_for_are_found_once_they_are_added(
     keys: np.typing.NDArray[np.uint8], num_others: int
 ) -> None:
-    """Who gives the keys that it has just looked for adds them as any other, also where others came in between."""
+    """Keys that were just looked up are added like any others, even if others came in between."""
     index = KeyIndex(keys)
     index.add(EVERYTHING[:30])
     packed = keys[70:].tobytes()
@@ -106,14 +106,14 @@ def test_keys_that_were_looked_for_are_found_once_they_are_added(
 
 
 def test_gone_keys_leave_nothing_behind() -> None:
-    """However many different keys there were, an index does not fill up."""
+    """However many different keys come and go, an index does not fill up."""
     keys = a_column(list(range(NUM_ENTRIES)))
     index = KeyIndex(keys)
 
     for first in range(0, 50 * NUM_ENTRIES, NUM_ENTRIES):
         keys.view(np.uint64)[:, 0] = np.arange(first, first + NUM_ENTRIES)
         index.add(EVERYTHING)
-        # The last one stays for a while.
+        # The last key stays for a while.
         index.discard(EVERYTHING[:-1])
         assert found(index, keys, EVERYTHING[-2:]) == [-1, NUM_ENTRIES - 1]
         index.discard(EVERYTHING[-1:])
@@ -123,7 +123,7 @@ def test_gone_keys_leave_nothing_behind() -> None:
 
 
 def test_part_of_a_key_is_no_key() -> None:
-    """What follows the last whole key is nobody's."""
+    """The bytes after the last whole key name no block."""
     keys = a_column([1])
     index = KeyIndex(keys)
     index.add(as_ids([0]))
@@ -137,7 +137,7 @@ def test_empty_column_has_no_keys() -> None:
 
 
 def test_repr_shows_life() -> None:
-    """An index shows how many keys it has, and how many it might have."""
+    """The text of an index shows how many keys it has, and for how many it has room."""
     index = KeyIndex(a_column([1, 2]))
     index.add(as_ids([1]))
 

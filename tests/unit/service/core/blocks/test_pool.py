@@ -1,4 +1,4 @@
-"""Laws of the pool: its counts add up, and who lets go last decides."""
+"""Laws of the pool: its counts add up, and the last holder of a block decides what becomes of it."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def a_pool(num_blocks: int = 4, policy: str = "leaf-lru") -> Pool:
 
 
 def over(records: TierRecords, policy: str = "leaf-lru") -> Pool:
-    """Return a pool over columns, taking every block for a free one."""
+    """Return a pool over columns, with every block taken to be free."""
     order = make_order(policy, len(records.state), key_digests(records))
     return Pool(records, compile_transitions(BLOCK_TRANSITIONS), order, 99)
 
@@ -40,7 +40,7 @@ def published(pool: Pool, count: int) -> Ids:
 
 
 def test_repr_shows_life() -> None:
-    """A pool shows how many blocks are in which state."""
+    """The text of a pool shows how many blocks are in each state."""
     pool = a_pool()
     take(pool, 1)
 
@@ -60,14 +60,14 @@ def test_states_add_up_to_the_blocks() -> None:
 
 @pytest.mark.parametrize(("count", "is_there"), [(3, True), (4, True), (5, False)])
 def test_free_blocks_are_had_up_to_the_last(count: int, is_there: bool) -> None:
-    """As many blocks are suitable as are free, and no more."""
+    """As many blocks are suitable as are free."""
     found = a_pool(4).suitable(count, TENANT)
 
     assert (found is not None) is is_there
 
 
 def test_suitable_changes_nothing() -> None:
-    """To ask for free blocks does not take them."""
+    """A search for suitable blocks takes none of them."""
     pool = a_pool()
 
     pool.suitable(2, TENANT)
@@ -76,7 +76,7 @@ def test_suitable_changes_nothing() -> None:
 
 
 def test_another_tenants_block_is_not_suitable() -> None:
-    """A block with another tenant's bytes must be scrubbed first, unless nobody sees it unwritten."""
+    """A block with another tenant's bytes must be scrubbed first, unless nobody can read it unwritten."""
     pool = a_pool(2)
     pool.let_go(take(pool, 2))
 
@@ -86,7 +86,7 @@ def test_another_tenants_block_is_not_suitable() -> None:
 
 
 def test_suitable_blocks_are_found_among_others() -> None:
-    """Free blocks of the right tenant are found wherever they are in the free list, and only they are taken."""
+    """Free blocks of the right tenant are found anywhere in the free list, and only they are taken."""
     pool = a_pool(4)
     own, foreign = take(pool, 2), take(pool, 2, OTHER_TENANT)
     pool.let_go(own)
@@ -99,7 +99,7 @@ def test_suitable_blocks_are_found_among_others() -> None:
 
 
 def test_last_holder_frees_a_private_block() -> None:
-    """A block is nobody's only when the last of its holders lets go of it, and its generation grows then."""
+    """A private block is free only when its last holder lets go of it, and its generation grows then."""
     pool = a_pool()
     ids = take(pool, 1)
     pool.hold(ids)
@@ -114,7 +114,7 @@ def test_last_holder_frees_a_private_block() -> None:
 
 
 def test_last_holder_makes_a_ready_block_evictable() -> None:
-    """A committed block stays findable when nobody holds it, and may be evicted only then."""
+    """A committed block stays findable when nobody holds it, and only then may it be evicted."""
     pool = a_pool()
     ids = published(pool, 1)
     assert pool.num_available == 3
@@ -136,7 +136,7 @@ def test_leaves_leave_before_their_prefix() -> None:
 
 
 def test_block_copied_for_its_eviction_leaves_next() -> None:
-    """A block that was held only to be copied goes back to the cold end."""
+    """A block that was held only for its copy goes back to the cold end."""
     pool = a_pool()
     cold, hot = published(pool, 1), published(pool, 1)
     pool.let_go(cold)
@@ -149,7 +149,7 @@ def test_block_copied_for_its_eviction_leaves_next() -> None:
 
 
 def test_held_block_is_not_evicted() -> None:
-    """To evict a block that somebody holds is our own mistake."""
+    """An eviction of a held block is noticed as our own mistake."""
     pool = a_pool()
     ids = published(pool, 1)
 
@@ -158,7 +158,7 @@ def test_held_block_is_not_evicted() -> None:
 
 
 def test_evicted_block_is_free_and_unknown() -> None:
-    """An evicted block is nobody's, and its key is not found any more."""
+    """An evicted block is free, and its key is not found any more."""
     pool = a_pool()
     ids = published(pool, 2)
     pool.let_go(ids)
@@ -171,7 +171,7 @@ def test_evicted_block_is_free_and_unknown() -> None:
 
 
 def test_index_that_points_elsewhere_is_noticed() -> None:
-    """A block that is not found under the key that it carries is our own mistake."""
+    """A block that is not found under its own key is noticed as our own mistake."""
     pool = a_pool()
     ids = published(pool, 1)
     pool.let_go(ids)
@@ -182,7 +182,7 @@ def test_index_that_points_elsewhere_is_noticed() -> None:
 
 
 def test_awaited_block_cannot_come_to_nothing() -> None:
-    """A fill whose block somebody else holds as well does not end in a free block."""
+    """A failed fill of a block that somebody else holds too is noticed as our own mistake."""
     pool = a_pool()
     ids = as_ids([0])
     pool.take(ids, Event.FILL, TENANT)
@@ -193,7 +193,7 @@ def test_awaited_block_cannot_come_to_nothing() -> None:
 
 
 def test_published_block_is_sealed() -> None:
-    """A committed block's seal matches, and any later change of its entry shows."""
+    """A committed block's seal matches, and does not after any change of its entry."""
     pool = a_pool()
     ids = published(pool, 2)
     assert pool.are_sealed(ids).all()
@@ -204,7 +204,7 @@ def test_published_block_is_sealed() -> None:
 
 
 def test_rebuilt_pool_is_what_it_was() -> None:
-    """Free list, index and order follow from the columns alone."""
+    """The free list, the index and the order follow from the columns alone."""
     pool = a_pool(6)
     ids = published(pool, 3)
     pool.records.position[ids] = [0, 1, 2]
@@ -221,7 +221,7 @@ def test_rebuilt_pool_is_what_it_was() -> None:
 
 
 def test_rebuilt_pool_knows_whose_bytes_its_blocks_hold() -> None:
-    """A restart does not make another tenant's bytes suitable."""
+    """After a restart, another tenant's bytes still make a block unsuitable."""
     pool = a_pool(1)
     pool.let_go(take(pool, 1))
 
@@ -235,7 +235,7 @@ def test_rebuilt_pool_knows_whose_bytes_its_blocks_hold() -> None:
 
 
 def test_policy_learns_from_what_happens_to_blocks() -> None:
-    """A hold is a use and a copy is none; a key that comes back in another block is known again."""
+    """A hold counts as a use and a copy does not; a key that comes back in another block is known again."""
     pool = a_pool(4, "arc")
     copied, used = published(pool, 1), published(pool, 1)
     pool.let_go(copied)
@@ -259,7 +259,7 @@ def test_policy_learns_from_what_happens_to_blocks() -> None:
 
 @pytest.mark.parametrize("policy", ["leaf-lru", "arc", "s3-fifo", "adaptive"])
 def test_policy_is_in_force_for_each_tenant(policy: str) -> None:
-    """A tenant's blocks leave as they would if no other had any, from before there was another on."""
+    """A tenant's blocks leave as if no other tenant had any, even those from before there was a second tenant."""
     pool, alone = a_pool(30, policy), a_pool(30, policy)
     pool.part_tenants(at_once=False)
 
@@ -279,7 +279,7 @@ def test_policy_is_in_force_for_each_tenant(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policy_outlives_a_restart_with_tenants(policy: str) -> None:
-    """Where tenants are kept apart, the policy is the same after a restart; what it learned is forgotten."""
+    """With several tenants, the policy is the same after a restart, but what it learned is forgotten."""
     pool = a_pool(8, policy)
     pool.let_go(published(pool, 3))
     again = over(pool.records, policy)

@@ -13,7 +13,7 @@ IDS = as_ids(range(4))
 
 
 def seal(records: TierRecords, ids: Ids, layout_digest: int) -> NDArray[np.uint64]:
-    """Return the seals that entries ought to carry in a layout."""
+    """Return the seals that entries must have in a layout."""
     return Seals(records, layout_digest).of(ids)
 
 
@@ -27,7 +27,7 @@ def some_records() -> TierRecords:
 
 @pytest.mark.parametrize("column", ["generation", "tenant", "checksum", "position", "key"])
 def test_seal_covers_column(column: str) -> None:
-    """A change of what a restart believes changes the seal of its entry, and of no other."""
+    """A change of a column that a restart believes changes the seal of its entry, and of no other."""
     records = some_records()
     before = seal(records, IDS, 99)
 
@@ -38,7 +38,7 @@ def test_seal_covers_column(column: str) -> None:
 
 @pytest.mark.parametrize("column", ["state", "seal"])
 def test_seal_does_not_cover_column(column: str) -> None:
-    """The state is written after the seal, so it is not part of it; nor is the seal itself."""
+    """The state is written after the seal, so it is not covered; neither is the seal itself."""
     records = some_records()
     before = seal(records, IDS, 99)
 
@@ -48,14 +48,14 @@ def test_seal_does_not_cover_column(column: str) -> None:
 
 
 def test_seal_tells_layouts_apart() -> None:
-    """An entry of another layout does not pass for one of this."""
+    """An entry of another layout has another seal."""
     records = some_records()
 
     assert (seal(records, IDS, 99) != seal(records, IDS, 99 << 32)).all()
 
 
 def test_unused_entry_is_not_sealed() -> None:
-    """Columns of zeros are no entry: no seal is ever zero."""
+    """An entry of zeros is not sealed: no seal is ever zero."""
     assert seal(TierRecords.plain(4), IDS, 0).all()
 
 
@@ -71,7 +71,7 @@ def test_seal_tells_keys_with_swapped_words_apart() -> None:
 
 
 def test_columns_are_those_that_are_laid_out() -> None:
-    """The layout in shared memory names each column of the records, in their order and with their types."""
+    """The layout in shared memory names every column of the records, in order and with its type."""
     records = TierRecords.plain(3)
 
     laid_out = [(name, np.dtype(dtype), 3 * count) for name, dtype, count in TIER_COLUMNS]
@@ -83,7 +83,7 @@ def test_columns_are_those_that_are_laid_out() -> None:
 
 
 def test_seal_of_an_entry_does_not_depend_on_its_company() -> None:
-    """Many entries are sealed as each of them alone."""
+    """The seal of an entry among many is the same as alone."""
     records, everything = TierRecords.plain(3_000), as_ids(range(3_000))
     records.generation[:] = everything
 

@@ -1,4 +1,4 @@
-"""Laws of the two tables of transitions: what they allow happens, and nothing else does."""
+"""Laws of the two tables of transitions: the transitions that they have are made, and no others."""
 
 from itertools import product
 
@@ -36,7 +36,7 @@ REFUSED = [
 def test_allowed_transition_is_made(
     table: Transitions, before: State, event: Event, after: State
 ) -> None:
-    """A pair that the table has leads where the table says, for just the entries that are named."""
+    """A transition in the table is made for just the named entries."""
     states = np.full(3, before, np.uint8)
 
     advance(compile_transitions(table), states, as_ids([0, 2]), event)
@@ -46,7 +46,7 @@ def test_allowed_transition_is_made(
 
 @pytest.mark.parametrize(("table", "before", "event"), REFUSED)
 def test_other_transition_is_refused(table: Transitions, before: State, event: Event) -> None:
-    """A pair that the table lacks is our own mistake, and nothing changes by it."""
+    """A transition that the table lacks is noticed as our own mistake, and changes nothing."""
     states = np.full(2, before, np.uint8)
 
     with pytest.raises(AssertionError, match=event.name):
@@ -72,21 +72,21 @@ def test_one_illegal_entry_refuses_all() -> None:
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_table_tells_of_every_state(table: Transitions) -> None:
-    """No state is left out of a table, and what is retired stays so, unless its store is another one."""
+    """A table has every state, and a retired block stays retired, unless its store is replaced."""
     assert set(table) == set(State)
     assert set(table[State.BAD]) <= {Event.FORGET}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_time_alone_frees_nothing(table: Transitions) -> None:
-    """What may still be written leaves quarantine by somebody's word or by proof, never by expiry."""
+    """A block leaves quarantine by its owner's word or by proof, never by time alone."""
     ways_out = set(table[State.QUARANTINED])
 
     assert ways_out <= {Event.COMMIT, Event.REVIVE, Event.PROVE}
 
 
 def test_only_a_granted_block_is_committed() -> None:
-    """Nothing becomes findable by commit that was not a lease's own before."""
+    """A commit makes only those blocks findable that were granted before."""
     committed_from = {
         before for before, events in BLOCK_TRANSITIONS.items() if Event.COMMIT in events
     }
@@ -104,7 +104,7 @@ def test_only_a_granted_block_is_committed() -> None:
     ],
 )
 def test_each_state_is_found_with_all_that_are_in_it(states: list[int]) -> None:
-    """Every entry is told of once, under its state, in order."""
+    """Each entry is listed once, under its state and in order."""
     found = by_state(np.array(states, np.uint8))
 
     assert {state: np.arange(len(states))[where].tolist() for state, where in found} == {

@@ -1,4 +1,4 @@
-"""What the digests of tenants promise to a pool."""
+"""Laws of the digests of tenants in a pool."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from kvleased.core.blocks.tenant_digests import TenantDigests
 
 
 def test_spoken_of_is_noted_once_and_written_whole() -> None:
-    """A digest of 64 bits is what a column holds that was set to it, and its tenant is one of those noted."""
+    """A digest that is set in a column is there in all of its 64 bits, and its tenant is noted once."""
     digests, column = TenantDigests(), np.zeros(2, np.uint64)
 
     column[:] = digests[2**64 - 1]
@@ -16,7 +16,7 @@ def test_spoken_of_is_noted_once_and_written_whole() -> None:
 
 
 def test_noting_some_again_adds_the_others_alone() -> None:
-    """Tenants that are noted already stay as they are, and each new one is there once."""
+    """A second note of a tenant changes nothing, and each new tenant is noted once."""
     digests = TenantDigests()
     known = digests[7]
 
