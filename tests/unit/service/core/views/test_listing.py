@@ -1,4 +1,4 @@
-"""Laws of lists: all that there is, by id, a page at a time, and nothing of what requests say."""
+"""Laws of lists: all entries by id, a page at a time, and nothing of the requests' content."""
 
 from dataclasses import fields
 from math import isclose
@@ -30,7 +30,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_lease_is_listed_with_what_it_has() -> None:
-    """A list tells whose a lease is, how much it covers, how old it is and when it expires."""
+    """The list tells a lease's worker, what it covers, how old it is and when it expires."""
     cache = a_cache()
     lease_id = reserve(cache, 2, "mine").lease_id
 
@@ -50,14 +50,14 @@ def test_lease_is_listed_with_what_it_has() -> None:
 
 
 def test_list_tells_neither_keys_nor_tokens() -> None:
-    """What requests say is nobody's business."""
+    """The list tells neither keys nor tokens, which are nobody else's business."""
     names = {field.name for record in (LeaseFacts, PinFacts) for field in fields(record)}
 
     assert names.isdisjoint({"keys", "key", "token_ids", "request", "request_id"})
 
 
 def test_pages_are_all_leases_by_id() -> None:
-    """Each page goes on after the last id of the one before, until one is not full."""
+    """Each page begins after the last id of the one before; the last page is not full."""
     cache = a_cache()
     lease_ids = [reserve(cache, 1, str(number)).lease_id for number in range(5)]
 
@@ -69,7 +69,7 @@ def test_pages_are_all_leases_by_id() -> None:
 
 
 def test_phase_is_that_of_the_moment() -> None:
-    """A lease in the host pool and one that expired are told as such; what has expired has no time left."""
+    """A lease in the host pool and an expired one have phases of their own; an expired one has no time left."""
     cache = a_cache()
     evicted(cache, keys(0))
     assert [lease.phase for lease in cache.list_leases(0, 8, now=0.0)] == ["evicted"]
@@ -82,7 +82,7 @@ def test_phase_is_that_of_the_moment() -> None:
 
 
 def test_lease_of_an_earlier_life_has_no_age() -> None:
-    """After a restart nobody knows when a lease was granted."""
+    """After a restart the age of an earlier lease is unknown."""
     cache = a_cache()
     reserve(cache, 1)
 
@@ -94,7 +94,7 @@ def test_lease_of_an_earlier_life_has_no_age() -> None:
 
 
 def test_pin_is_listed_with_whose_blocks_it_holds_and_since_when() -> None:
-    """A worker's pin is its tenant's; of an operator's, which may hold blocks of several, nobody is the owner."""
+    """A worker's pin has its tenant as owner; an operator's, which may hold blocks of several tenants, has none."""
     cache = a_cache(max_pins=3)
     cached(cache, keys(0))
     cached(cache, keys(1), worker_id=STRANGER)
@@ -135,7 +135,7 @@ def test_leases_are_counted_by_worker() -> None:
 
 
 def test_worker_is_idle_that_has_no_lease_and_waits_for_none() -> None:
-    """Nothing of an idle worker is left when it ends."""
+    """A worker is idle if it has no lease and waits for none: nothing of it is left when it ends."""
     cache = a_cache()
     idle_at_first = cache.is_idle(WORKER)
     reserve(cache, SHAPE.num_blocks, "all")

@@ -1,4 +1,4 @@
-"""Laws of pictures: each block in its state and with its tenant, several in one cell if there are many; no secrets."""
+"""Laws of pictures: a cell shows the states and tenants of its blocks, several if there are many, and no secrets."""
 
 from dataclasses import fields
 
@@ -44,7 +44,7 @@ def looks(found: Picture) -> list[str]:
 
 
 def test_looks_are_the_states_and_held() -> None:
-    """A block looks as its state says, a READY one that somebody holds differently from one that is evictable."""
+    """A block looks as its state says; a READY block looks different when it is held."""
     cache = a_cache()
     cached(cache, keys(0, 1))
     blocks = ids(reserve(cache, 3, "again", keys(0)).block_ids)
@@ -57,7 +57,7 @@ def test_looks_are_the_states_and_held() -> None:
 
 
 def test_tenants_are_numbered_as_named() -> None:
-    """Each block has its tenant's number; one number stands for all who were not named, and one for nobody."""
+    """Each block has the number of its tenant; all unnamed tenants share one number, and one stands for no tenant."""
     cache = a_cache()
     mine = ids(reserve(cache, 1, "mine").block_ids)
     theirs = ids(reserve(cache, 1, "theirs", worker_id=STRANGER).block_ids)
@@ -73,14 +73,14 @@ def test_tenants_are_numbered_as_named() -> None:
 
 
 def test_null_blocks_are_not_shown() -> None:
-    """What is never granted is no part of the pool that people look at."""
+    """Null blocks, which are never granted, are not part of a picture."""
     found = a_cache(null_blocks=1).picture(Tier.DEVICE, [])
 
     assert (found.first_block, found.num_blocks, len(found.looks)) == (1, 7, 7)
 
 
 def test_cell_of_several_shows_the_most_common_but_alarms_first() -> None:
-    """Of four blocks in a cell three alike are shown, with their tenant; but one quarantined outdoes them all."""
+    """A cell shows the commonest look of its blocks, and that tenant, but any quarantined block goes before."""
     cache = a_cache(12)
     columns = records(cache).device
     columns.state[:] = [0, 3, 3, 3, 0, 0, 0, State.QUARANTINED, 0, 0, 0, 1]
@@ -95,7 +95,7 @@ def test_cell_of_several_shows_the_most_common_but_alarms_first() -> None:
 
 
 def test_last_cell_may_be_of_fewer() -> None:
-    """Where the blocks do not fill the last cell, it shows those that there are."""
+    """If the blocks do not fill the last cell, it shows those that there are."""
     cache = a_cache(10)
     records(cache).device.state[8:] = State.RESERVED
 
@@ -106,7 +106,7 @@ def test_last_cell_may_be_of_fewer() -> None:
 
 @pytest.mark.parametrize("num_blocks", [100_000, 400_000])
 def test_picture_of_many_blocks_is_bounded(num_blocks: int) -> None:
-    """However many blocks there are, there are no more cells than can be shown."""
+    """A picture has a bounded number of cells, however many blocks there are."""
     cache = a_cache(num_blocks, 0, table_blocks=8)
     tenants = list(range(1, 60))
 
@@ -117,7 +117,7 @@ def test_picture_of_many_blocks_is_bounded(num_blocks: int) -> None:
 
 
 def test_held_block_names_its_leases() -> None:
-    """Of a block is told who has it, how old its leases are, where its key is, and only the beginning of that."""
+    """The facts of a block tell its leases and their age, the tiers of its key, and only the beginning of the key."""
     cache = a_cache()
     cached(cache, keys(5))
     first, second = reserve(cache, 1, "a", keys(5)), reserve(cache, 1, "b", keys(5), worker_id=MATE)
@@ -143,7 +143,7 @@ def test_held_block_names_its_leases() -> None:
 
 
 def test_free_block_says_nothing() -> None:
-    """A block that is nobody's tells nothing of who had it."""
+    """A free block tells nothing of its earlier holders."""
     cache = a_cache()
     cached(cache, keys(1))
     (block,) = np.flatnonzero(records(cache).device.state == State.READY).tolist()
@@ -156,7 +156,7 @@ def test_free_block_says_nothing() -> None:
 
 
 def test_only_few_leases_of_a_block_are_named() -> None:
-    """However many share a block, some of them are enough."""
+    """The facts of a block name a bounded number of its leases."""
     cache = a_cache(16, max_leases=16)
     cached(cache, keys(1))
     blocks = [reserve(cache, 1, str(number), keys(1)).block_ids for number in range(10)]
@@ -167,7 +167,7 @@ def test_only_few_leases_of_a_block_are_named() -> None:
 
 
 def test_row_that_was_longer_does_not_count() -> None:
-    """What stands behind the end of a row is not the lease's any more."""
+    """Entries behind the end of a row do not belong to its lease."""
     cache = a_cache()
     block = ids(reserve(cache, 1, "mine").block_ids)[0]
     rows = records(cache).rows
@@ -178,7 +178,7 @@ def test_row_that_was_longer_does_not_count() -> None:
 
 
 def test_slots_of_evicted_leases_are_theirs() -> None:
-    """A slot names the lease that is down there; blocks of the device that have its number are not its own."""
+    """A slot names the evicted lease that has it; the device block of the same number does not."""
     cache = a_cache()
     evicted(cache, keys(0))
     slots = np.flatnonzero(records(cache).host.state != State.FREE).tolist()
@@ -190,7 +190,7 @@ def test_slots_of_evicted_leases_are_theirs() -> None:
 
 
 def test_tiers_that_have_the_key_are_named() -> None:
-    """A slot whose bytes are also on the device says so; so does the block."""
+    """The facts of a slot or a block name the other tiers that have its key."""
     cache = a_cache(num_disk_slots=4)
     evicted(cache, keys(0))
     number = int(np.flatnonzero(records(cache).host.state != State.FREE)[0])
@@ -201,7 +201,7 @@ def test_tiers_that_have_the_key_are_named() -> None:
 
 
 def test_block_that_is_not_there_is_refused() -> None:
-    """Numbers outside of the pool, null blocks among them, are refused with the two numbers."""
+    """A number outside the pool, or of a null block, is refused with the two bounds."""
     cache = a_cache(null_blocks=1)
 
     for number in (0, 8, -1):
@@ -219,7 +219,7 @@ def test_quarantined_block_says_so() -> None:
 
 
 def test_facts_hold_no_whole_key() -> None:
-    """Nothing that is told of a block is enough to ask for it."""
+    """The facts of a block do not suffice to ask for it."""
     names = {field.name for field in fields(BlockFacts)}
 
     assert names.isdisjoint({"key", "keys", "token_ids", "checksum"})
@@ -227,7 +227,7 @@ def test_facts_hold_no_whole_key() -> None:
 
 
 def test_pictures_change_nothing() -> None:
-    """Looking leaves a cache as it was."""
+    """A picture changes nothing in the cache."""
     cache = a_cache()
     lease = reserve(cache, 2, "mine")
     before = repr(cache)

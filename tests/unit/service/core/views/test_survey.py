@@ -1,4 +1,4 @@
-"""Laws of the survey: parts add up to their whole, at one instant, whatever happens while others count."""
+"""Laws of the survey: parts add up to their whole at one instant, whatever happens during the count."""
 
 from typing import Any
 
@@ -38,12 +38,12 @@ from tests.unit.service.core.grouped import (
 
 
 def spread(cache: Cache, tier: Tier = Tier.DEVICE) -> list[list[int]]:
-    """Return the blocks of two tenants and of all others by kind."""
+    """Return the numbers of blocks of two tenants and of all others, by kind."""
     return cache.survey(0.0).columns[tier].by_tenant((TENANT, OTHER_TENANT)).tolist()
 
 
 def test_tenants_add_up_to_the_used_blocks() -> None:
-    """Each used block counts once, for its tenant, as cached or held; what is free is nobody's."""
+    """Each used block counts once, for its tenant, as cached or held; free blocks count for none."""
     cache = a_cache()
     cached(cache, keys(1, 2))
     cached(cache, keys(3), worker_id=STRANGER)
@@ -59,7 +59,7 @@ def test_tenants_add_up_to_the_used_blocks() -> None:
 
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.HOST])
 def test_blocks_out_of_use_are_nobodys(tier: Tier) -> None:
-    """Not even those count for a tenant that held its bytes before the pool was made smaller."""
+    """Parked blocks count for no tenant, even if they held a tenant's bytes before."""
     cache = a_cache()
     cached(cache, keys(1, 2, 3, 4))
     if tier is Tier.HOST:
@@ -71,7 +71,7 @@ def test_blocks_out_of_use_are_nobodys(tier: Tier) -> None:
 
 
 def test_lower_tiers_are_told_by_tenant_too() -> None:
-    """Slots of the host pool count for whose bytes they hold; a tier that is not there has no columns."""
+    """A slot of the host pool counts for the tenant of its bytes; an absent tier has no columns."""
     cache = a_cache()
     on_host(cache, keys(1, 2))
 
@@ -87,7 +87,7 @@ def test_lower_tiers_are_told_by_tenant_too() -> None:
     ],
 )
 def test_every_tenant_is_told_apart(digests: tuple[int, ...]) -> None:
-    """Tenants whose digests look alike are not taken for each other, and unknown ones are not taken for known ones."""
+    """Tenants with similar digests are told apart, and so are unknown tenants from known ones."""
     others = (5 + (2 << 16), 9, (1 << 64) - 1)
     tenants = np.array([*digests, *digests, *others], np.uint64)
     states = np.full(len(tenants), State.READY, np.uint8)
@@ -100,7 +100,7 @@ def test_every_tenant_is_told_apart(digests: tuple[int, ...]) -> None:
 
 
 def test_columns_are_copies() -> None:
-    """What happens later does not change what was seen."""
+    """Later changes do not change a survey."""
     cache = a_cache()
     before = cache.survey(0.0)
     reserve(cache, 8)
@@ -111,7 +111,7 @@ def test_columns_are_copies() -> None:
 
 
 def test_leases_are_told_by_phase_and_age() -> None:
-    """Ages come the youngest first, and phases add up to the leases."""
+    """Ages are in order, the youngest lease first, and the phases add up to the leases."""
     cache = a_cache()
     for second, name in enumerate(("a", "b", "c")):
         reserve(cache, 1, name, now=float(second))
@@ -124,7 +124,7 @@ def test_leases_are_told_by_phase_and_age() -> None:
 
 
 def test_oldest_quarantine_and_oldest_wait_are_told() -> None:
-    """Both count from their own beginning: the lease's deadline, and the call's coming."""
+    """A quarantine counts from the lease's deadline, and a wait from the arrival of the call."""
     cache = a_cache()
     reserve(cache, 8)
     tick(cache, LEASE_SECONDS + 1)
@@ -151,7 +151,7 @@ def test_oldest_quarantine_and_oldest_wait_are_told() -> None:
 def test_groups_tell_what_leases_do_not_fill(
     group: GroupShape, num_blocks: int, tokens_unfilled: int
 ) -> None:
-    """A lease of 10 tokens has 3 blocks of 4, the last of them half full; what is no array of tokens is full."""
+    """A lease of 10 tokens has 3 blocks of 4, the last half full; blocks that are no arrays of tokens count as full."""
     cache = cache_of(group, FULL)
     reserve_tokens(cache, 10)
 
@@ -161,7 +161,7 @@ def test_groups_tell_what_leases_do_not_fill(
 
 
 def test_missed_keys_that_nobody_looks_up_are_told() -> None:
-    """What was too much to be put aside is counted."""
+    """Missed keys for which there was no room are counted."""
     cache: Any = a_cache()
     cache._state.missing.num_dropped = 3
 

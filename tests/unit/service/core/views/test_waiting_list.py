@@ -21,7 +21,7 @@ from tests.unit.service.core.builders import (
 
 
 def test_waiting_call_is_listed_with_what_it_needs() -> None:
-    """A list tells who waits for what, for how long already and for how long yet."""
+    """The list tells who waits for what, for how long already, and for how long yet."""
     cache = a_cache(4)
     reserve(cache, 3)
     ticket = wait_for(cache, 2, "r", worker_id=MATE)
@@ -43,7 +43,7 @@ def test_waiting_call_is_listed_with_what_it_needs() -> None:
 
 
 def test_list_says_who_comes_first() -> None:
-    """Positions are those of the order in which calls would be served, which need not be that of their ids."""
+    """A position is that in the order in which calls are served, which may differ from the order of ids."""
     cache = a_cache(4)
     lease = evicted(cache, keys(1, 2))
     running = reserve(cache, 3, "running")
@@ -60,7 +60,7 @@ def test_list_says_who_comes_first() -> None:
 
 
 def test_list_tells_the_class_that_a_call_has_come_to() -> None:
-    """What has waited long enough is listed as the higher class that it is served in."""
+    """A request that has waited for long enough is listed in the higher class in which it is served."""
     cache = a_cache(4)
     reserve(cache, 4)
     low = replace(a_reserve(1, "r", wait_ms=60_000), priority=0)
@@ -72,7 +72,7 @@ def test_list_tells_the_class_that_a_call_has_come_to() -> None:
 
 
 def test_list_tells_what_each_call_waits_for() -> None:
-    """Copies that make room, and rows of the block table, are told apart from blocks."""
+    """The list tells calls that wait for copies, or for rows of the block table, from those that wait for blocks."""
     scrubbing = a_cache(4)
     release(scrubbing, reserve(scrubbing, 4, worker_id=STRANGER).lease_id, worker_id=STRANGER)
     full = a_cache(4, max_leases=1)
@@ -84,7 +84,7 @@ def test_list_tells_what_each_call_waits_for() -> None:
 
 
 def test_overdue_call_has_no_time_left() -> None:
-    """Nobody has waited for less than no time, or has less than none left."""
+    """An overdue call has no time left, and no call has waited for less than no time."""
     cache = a_cache(4)
     reserve(cache, 4)
     wait_for(cache, 1, "r")
@@ -95,7 +95,7 @@ def test_overdue_call_has_no_time_left() -> None:
 
 
 def test_pages_are_all_calls_by_id() -> None:
-    """Each page goes on after the last id of the one before."""
+    """Each page begins after the last id of the one before."""
     cache = a_cache(4)
     reserve(cache, 4)
     tickets = [wait_for(cache, 1, name) for name in "abcd"]
@@ -108,7 +108,7 @@ def test_pages_are_all_calls_by_id() -> None:
 
 
 def test_list_tells_neither_keys_nor_tokens() -> None:
-    """What requests say is nobody's business."""
+    """The list tells neither keys nor tokens, which are nobody else's business."""
     names = {field.name for field in fields(WaitingFacts)}
 
     assert names.isdisjoint({"keys", "key", "token_ids", "request", "request_id"})
