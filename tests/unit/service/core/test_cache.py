@@ -55,7 +55,7 @@ def test_repr_shows_life() -> None:
 
 
 def test_lease_lives_until_it_is_released() -> None:
-    """The cache knows which leases live."""
+    """The cache knows a lease from its grant to its release."""
     cache = a_cache(2)
     lease_id = reserve(cache, 2).lease_id
 
@@ -66,7 +66,7 @@ def test_lease_lives_until_it_is_released() -> None:
 
 
 def test_cache_tells_its_numbers_and_tenants() -> None:
-    """Its shape and the tenants of its workers are what it was told."""
+    """The cache returns the shape and the workers' tenants that it was given."""
     cache = a_cache(4)
 
     assert cache.shape.num_blocks == 4
@@ -76,12 +76,12 @@ def test_cache_tells_its_numbers_and_tenants() -> None:
 
 
 def test_every_command_is_understood() -> None:
-    """There is a verb for each kind of command, and for nothing else."""
+    """There is a verb for each kind of command, and no other verb."""
     assert set(cache_module._VERBS) == set(c.Command.__args__)
 
 
 def test_ids_are_issued_once() -> None:
-    """Leases, copies, tickets and pins are numbered by one counter that starts at the epoch."""
+    """One counter, which starts at the epoch, numbers all leases, copies, tickets and pins."""
     state = CacheState.fresh(SHAPE, EPOCH)
 
     assert [state.next_id(), state.next_id()] == [
@@ -91,7 +91,7 @@ def test_ids_are_issued_once() -> None:
 
 
 def test_effects_are_taken_once() -> None:
-    """What a refused command started is carried out once."""
+    """The effects of a refused command can be taken only once."""
     cache = a_cache(1, num_slots=0)
     cached(cache, keys(1))
 
@@ -103,7 +103,7 @@ def test_effects_are_taken_once() -> None:
 
 
 def test_watchers_are_told_of_a_lease_s_life() -> None:
-    """Each step in a lease's life is one notice, which names the lease and its worker."""
+    """Watchers get one notice for each step of a lease's life, with the lease and its worker."""
     cache = a_cache()
     effects = list(cache.handle(a_reserve(1), 0.0).effects)
     lease = reserve(cache, 1)
@@ -135,7 +135,7 @@ def a_census_of_everything() -> Cache:
 
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_census_adds_up(tier: str) -> None:
-    """The states of a tier add up to its blocks; the held ones are a part of the ready ones."""
+    """The blocks in all states of a tier add up to its blocks; held ones are among the ready ones."""
     cache = a_census_of_everything()
 
     counts = dict(getattr(cache.census(), tier))
@@ -147,7 +147,7 @@ def test_census_adds_up(tier: str) -> None:
 
 
 def test_census_counts_everything() -> None:
-    """Leases, workers, pins, copies and waiting calls are counted as they are."""
+    """The census counts leases, workers, pins, copies and waiting calls."""
     cache = a_census_of_everything()
     cache.handle(a_reserve(24, "waits", wait_ms=WAIT_MS), 0.0)
 
@@ -177,7 +177,7 @@ def test_census_is_a_snapshot() -> None:
 
 
 def test_counters_tell_hits_from_misses() -> None:
-    """The tokens of a granted lease were on the device, in the host pool, or are to be computed."""
+    """Each token of a granted lease counts as found on the device, as found in the host pool, or as computed."""
     cache = a_cache()
     on_host(cache, keys(2))
     cached(cache, keys(1))
@@ -188,12 +188,12 @@ def test_counters_tell_hits_from_misses() -> None:
     counters = cache.census().counters
     assert counters["prefix_tokens_device"] == 4
     assert counters["prefix_tokens_host"] == 4
-    # The two leases that committed the prefix computed four tokens each.
+    # The two leases that committed the prefix have computed four tokens each.
     assert counters["prefix_tokens_computed"] == 8 + 8
 
 
 def test_counters_tell_of_moves() -> None:
-    """Every block that moved is counted once, whichever way and for whatever reason."""
+    """Every block that moves counts once, in whichever direction and for whatever reason."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
     land(cache, the_copy(cache.handle(c.Reload(worker_id=WORKER, lease_id=lease.lease_id), 0.0)))
@@ -207,7 +207,7 @@ def test_counters_tell_of_moves() -> None:
 
 
 def test_watchers_are_told_of_trouble() -> None:
-    """Expired leases and failed copies are news."""
+    """Watchers are told of expired leases and failed copies."""
     cache = a_cache()
     on_host(cache, keys(1))
     failed = fail(cache, the_copy(reload_keys(cache, keys(1))))

@@ -1,4 +1,4 @@
-"""Laws of refusals that are kept as answers: they hold on to nothing of the command that they were met in."""
+"""Laws of refusals that are kept as answers: they keep nothing of the command that raised them."""
 
 import gc
 
@@ -12,7 +12,7 @@ class Held:
 
 
 def refused_amid_another() -> KVLeaseError:
-    """Return a refusal that was met while another one was on its way."""
+    """Return a refusal that was raised while another one was being handled."""
     try:
         refuse(PoolFullError)
     except PoolFullError:
@@ -31,7 +31,7 @@ def refuse(kind: type[KVLeaseError]) -> None:
 
 
 def test_kept_error_lets_go_of_all_frames() -> None:
-    """Neither its own frames nor those of the refusal amid which it was met are held, and it says what it said."""
+    """A kept error holds neither its own frames nor those of the error before it, and its message stays."""
     met = refused_amid_another()
     assert any(type(one) is Held for one in gc.get_objects())
 

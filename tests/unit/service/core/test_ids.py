@@ -1,4 +1,4 @@
-"""Laws of arrays of ids: what is there twice is found, and the first of each keeps its place."""
+"""Laws of arrays of ids: repeated ids are found, and the first of each keeps its place."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def test_each_id_is_kept_where_it_is_first(ids: list[int], first: list[int]) -> 
     "ids", [range(5_000), range(0, 5_000 << 20, 1 << 20)], ids=["dense", "alike"]
 )
 def test_one_that_is_twice_among_many_is_found(ids: Sequence[int]) -> None:
-    """Of many ids, too, those that share their lower bits with others differ, but for one that is there twice."""
+    """Many ids that share their lower bits are told apart, and the one that is there twice is found."""
     given = np.array(ids, np.intp)
     assert are_distinct(given)
     assert are_distinct(given - 2_500)
@@ -42,7 +42,7 @@ def test_one_that_is_twice_among_many_is_found(ids: Sequence[int]) -> None:
 
 
 def test_ids_of_an_epoch_are_above_all_before() -> None:
-    """A count shows how far it is."""
+    """The text of a count shows how far it is, above the ids of all earlier epochs."""
     count = IdCount(Epoch(3))
     count.newest += 1
 

@@ -1,4 +1,4 @@
-"""Laws of magazines: what engines hold by block id, who shares it, and when it ends."""
+"""Laws of magazines: which blocks engines hold by block id, who shares them, and when a magazine ends."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ TENANTS = {ENGINE: TENANT, SECOND: TENANT, OTHER: TENANT, FOREIGN: OTHER_TENANT}
 
 
 class Node:
-    """A cache and the engines that have magazines in it."""
+    """A cache, and the engines that have magazines in it."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -62,7 +62,7 @@ class Node:
         return self
 
     def handle(self, worker_id: WorkerId = ENGINE, *, now: float = 0.0, **columns: Any) -> Outcome:
-        """Exchange under the next sequence, and compare the cache with its laws."""
+        """Carry out an exchange under the next sequence, and check the cache."""
         sequence = self.inventory(worker_id).sequence + 1
         outcome = self.cache.handle(
             c.Exchange(worker_id=worker_id, sequence=sequence, **columns), now
@@ -77,13 +77,13 @@ class Node:
         return answer(self.handle(worker_id, now=now, **columns), Exchanged)
 
     def take(self, count: int, worker_id: WorkerId = ENGINE) -> bytes:
-        """Return blocks that an engine took, all that it wanted."""
+        """Have an engine take blocks, which must all be there, and return them."""
         taken = self.exchange(worker_id, take_running=count).taken_blocks
         assert len(ids(taken)) == count
         return taken
 
     def publish(self, *numbers: int, worker_id: WorkerId = ENGINE) -> bytes:
-        """Return blocks that an engine took and published under keys made of numbers."""
+        """Have an engine take blocks, publish them under keys made of numbers, and return them."""
         taken = self.take(len(numbers), worker_id)
         told = self.exchange(
             worker_id,
@@ -95,11 +95,11 @@ class Node:
         return taken
 
     def inventory(self, worker_id: WorkerId = ENGINE) -> Inventoried:
-        """Return what is in a magazine."""
+        """Return the inventory of a magazine."""
         return answer(self.cache.handle(c.Inventory(worker_id=worker_id), 0.0), Inventoried)
 
     def restart(self, *living: WorkerId) -> "Node":
-        """Start the control process anew; only these processes live."""
+        """Restart the control process, with only the given processes alive."""
         workers = {one: TENANTS.get(one, TENANT) for one in living}
         self.cache = Cache.recovered(
             self.cache.shape,
@@ -128,7 +128,7 @@ def packed(*blocks: int) -> bytes:
 
 
 def test_taken_blocks_are_private_to_the_magazine(node: Node) -> None:
-    """Blocks for running requests come first; all are private, and every process of the engine sees them."""
+    """Blocks for running requests come first; all are private, and all processes of the engine see them."""
     told = node.exchange(take_running=2, take_new=1)
 
     assert (len(ids(told.taken_blocks)), told.num_taken_running) == (3, 2)
@@ -139,7 +139,7 @@ def test_taken_blocks_are_private_to_the_magazine(node: Node) -> None:
 
 
 def test_dropped_private_block_is_free_at_once(node: Node) -> None:
-    """What leaves the magazine and is found by nobody is nobody's, under a new generation."""
+    """A block that is dropped and cannot be found is free at once, under a new generation."""
     blocks = node.take(2)
 
     told = node.exchange(drop_blocks=blocks + packed(7, -1, 99) + blocks[:4])
@@ -150,14 +150,14 @@ def test_dropped_private_block_is_free_at_once(node: Node) -> None:
 
 
 def test_take_gives_what_there_is_or_nothing(node: Node) -> None:
-    """Fewer blocks than were wanted come; with all_or_nothing, none of that kind."""
+    """A take gets fewer blocks than it wants if there are fewer, or none of that kind with all_or_nothing."""
     assert node.exchange(take_running=6, take_new=5, all_or_nothing=True).num_taken_running == 6
     assert len(ids(node.exchange(take_running=5).taken_blocks)) == 2
     assert node.exchange(take_running=1).taken_blocks == b""
 
 
 def test_take_running_evicts_what_nobody_holds(node: Node) -> None:
-    """Cached blocks are dropped at once for requests that run."""
+    """For running requests, cached blocks that nobody holds are dropped at once."""
     cached(node.cache, keys(1, 2, 3, 4))
 
     assert len(ids(node.exchange(take_running=7).taken_blocks)) == 7
@@ -165,7 +165,7 @@ def test_take_running_evicts_what_nobody_holds(node: Node) -> None:
 
 
 def test_take_new_writes_back_first() -> None:
-    """For new requests dirty blocks are copied down before they leave; what is free comes at once."""
+    """For new requests, free blocks come at once, and dirty blocks are written back before they leave."""
     node = Node(a_cache(4)).attach(ENGINE)
     cached(node.cache, keys(1, 2, 3))
 
@@ -178,7 +178,7 @@ def test_take_new_writes_back_first() -> None:
 
 
 def test_take_new_as_a_whole_waits_for_its_copies() -> None:
-    """With all_or_nothing nothing comes while room is being made."""
+    """With all_or_nothing, no block comes while copies make room."""
     node = Node(a_cache(4)).attach(ENGINE)
     cached(node.cache, keys(1, 2, 3))
 
@@ -186,7 +186,7 @@ def test_take_new_as_a_whole_waits_for_its_copies() -> None:
 
 
 def test_take_gets_no_block_with_foreign_bytes() -> None:
-    """Another tenant's bytes are scrubbed first; the blocks come with a later exchange."""
+    """Blocks with another tenant's bytes are scrubbed first, and come with a later exchange."""
     node = Node(a_cache(4)).attach(ENGINE, FOREIGN)
     node.exchange(FOREIGN, drop_blocks=node.take(4, FOREIGN))
 
@@ -198,7 +198,7 @@ def test_take_gets_no_block_with_foreign_bytes() -> None:
 
 
 def test_take_heeds_the_tenants_maximum() -> None:
-    """A magazine gets no more blocks than its tenant may have, whatever is free."""
+    """A magazine gets no more blocks than its tenant may have, however many are free."""
     limits = {TENANT: TenantLimits(max_blocks=3), OTHER_TENANT: TenantLimits(max_blocks=8)}
     node = Node(a_cache(tenants=limits)).attach(ENGINE, FOREIGN)
     node.exchange(FOREIGN, drop_blocks=node.take(8, FOREIGN))
@@ -207,7 +207,7 @@ def test_take_heeds_the_tenants_maximum() -> None:
 
 
 def test_free_blocks_heed_the_tenants_maximum() -> None:
-    """While its own cache is written back, a tenant at its maximum gets none of the free blocks."""
+    """A tenant at its maximum gets no free blocks while its own cached ones are written back."""
     node = Node(a_cache(tenants={TENANT: TenantLimits(max_blocks=3)})).attach(ENGINE)
     cached(node.cache, keys(1, 2, 3))
 
@@ -218,7 +218,7 @@ def test_free_blocks_heed_the_tenants_maximum() -> None:
 
 
 def test_drain_leaves_engines_their_blocks(node: Node) -> None:
-    """A drain grants no new lease; an engine that is attached has no other memory, and goes on with its requests."""
+    """A drain grants no new lease, but an attached engine, which has no other memory, still takes blocks."""
     blocks = node.take(1)
     node.cache.handle(c.Drain(), 0.0)
 
@@ -231,7 +231,7 @@ def test_drain_leaves_engines_their_blocks(node: Node) -> None:
 
 
 def test_published_block_is_found_and_stays_in_the_magazine(node: Node) -> None:
-    """Others find what an engine publishes; the engine holds it, and its key is in the inventory."""
+    """Others find the blocks that an engine publishes; the engine holds them, and its inventory has their keys."""
     blocks = node.publish(1, 2)
 
     found = reserve(node.cache, 3, prefix=keys(1, 2))
@@ -243,7 +243,7 @@ def test_published_block_is_found_and_stays_in_the_magazine(node: Node) -> None:
 
 
 def test_publish_tells_of_each_entry(node: Node) -> None:
-    """A key that another block has, a key named twice, a foreign block and one named twice are told apart."""
+    """A key of another block, a key named twice, a foreign block and a block named twice have answers of their own."""
     cached(node.cache, keys(1))
     a, b, e = ids(node.take(3))
 
@@ -254,7 +254,7 @@ def test_publish_tells_of_each_entry(node: Node) -> None:
 
 
 def test_publish_goes_the_way_of_a_commit() -> None:
-    """What is published is written through, and counts as committed."""
+    """A published block counts as committed, and is written through."""
     shape = {"write_policy": WritePolicy.WRITE_THROUGH, "uses_remote": True}
     node = Node(a_cache(16, 16, **shape)).attach(ENGINE)
     blocks = node.take(2)
@@ -266,7 +266,7 @@ def test_publish_goes_the_way_of_a_commit() -> None:
 
 
 def test_key_on_its_way_is_not_published_again() -> None:
-    """While a copy brings a key to the device, another block cannot have it."""
+    """While a copy brings a key to the device, another block cannot be published under it."""
     node = Node(a_cache(4, 4)).attach(ENGINE)
     on_host(node.cache, keys(1))
     block = node.take(1)
@@ -276,7 +276,7 @@ def test_key_on_its_way_is_not_published_again() -> None:
 
 
 def test_retracted_block_is_private_and_not_found(node: Node) -> None:
-    """A block that nobody else holds becomes private again; a lookup no longer finds it."""
+    """A retracted block that nobody else holds becomes private again, and a lookup no longer finds it."""
     blocks = node.publish(1, 2)
 
     told = node.exchange(retract_blocks=blocks[:4] + packed(7) + blocks[:4])
@@ -288,7 +288,7 @@ def test_retracted_block_is_private_and_not_found(node: Node) -> None:
 
 
 def test_block_that_others_hold_is_not_retracted(node: Node) -> None:
-    """A lease, a pin or another magazine that holds a block keeps it as it is."""
+    """A block that a lease, a pin or another magazine holds is not retracted."""
     blocks = node.publish(1)
     lease = reserve(node.cache, 2, prefix=keys(1))
 
@@ -298,7 +298,7 @@ def test_block_that_others_hold_is_not_retracted(node: Node) -> None:
 
 
 def test_dropped_findable_block_stays_cached(node: Node) -> None:
-    """It stays until it is evicted, the last one of its chain first."""
+    """A dropped findable block stays cached until it is evicted, the last block of its chain first."""
     blocks = node.publish(1, 2, 3)
 
     node.exchange(drop_blocks=blocks)
@@ -311,7 +311,7 @@ def test_dropped_findable_block_stays_cached(node: Node) -> None:
 
 
 def test_held_key_is_held_once(node: Node) -> None:
-    """However often a key is named, its block is in the magazine once, and one drop lets go of it."""
+    """However often a key is held, its block is in the magazine once, and one drop lets go of it."""
     blocks = cached(node.cache, keys(1, 2))
 
     told = node.exchange(hold_keys=keys(1, 1, 2))
@@ -324,7 +324,7 @@ def test_held_key_is_held_once(node: Node) -> None:
 
 @pytest.mark.parametrize(("stops", "third"), [(True, -1), (False, 1)], ids=["stops", "goes on"])
 def test_miss_ends_holding_where_it_should(node: Node, *, stops: bool, third: int) -> None:
-    """A key that is nowhere is -1; so is what is behind it, where holding stops."""
+    """A key that is in no tier is -1, and so are those behind it if the exchange stops at a miss."""
     blocks = cached(node.cache, keys(1, 2))
 
     told = node.exchange(hold_keys=keys(1, 9, 2), stops_at_miss=stops)
@@ -333,14 +333,14 @@ def test_miss_ends_holding_where_it_should(node: Node, *, stops: bool, third: in
 
 
 def test_other_tenants_block_is_not_held(node: Node) -> None:
-    """A key of another tenant's block is nowhere."""
+    """A key of another tenant's block is -1."""
     node.attach(FOREIGN).publish(1, worker_id=FOREIGN)
 
     assert ids(node.exchange(hold_keys=keys(1)).held_blocks) == [-1]
 
 
 def test_hold_counts_as_a_hit() -> None:
-    """Where blocks are copied down after some hits, each hold is one."""
+    """If blocks are copied down after some hits, each hold counts as a hit."""
     policy = {"write_policy": WritePolicy.AFTER_N_HITS, "write_after_hits": 1}
     node = Node(a_cache(**policy)).attach(ENGINE)
     blocks = cached(node.cache, keys(1))
@@ -349,7 +349,7 @@ def test_hold_counts_as_a_hit() -> None:
 
 
 def test_key_below_is_brought_where_that_is_wanted(node: Node) -> None:
-    """A key that only a lower tier has is -2; with `brings` one copy brings it, and a later exchange holds it."""
+    """A key in a lower tier alone is -2; with `brings` one copy brings it up, and a later exchange holds it."""
     on_host(node.cache, keys(1, 2))
     assert ids(node.exchange(hold_keys=keys(1)).held_blocks) == [-2]
 
@@ -363,7 +363,7 @@ def test_key_below_is_brought_where_that_is_wanted(node: Node) -> None:
 
 
 def test_whole_chain_is_brought_behind_the_first_miss(node: Node) -> None:
-    """Where holding stops, what is cached behind the first key below is -2, up to one that is nowhere."""
+    """An exchange that stops at a miss tells cached keys behind it as -2, up to the first key that is in no tier."""
     on_host(node.cache, keys(2))
     blocks = cached(node.cache, keys(1, 3))
     node.handle(hold_keys=b"")
@@ -375,7 +375,7 @@ def test_whole_chain_is_brought_behind_the_first_miss(node: Node) -> None:
 
 
 def test_nothing_is_brought_without_room() -> None:
-    """Keys are brought as far as there is room, and not at all where there is none, or none yet."""
+    """As many keys are brought up as there is room for."""
     node = Node(a_cache(2, 4)).attach(ENGINE, FOREIGN)
     on_host(node.cache, keys(1, 2))
     node.take(1)
@@ -385,7 +385,7 @@ def test_nothing_is_brought_without_room() -> None:
 
 
 def test_nothing_is_brought_while_blocks_are_scrubbed() -> None:
-    """Where free blocks hold another tenant's bytes, they are scrubbed first."""
+    """Free blocks with another tenant's bytes are scrubbed before keys are brought up to them."""
     node = Node(a_cache(4)).attach(ENGINE)
     cached(node.cache, keys(5, 6, 7), worker_id=STRANGER)
     on_host(node.cache, keys(1))
@@ -399,7 +399,7 @@ def test_nothing_is_brought_while_blocks_are_scrubbed() -> None:
 
 
 def test_magazine_takes_over_all_that_is_found(node: Node) -> None:
-    """With holds_all every findable block of the tenant is held, the coldest first, those in use last."""
+    """With holds_all a magazine holds all findable blocks of its tenant, the coldest first, except those in use."""
     node.attach(FOREIGN)
     first = cached(node.cache, keys(1))
     second = cached(node.cache, keys(2))
@@ -414,7 +414,7 @@ def test_magazine_takes_over_all_that_is_found(node: Node) -> None:
 
 
 def test_one_of_several_magazines_cannot_hold_all(node: Node) -> None:
-    """While another magazine has blocks, holding all is refused, and nothing is carried out."""
+    """While another magazine has blocks, holds_all is refused, and nothing of the exchange is carried out."""
     node.attach(OTHER).take(1, OTHER)
 
     with pytest.raises(WrongStateError, match="1 block;"):
@@ -428,7 +428,7 @@ def test_one_of_several_magazines_cannot_hold_all(node: Node) -> None:
 
 @pytest.mark.parametrize("sequence", [0, 1, 3], ids=["before", "again", "beyond"])
 def test_exchange_out_of_sequence_changes_nothing(node: Node, sequence: int) -> None:
-    """An exchange that was carried out already, or does not follow the last one, is refused as stale."""
+    """An exchange that repeats or skips a sequence is refused as stale, and changes nothing."""
     node.exchange()
     command = c.Exchange(worker_id=SECOND, sequence=sequence, take_running=1)
 
@@ -455,7 +455,7 @@ def test_exchange_out_of_sequence_changes_nothing(node: Node, sequence: int) -> 
     ids=" ".join,
 )
 def test_torn_columns_change_nothing(node: Node, columns: dict[str, bytes]) -> None:
-    """Columns that are torn, or do not fit each other, are refused; the sequence is not used up."""
+    """Columns that are torn, or do not fit each other, are refused, and the sequence is not used up."""
     with pytest.raises(InvalidError):
         node.handle(**columns, take_running=1)
 
@@ -463,7 +463,7 @@ def test_torn_columns_change_nothing(node: Node, columns: dict[str, bytes]) -> N
 
 
 def test_worker_without_a_magazine_exchanges_nothing(node: Node) -> None:
-    """Who attached without a magazine is told so."""
+    """A worker that attached without a magazine is told that it has none."""
     with pytest.raises(WrongStateError, match="without a magazine"):
         node.cache.handle(c.Inventory(worker_id=WORKER), 0.0)
 
@@ -473,7 +473,7 @@ def test_worker_without_a_magazine_exchanges_nothing(node: Node) -> None:
 
 @pytest.mark.parametrize("end", [c.Detach, c.WorkerDied])
 def test_magazine_ends_with_its_last_process(node: Node, end: type[c.Detach]) -> None:
-    """The first end changes nothing; with the last, private blocks are free and findable ones can be evicted."""
+    """Only when the last process ends, private blocks are free and findable ones can be evicted."""
     private, ready = node.take(1), node.publish(1, 2)
 
     node.cache.handle(end(worker_id=SECOND), 0.0)
@@ -487,7 +487,7 @@ def test_magazine_ends_with_its_last_process(node: Node, end: type[c.Detach]) ->
 
 
 def test_time_ends_no_magazine(node: Node) -> None:
-    """An engine that is stopped keeps what it has, for however long."""
+    """A magazine whose engine is stopped keeps its blocks, however long."""
     blocks = node.take(2)
 
     node.cache.handle(c.Tick(), 1e6)
@@ -496,7 +496,7 @@ def test_time_ends_no_magazine(node: Node) -> None:
 
 
 def test_there_are_no_more_magazines_than_places() -> None:
-    """One magazine too many is refused, and leaves nothing behind; another process of one that is there is not."""
+    """One magazine too many is refused, and leaves nothing behind; another process of a present one is not."""
     node = Node(a_cache())
     for number in range(MAGAZINES_MAX):
         attach = c.Attach(worker_id=WorkerId(100 + number), tenant_digest=7, magazine=number + 100)
@@ -512,7 +512,7 @@ def test_there_are_no_more_magazines_than_places() -> None:
 
 
 def test_place_of_an_ended_magazine_is_given_again(node: Node) -> None:
-    """A new magazine begins at the first free place, with nothing and at no exchange."""
+    """A new magazine gets the first free place, with no blocks and no exchanges."""
     node.attach(OTHER).take(2)
     for one in (ENGINE, SECOND):
         node.cache.handle(c.WorkerDied(worker_id=one), 0.0)
@@ -527,7 +527,7 @@ def test_place_of_an_ended_magazine_is_given_again(node: Node) -> None:
 
 
 def test_magazine_with_a_living_process_survives_a_restart(node: Node) -> None:
-    """Private blocks stay private, findable ones held, and the sequence goes on; one living process is enough."""
+    """One living process is enough: private blocks stay private, findable ones held, and the sequence goes on."""
     private, ready = node.take(2), node.publish(1)
     sequence = node.inventory().sequence
 
@@ -540,7 +540,7 @@ def test_magazine_with_a_living_process_survives_a_restart(node: Node) -> None:
 
 
 def test_magazine_of_the_dead_does_not_survive_a_restart(node: Node) -> None:
-    """Private blocks are free; findable ones are lost, for nobody knows what was done to them meanwhile."""
+    """The private blocks are free; the findable ones are lost, for nobody knows what was written to them meanwhile."""
     private, ready = node.take(1), node.publish(1, 2)
     node.attach(OTHER).exchange(OTHER, hold_keys=keys(2))
 
@@ -555,7 +555,7 @@ def test_magazine_of_the_dead_does_not_survive_a_restart(node: Node) -> None:
 def test_only_what_was_vouched_for_since_a_restart_stays_cached(
     node: Node, *, speaks: bool
 ) -> None:
-    """A magazine that ends without a word since a restart leaves nothing findable behind."""
+    """If a magazine ends before its first exchange after a restart, its findable blocks are lost."""
     ready = node.publish(1)
     node.restart(ENGINE)
     if speaks:
@@ -568,7 +568,7 @@ def test_only_what_was_vouched_for_since_a_restart_stays_cached(
 
 
 def test_block_in_two_magazines_is_believed_only_if_findable(node: Node) -> None:
-    """A crash may leave bits that cannot be: private in two magazines, or of a block that is free."""
+    """A crash may leave impossible bits, private in two magazines or of a free block; they are not believed."""
     node.attach(OTHER)
     shared, private = node.publish(1), node.take(1)
     node.exchange(OTHER, hold_keys=keys(1))
@@ -583,7 +583,7 @@ def test_block_in_two_magazines_is_believed_only_if_findable(node: Node) -> None
 
 
 def test_private_block_of_a_magazine_is_in_no_lease_after_a_restart(node: Node) -> None:
-    """A row that lists a private block of a magazine is not believed."""
+    """A lease's row that lists a private block of a magazine is not believed."""
     private = node.take(1)
     lease = reserve(node.cache, 1)
     records(node.cache).rows.block_ids[lease.row, 0] = ids(private)[0]
@@ -595,7 +595,7 @@ def test_private_block_of_a_magazine_is_in_no_lease_after_a_restart(node: Node) 
 
 
 def test_null_block_is_in_no_magazine() -> None:
-    """A bit of a block that is never granted is not believed."""
+    """A magazine's bit for a null block is not believed."""
     node = Node(a_cache(null_blocks=1)).attach(ENGINE)
     records(node.cache).magazines.held_by[0] = 1
     records(node.cache).device.state[0] = State.RESERVED
@@ -609,7 +609,7 @@ def test_null_block_is_in_no_magazine() -> None:
 
 
 def _two_engines() -> Node:
-    """Return a node whose first engine has more than its share while the second came away short."""
+    """Return a node whose first engine has more than its share, and whose second one is short."""
     node = Node(a_cache()).attach(ENGINE, OTHER)
     node.take(7)
     node.exchange(OTHER, take_new=3)
@@ -619,7 +619,7 @@ def _two_engines() -> Node:
 
 
 def test_nobody_goes_above_its_share_while_another_is_short() -> None:
-    """What is free is left to a magazine below its share that came away with less than it wanted."""
+    """Free blocks are left to a magazine below its share that got fewer than it wanted."""
     node = _two_engines()
 
     assert node.exchange(take_new=2).taken_blocks == b""
@@ -627,7 +627,7 @@ def test_nobody_goes_above_its_share_while_another_is_short() -> None:
 
 
 def test_up_to_its_share_a_magazine_gets_new_blocks() -> None:
-    """A magazine below its share gets what is left to it, or nothing where it wanted all or nothing."""
+    """A magazine below its share gets the blocks up to it, or none of a request for all or nothing that is larger."""
     node = _two_engines()
     node.exchange(drop_blocks=packed(ids(node.inventory().blocks)[0]))
 
@@ -636,14 +636,14 @@ def test_up_to_its_share_a_magazine_gets_new_blocks() -> None:
 
 
 def test_running_requests_go_above_the_share() -> None:
-    """Blocks for running requests are given whoever is short."""
+    """Blocks for running requests are given even if another magazine is short."""
     node = _two_engines()
 
     assert len(ids(node.exchange(take_running=2).taken_blocks)) == 2
 
 
 def test_shortness_is_forgotten() -> None:
-    """A magazine that does not ask again, or asks for less, holds nobody up."""
+    """A short magazine that does not ask again, or asks for less, does not keep others waiting."""
     node = _two_engines()
     assert len(ids(node.exchange(now=SHORT_SECONDS, take_new=1).taken_blocks)) == 1
 
@@ -653,7 +653,7 @@ def test_shortness_is_forgotten() -> None:
 
 
 def test_who_wants_all_of_more_than_its_share_holds_nobody_up() -> None:
-    """A magazine whose request never fits into its share goes away empty, and the others go on."""
+    """A magazine that asks for all or nothing, beyond its share, gets nothing, and does not keep others waiting."""
     node = _two_engines()
     assert node.exchange(OTHER, take_new=7, all_or_nothing=True).taken_blocks == b""
     assert len(ids(node.exchange(take_new=1).taken_blocks)) == 1
@@ -666,7 +666,7 @@ def test_who_wants_all_of_more_than_its_share_holds_nobody_up() -> None:
 
 
 def test_who_has_what_its_tenant_may_have_holds_nobody_up() -> None:
-    """A magazine that is short for its tenant's limit alone is not served by others' going without."""
+    """A magazine that is short only because of its tenant's maximum does not keep others waiting."""
     node = Node(a_cache(tenants={OTHER_TENANT: TenantLimits(max_blocks=2)}))
     node.attach(ENGINE, FOREIGN).take(4)
 
@@ -675,7 +675,7 @@ def test_who_has_what_its_tenant_may_have_holds_nobody_up() -> None:
 
 
 def test_calls_that_wait_come_before_new_requests(node: Node) -> None:
-    """While a call waits for blocks, none are taken to admit new requests."""
+    """While a call waits for blocks, no magazine takes any for new requests."""
     blocks = node.take(6)
     waiting = c.Reserve(worker_id=WORKER, request_id="r", keys=b"", num_tokens=16, wait_ms=1_000)
     node.cache.handle(waiting, 0.0)
@@ -690,7 +690,7 @@ def test_calls_that_wait_come_before_new_requests(node: Node) -> None:
 
 
 def test_census_tells_what_magazines_have(node: Node) -> None:
-    """Private and findable blocks of each magazine are counted, by place; a magazine shows its life."""
+    """The private and the findable blocks of each magazine are counted by place; the text of a magazine shows them."""
     node.attach(OTHER).take(2)
     node.publish(1)
 
@@ -699,7 +699,7 @@ def test_census_tells_what_magazines_have(node: Node) -> None:
 
 
 def test_magazines_are_listed(node: Node) -> None:
-    """Each is told with its processes, blocks and exchanges, and when the last one was; a new life knows none."""
+    """The list has each magazine's processes, blocks, exchanges and last exchange, of which a new life knows none."""
     node.attach(OTHER).take(2)
     node.publish(1)
 
@@ -712,7 +712,7 @@ def test_magazines_are_listed(node: Node) -> None:
 
 
 def test_keys_are_counted_by_what_became_of_them(node: Node) -> None:
-    """Held, cached in another tier, or nowhere: each key that was asked for counts once for each time."""
+    """Each time that a key is asked for, it counts as held or as missed."""
     node.publish(1, 2)
 
     node.exchange(hold_keys=keys(1, 2))
@@ -723,7 +723,7 @@ def test_keys_are_counted_by_what_became_of_them(node: Node) -> None:
 
 
 def test_keys_that_nobody_was_asked_for_are_counted_as_missed(node: Node) -> None:
-    """What the worker knew by itself counts as if it had been asked for; a key that is cut off is refused."""
+    """Misses that the worker knew of by itself count as if it had asked; keys that are not whole are refused."""
     node.exchange(missed_keys=keys(1, 2, 3))
 
     assert node.cache.census().counters["magazine_keys_missed"] == 3
@@ -743,7 +743,7 @@ def test_keys_that_nobody_was_asked_for_are_counted_as_missed(node: Node) -> Non
     ids=["free", "twice", "nobody's", "lost", "misnamed"],
 )
 def test_broken_records_are_found(node: Node, break_it: Any, text: str) -> None:
-    """What the records must not say of magazines shows."""
+    """Each damage to the records of magazines is noticed."""
     node.attach(OTHER).take(2)
 
     break_it(records(node.cache).magazines)
@@ -752,7 +752,7 @@ def test_broken_records_are_found(node: Node, break_it: Any, text: str) -> None:
 
 
 def test_broken_books_are_found(node: Node) -> None:
-    """Processes that are not there, magazines without any, and foreign bytes show."""
+    """Absent processes, magazines without processes, and blocks with another tenant's bytes are noticed."""
     blocks = node.take(1)
     records(node.cache).device.tenant[ids(blocks)] = OTHER_TENANT
     book = node.cache._state.magazines
@@ -768,7 +768,7 @@ def test_broken_books_are_found(node: Node) -> None:
 
 
 def test_lease_and_magazine_share_no_private_block(node: Node) -> None:
-    """A private block of a magazine that a lease lists, too, shows."""
+    """A private block of a magazine that a lease lists, too, is noticed."""
     block = ids(node.take(1))[0]
     lease = reserve(node.cache, 1)
     records(node.cache).rows.block_ids[lease.row, 0] = block
@@ -777,7 +777,7 @@ def test_lease_and_magazine_share_no_private_block(node: Node) -> None:
 
 
 def test_refusal_says_what_magazines_have(node: Node) -> None:
-    """The holdings of a refusal name what is in magazines, whoever else holds it."""
+    """The holdings of a refusal count the blocks in magazines, whoever else holds them."""
     from kvlease.errors import PoolFullError  # noqa: PLC0415
 
     node.take(4)

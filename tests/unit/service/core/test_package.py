@@ -1,4 +1,4 @@
-"""Laws of the core's package: whoever asks has the cache, and who does not, does not import it."""
+"""Laws of the core's package: it gives the cache to those that ask for it, and imports nothing for the others."""
 
 import subprocess
 import sys
@@ -10,14 +10,14 @@ from kvleased.core import cache, shape
 
 
 def test_names_of_the_package_are_those_of_its_modules() -> None:
-    """What the package names is what its modules have; it names nothing else."""
+    """The package's names are those of its modules, and no others."""
     assert (core.Cache, core.CacheShape) == (cache.Cache, shape.CacheShape)
     assert not hasattr(core, "no_such_name")
 
 
 @pytest.mark.parametrize("mover", ["engine", "disk.engine", "remote.engine"])
 def test_mover_does_not_import_what_decides(mover: str) -> None:
-    """A mover starts without the core, but for the words in which it is told what to do."""
+    """A mover imports nothing of the core but the words of its orders."""
     script = (
         f"import sys, kvleased.movers.{mover}; "
         "sys.exit('kvleased.core.effects' not in sys.modules or 'kvleased.core.cache' in sys.modules)"

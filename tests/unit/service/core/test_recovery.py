@@ -1,4 +1,4 @@
-"""Laws of a restart: what is whole is believed, and everything else is nobody's again under a new generation."""
+"""Laws of a restart: whole entries are believed, and all other blocks are free under a new generation."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def restarted(cache: Cache, workers: dict[WorkerId, int] | None = None) -> Cache
 
 
 def test_new_records_make_an_empty_cache() -> None:
-    """Columns of zeros are a cache of free blocks."""
+    """Columns of zeros make a cache of free blocks."""
     cache = Cache.recovered(SHAPE, CacheRecords.plain(SHAPE), EPOCH, {}, 0.0)
 
     assert cache.census().device["free"] == SHAPE.num_blocks
@@ -72,7 +72,7 @@ def test_new_records_make_an_empty_cache() -> None:
 
 
 def test_leases_of_living_workers_go_on() -> None:
-    """A lease has the same id, row and blocks as before, and may be used at once."""
+    """A lease keeps its id, row and blocks over a restart, and can be used at once."""
     cache = a_cache()
     lease = reserve(cache, 2)
 
@@ -89,7 +89,7 @@ def test_leases_of_living_workers_go_on() -> None:
 
 
 def test_repeated_request_is_told_of_its_prefix_after_a_restart() -> None:
-    """Who never heard the first answer must not compute, and write over, what it shares with others."""
+    """A worker that never got the first answer must not compute, and overwrite, blocks that it shares with others."""
     cache = a_cache()
     committed(cache, keys(1, 2))
     lease = reserve(cache, 3, prefix=keys(1, 2))
@@ -104,7 +104,7 @@ def test_repeated_request_is_told_of_its_prefix_after_a_restart() -> None:
 
 
 def test_leases_of_dead_workers_end() -> None:
-    """A worker that died while the daemon was down has proven that it writes no more."""
+    """The leases of a worker that died while the daemon was down end, for it writes no more."""
     cache = a_cache()
     reserve(cache, 2)
     other = reserve(cache, 1, worker_id=MATE)
@@ -117,7 +117,7 @@ def test_leases_of_dead_workers_end() -> None:
 
 
 def test_cached_blocks_are_findable_again() -> None:
-    """Committed bytes survive in both tiers, and their chain leaves from its end."""
+    """Committed blocks survive in both tiers, and each chain leaves from its end."""
     cache = a_cache(4)
     on_host(cache, keys(8, 9))
     cached(cache, keys(1, 2, 3))
@@ -132,7 +132,7 @@ def test_cached_blocks_are_findable_again() -> None:
 
 
 def test_evicted_lease_can_be_reloaded() -> None:
-    """A lease in the host pool is still there."""
+    """A lease in the host pool is still there after a restart."""
     cache = a_cache()
     lease = evicted(cache, keys(1), more=1)
     cache.settle()
@@ -146,7 +146,7 @@ def test_evicted_lease_can_be_reloaded() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.EVICTING, Phase.RELOADING])
 def test_lease_on_its_way_is_where_it_was(phase: Phase) -> None:
-    """The mover died with the daemon, so nothing is on its way any more."""
+    """The mover died with the daemon, so a moving lease is where it was before."""
     cache = a_cache()
     if phase is Phase.EVICTING:
         lease = committed(cache, keys(1), more=1)
@@ -163,7 +163,7 @@ def test_lease_on_its_way_is_where_it_was(phase: Phase) -> None:
 
 
 def test_quarantined_lease_is_its_owners_again() -> None:
-    """After a restart every lease has its whole lease time to be renewed."""
+    """After a restart every lease has its whole lease time in which to be renewed."""
     cache = a_cache()
     lease = reserve(cache, 1)
     tick(cache, LEASE_SECONDS)
@@ -176,7 +176,7 @@ def test_quarantined_lease_is_its_owners_again() -> None:
 
 
 def test_retired_slot_is_free_again_in_another_container() -> None:
-    """What was wrong with the memory that a slot lay in is not wrong with the next one's; its bytes are nobody's."""
+    """In another container's memory a retired slot is free again, and has no tenant's bytes."""
     cache = a_cache(num_blocks=4, num_slots=2)
     on_host(cache, keys(1))
     copy = the_copy(reload_keys(cache, keys(1)))
@@ -194,7 +194,7 @@ def test_retired_slot_is_free_again_in_another_container() -> None:
 
 
 def test_retired_slot_stays_retired() -> None:
-    """What lost bytes once is not trusted after a restart either."""
+    """A slot that lost bytes once is not used after a restart either."""
     cache = a_cache()
     on_host(cache, keys(1))
     land(cache, the_copy(reload_keys(cache, keys(1))), failed=(0,))
@@ -206,7 +206,7 @@ def test_retired_slot_stays_retired() -> None:
 
 
 def test_lease_that_was_loading_is_forgotten() -> None:
-    """Its worker never learned of it, and will ask again."""
+    """The worker of a loading lease never learned of it, and will ask again."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
@@ -220,7 +220,7 @@ def test_lease_that_was_loading_is_forgotten() -> None:
 
 
 def test_copies_in_flight_came_to_nothing() -> None:
-    """A target that was being filled or zeroed is free under a new generation."""
+    """Blocks that were being filled or scrubbed are free under a new generation."""
     cache = a_full_cache(2, num_slots=2)
     cache.handle(c.Evict(num_blocks=1), 0.0)
     target = int(np.flatnonzero(records(cache).host.state == State.FILLING)[0])
@@ -233,7 +233,7 @@ def test_copies_in_flight_came_to_nothing() -> None:
 
 
 def test_lost_copy_is_over() -> None:
-    """The mover of the earlier life is dead, so what it kept in doubt is free."""
+    """The mover of the earlier life is dead, so the blocks of its lost copies are free."""
     cache = a_cache()
     on_host(cache, keys(1))
     copy = the_copy(reload_keys(cache, keys(1)))
@@ -246,7 +246,7 @@ def test_lost_copy_is_over() -> None:
 
 
 def test_pins_are_not_kept() -> None:
-    """A pin ends with the life that it was made in."""
+    """Pins end with the life of the daemon in which they were made."""
     cache = a_full_cache(2)
     cache.handle(c.Pin(keys=keys(0, 1)), 0.0)
 
@@ -265,7 +265,7 @@ def test_ids_of_the_earlier_life_are_not_issued_again() -> None:
 
 
 def test_another_tenants_bytes_are_remembered() -> None:
-    """A free block is scrubbed before it changes tenants, also if a restart lies between."""
+    """A free block is scrubbed before it changes tenants, even if there is a restart in between."""
     cache = a_cache(1, num_slots=0)
     cached(cache, keys(1))
 
@@ -294,7 +294,7 @@ def test_block_without_its_seal_is_not_believed(column: str) -> None:
 
 
 def test_leased_block_without_its_seal_is_private() -> None:
-    """A lease keeps a block of which the commit was not finished, as its own."""
+    """A lease keeps a block whose commit was cut off, as a private one."""
     cache = a_cache()
     lease = committed(cache, keys(1, 2))
     records(cache).device.checksum[ids(lease.block_ids)[1]] ^= np.uint64(1)
@@ -307,7 +307,7 @@ def test_leased_block_without_its_seal_is_private() -> None:
 
 
 def test_slot_without_its_seal_is_not_believed() -> None:
-    """The same holds for the host pool."""
+    """A slot whose seal does not match is a miss, too."""
     cache = a_cache()
     on_host(cache, keys(1))
     records(cache).host.checksum[:] ^= np.uint64(1)
@@ -319,7 +319,7 @@ def test_slot_without_its_seal_is_not_believed() -> None:
 
 
 def test_state_that_is_none_is_not_believed() -> None:
-    """A state that no daemon ever wrote makes a block nobody's."""
+    """A block in an unknown state is free."""
     cache = a_cache()
     records(cache).device.state[3] = 77
 
@@ -330,7 +330,7 @@ def test_state_that_is_none_is_not_believed() -> None:
 
 
 def test_key_is_found_at_one_block_only() -> None:
-    """Of two whole entries under one key, which a crash between two tiers' steps can leave, one is believed."""
+    """If a crash leaves two whole entries under one key, one of them is believed."""
     cache = a_cache()
     block, other = cached(cache, keys(1, 2))
     device = records(cache).device
@@ -346,7 +346,7 @@ def test_key_is_found_at_one_block_only() -> None:
 
 
 def test_keys_with_one_first_word_are_all_believed() -> None:
-    """Keys that differ in their last words alone are different keys."""
+    """Keys that differ only in their last words are different keys."""
     cache = a_cache()
     alike = [number << 192 | 7 for number in (1, 2, 3)]
     cached(cache, keys(*alike))
@@ -359,7 +359,7 @@ def test_keys_with_one_first_word_are_all_believed() -> None:
 
 @pytest.mark.parametrize("num_chains", [1, 4])
 def test_chains_leave_deepest_blocks_first(num_chains: int) -> None:
-    """After a restart the deepest blocks of all chains leave first, those of one depth in the order of their ids."""
+    """After a restart the deepest blocks of all chains leave first, and those of equal depth by their ids."""
     cache = a_cache()
     chains = [[10 * chain + depth for depth in range(2)] for chain in range(1, num_chains + 1)]
     for chain in chains:
@@ -376,7 +376,7 @@ def test_chains_leave_deepest_blocks_first(num_chains: int) -> None:
 
 
 def test_block_in_two_rows_belongs_to_the_first() -> None:
-    """A private block that two rows name is one lease's; the other row is not believed."""
+    """If two rows name a private block, the first row has it, and the other row is not believed."""
     cache = a_cache()
     first, second = reserve(cache, 2, "a"), reserve(cache, 2, "b")
     rows = records(cache).rows
@@ -405,7 +405,7 @@ def test_block_in_two_rows_belongs_to_the_first() -> None:
     ],
 )
 def test_half_written_row_is_not_believed(column: str, value: int | list[int]) -> None:
-    """A row that no whole command leaves is nobody's, and neither are its blocks."""
+    """A row that no whole command writes is not believed, and its blocks are free."""
     cache = a_cache()
     lease = reserve(cache, 2)
     rows = records(cache).rows
@@ -423,7 +423,7 @@ def test_half_written_row_is_not_believed(column: str, value: int | list[int]) -
 
 
 def test_row_with_too_many_blocks_is_cut_to_its_width() -> None:
-    """A count beyond the row's width names no more than the row has."""
+    """A row whose count is beyond its width names only as many blocks as it has places."""
     cache = a_cache(table_blocks=2)
     lease = reserve(cache, 2)
     records(cache).rows.num_blocks[lease.row] = 1000
@@ -434,7 +434,7 @@ def test_row_with_too_many_blocks_is_cut_to_its_width() -> None:
 
 
 def test_row_written_by_hand_is_a_lease() -> None:
-    """All that a restart needs to know of a lease is in its row and in its blocks' states."""
+    """A restart needs nothing to know a lease but its row and the states of its blocks."""
     written = CacheRecords.plain(SHAPE)
     written.device.state[[4, 2]] = State.RESERVED
     written.device.tenant[[4, 2]] = TENANT
@@ -456,7 +456,7 @@ def test_row_written_by_hand_is_a_lease() -> None:
 
 @pytest.mark.parametrize(("published", "expected"), [(0, 0), (1, 3)])
 def test_row_is_published_whole_or_not_at_all(published: int, expected: int) -> None:
-    """Where a crash left the end of an extended row out, readers see it after the restart."""
+    """If a crash cut off the publication of an extended row, the whole row is published after the restart."""
     cache = a_cache()
     lease = reserve(cache, 3)
     records(cache).kernel_rows.num_published[lease.row, 0] = published
@@ -467,7 +467,7 @@ def test_row_is_published_whole_or_not_at_all(published: int, expected: int) -> 
 
 
 def test_mapped_row_stays_mapped_while_the_daemon_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that read while a cache is recovered never find a mapped lease unmapped, only the rows of none."""
+    """Kernels that read during a recovery find every mapped lease mapped, and only the rows of no lease unmapped."""
     cache = a_cache()
     lease, gone = reserve(cache, 3), reserve(cache, 1, "gone", worker_id=MATE)
     records(cache).kernel_rows.num_published[[lease.row, gone.row], 0] = 3, 1
@@ -484,7 +484,7 @@ def test_mapped_row_stays_mapped_while_the_daemon_starts(monkeypatch: pytest.Mon
 
 
 def test_request_that_asks_for_something_else_is_refused_after_a_restart() -> None:
-    """A name that is used again for other tokens does not get the blocks of its first request."""
+    """A request id that is used again for other tokens does not get the blocks of the first request."""
     cache = a_cache()
     committed(cache, keys(1, 2))
     lease = reserve(cache, 2, "request", keys(1, 2))

@@ -1,4 +1,4 @@
-"""Laws of sectors that cannot be written: one costs its slot and no more, and a disk that is off costs nothing."""
+"""Laws of sectors that cannot be written: each costs its own slot and no other, and a failing disk costs none."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ SECONDS_TO_REST = 2.0
 
 
 class Disk:
-    """A disk some of whose slots cannot be written: a copy to one of them fails as a whole, and the store is off."""
+    """A disk with some bad slots: a copy to one of them fails as a whole, and the store goes off."""
 
     def __init__(self, cache: Cache, *bad: int) -> None:
         self.cache = cache
@@ -37,19 +37,19 @@ class Disk:
         self.num_failures = 0
 
     def settle(self, outcome: Outcome) -> None:
-        """Carry out copies until none comes for a while."""
+        """Carry out copies until none is started for a while."""
         left = copies(outcome)
         while left or (left := self.wait()):
             left += self.carry_out(left.pop(0))
         assert self.cache.check() == []
 
     def wait(self) -> list[Copy]:
-        """Return what is started a little later."""
+        """Return the copies that are started a little later."""
         self.now += SECONDS_TO_REST
         return copies(tick(self.cache, self.now))
 
     def carry_out(self, copy: Copy) -> list[Copy]:
-        """Do a copy, or fail, and return what is started then."""
+        """Let a copy be done or fail, and return the copies that are started then."""
         if copy.direction is not Direction.STORE or not self.bad.intersection(ids(copy.target_ids)):
             return copies(self.cache.handle(c.CopyDone(copy_id=copy.copy_id), self.now))
         self.num_failures += 1
@@ -63,7 +63,7 @@ class Disk:
 
 
 def commit(cache: Cache, packed: bytes, now: float) -> Outcome:
-    """Commit the blocks of keys, let go of them, and return what that starts."""
+    """Commit the blocks of keys, release them, and return what that starts."""
     count = len(packed) // BYTES_PER_KEY
     lease = reserve(cache, count, f"request {packed.hex()}")
     command = c.Commit(
@@ -79,13 +79,13 @@ def commit(cache: Cache, packed: bytes, now: float) -> Outcome:
 
 
 def write_through(cache: Cache, disk: Disk, num_blocks: int, first: int = 1) -> None:
-    """Commit the blocks of documents of two each, and have them go down."""
+    """Commit the blocks of documents of two each, and let them be written through."""
     for at in range(first, first + num_blocks, 2):
         disk.settle(commit(cache, doc(2, at), disk.now))
 
 
 def test_sector_that_cannot_be_written_costs_its_slot() -> None:
-    """A disk with much room is off a few times, has all blocks in the end, and has retired no other slot."""
+    """A disk with much room goes off a few times, then has all blocks, and has retired no other slot."""
     cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH, num_disk_slots=16)
     disk = Disk(cache, 1)
 
@@ -97,7 +97,7 @@ def test_sector_that_cannot_be_written_costs_its_slot() -> None:
 
 
 def test_bad_sector_of_a_full_disk_is_retired() -> None:
-    """Where nothing else is free, others give way to find out; then the slot is out of use, and the disk stays on."""
+    """If no other slot is free, cached ones leave to find out; then the bad slot is retired, and the disk stays on."""
     cache = a_tiered_cache(32, 32, write_policy=WritePolicy.WRITE_THROUGH, num_disk_slots=8)
     adopt(cache, [0, 1, 2, 4, 5, 6, 7], labels_of(doc(7, 100)))
     disk = Disk(cache, 3)
@@ -112,7 +112,7 @@ def test_bad_sector_of_a_full_disk_is_retired() -> None:
 
 
 def test_disk_that_takes_nothing_loses_nothing_for_good() -> None:
-    """While no copy goes well no slot is to blame: none is retired, and few give way."""
+    """While every copy fails, no slot is to blame: none is retired, and few blocks leave."""
     cache = a_tiered_cache(32, 32, write_policy=WritePolicy.WRITE_THROUGH, num_disk_slots=24)
     adopt(cache, range(4, 24), labels_of(doc(20, 100)))
     disk = Disk(cache, *range(24))
@@ -130,7 +130,7 @@ def test_disk_that_takes_nothing_loses_nothing_for_good() -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_slot_under_which_a_mover_dies_is_suspected(is_lost: bool) -> None:
-    """A sector that hangs fails no copy by itself: its copy ends with its mover, and the next goes elsewhere."""
+    """A sector that hangs fails its copy only by the end of the mover, and the next copy goes to another slot."""
     cache = a_tiered_cache(16, 16, write_policy=WritePolicy.WRITE_THROUGH)
     store = the_copy(land(cache, the_copy(commit(cache, doc(1), 0.0))))
     if is_lost:
@@ -145,7 +145,7 @@ def test_slot_under_which_a_mover_dies_is_suspected(is_lost: bool) -> None:
 
 
 def test_next_copies_are_smaller_until_one_goes_well() -> None:
-    """A fourth of what failed, down to one slot; twice as many with each that goes well."""
+    """After a failure, copies have a fourth of its slots, down to one, and twice as many after each success."""
     suspects = Suspects()
 
     suspects.failed(np.arange(256))
@@ -160,7 +160,7 @@ def test_next_copies_are_smaller_until_one_goes_well() -> None:
 
 
 def test_slot_that_went_well_is_forgotten() -> None:
-    """A failure long ago, after which the slot was written, counts for nothing."""
+    """A failure of a slot does not count any more once the slot was written."""
     suspects, slot = Suspects(), np.array([7])
     suspects.failed(slot)
     suspects.wrote(slot)

@@ -1,4 +1,4 @@
-"""Laws of the queues of waiting calls: their order, whose share is served, and that nobody starves."""
+"""Laws of the queues of waiting calls: their order, whose turn is next, and that no call starves."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ _ENTRIES = count()
 
 
 def a_room(*commands: Waitable, max_waiting: int = 9) -> WaitingRoom:
-    """Return a room in which commands wait under the tickets 0, 1, 2 and so on."""
+    """Return a room in which commands wait under tickets from 0 on."""
     room = WaitingRoom(max_waiting, AGEING_SECONDS)
     for ticket, command in enumerate(commands):
         room.join(a_waiter(ticket, command))
@@ -59,7 +59,7 @@ def a_waiter(
 
 
 def order(room: WaitingRoom, now: float = 0.0) -> list[int]:
-    """Return the tickets of a room in the order in which they would be served."""
+    """Return the tickets of a room in the order in which they are served."""
     return [waiter.ticket for waiter in room.ordered(now)]
 
 
@@ -67,14 +67,14 @@ def order(room: WaitingRoom, now: float = 0.0) -> list[int]:
 
 
 def test_running_requests_go_first() -> None:
-    """Extends are served before reloads, these before new requests, and each kind in the order of arrival."""
+    """Extends are served before reloads, reloads before new requests, and each kind in the order of arrival."""
     room = a_room(RESERVE, RELOAD, EXTEND, RESERVE, RELOAD, EXTEND)
 
     assert order(room) == [2, 5, 1, 4, 0, 3]
 
 
 def test_higher_priority_goes_first() -> None:
-    """New requests are served by priority, those of one in the order of arrival."""
+    """New requests are served by priority, and within a priority in the order of arrival."""
     room = a_room()
     for ticket, priority in enumerate((0, 1, 2, 0, 1, 2)):
         room.join(a_waiter(ticket, priority=priority))
@@ -83,7 +83,7 @@ def test_higher_priority_goes_first() -> None:
 
 
 def test_first_is_whom_to_serve_next() -> None:
-    """The first of a room is the head of its order; nobody is the first of an empty one."""
+    """The first call of a room is the head of its order; an empty room has none."""
     first = a_room(RESERVE, EXTEND).first(0.0)
 
     assert first is not None
@@ -102,7 +102,7 @@ def test_first_is_whom_to_serve_next() -> None:
     ],
 )
 def test_each_call_knows_who_is_ahead(command: Waitable, priority: int, num_ahead: int) -> None:
-    """A call that comes now waits behind its own kind and class and those before it."""
+    """A new call waits behind all calls of its own kind and class, and behind those that go before it."""
     room = a_room(RESERVE, EXTEND, RELOAD)
     room.rejoin(a_waiter(9))
 
@@ -110,14 +110,14 @@ def test_each_call_knows_who_is_ahead(command: Waitable, priority: int, num_ahea
 
 
 def test_room_is_bounded() -> None:
-    """A room is full when as many calls wait as may."""
+    """A room is full when as many calls wait as may wait."""
     assert not a_room(RESERVE, max_waiting=2).is_full
     assert a_room(RESERVE, EXTEND, max_waiting=2).is_full
     assert a_room(max_waiting=2).max_waiting == 2
 
 
 def test_request_that_starts_over_is_first_again() -> None:
-    """A new request that was served once has not lost its turn; only running ones go before it."""
+    """A request that starts over keeps its turn, and only running requests go before it."""
     room = a_room(RESERVE, RELOAD)
 
     room.rejoin(a_waiter(9, RESERVE))
@@ -126,7 +126,7 @@ def test_request_that_starts_over_is_first_again() -> None:
 
 
 def test_leaving_is_told_once() -> None:
-    """Who leaves is returned, and is not there a second time."""
+    """A call that leaves is returned once."""
     room = a_room(RESERVE, EXTEND)
 
     left = [room.leave(ticket) for ticket in (1, 1, 0, 0)]
@@ -136,7 +136,7 @@ def test_leaving_is_told_once() -> None:
 
 
 def test_waiting_call_knows_its_lease() -> None:
-    """A call about a lease can be found by it; a new one has none."""
+    """A waiting call about a lease is found by that lease; a new request has none."""
     leases = [a_waiter(0, command).lease_id for command in (RESERVE, EXTEND, RELOAD)]
 
     assert leases == [None, 5, 6]
@@ -144,7 +144,7 @@ def test_waiting_call_knows_its_lease() -> None:
 
 
 def test_waiting_call_knows_when_it_came() -> None:
-    """A call came as long before its deadline as it would wait, also where it did not say for how long."""
+    """A call arrived as long before its deadline as it may wait, even if it did not say how long."""
     patient = a_waiter(0, since=7.0)
     silent = Waiter(
         ticket=1, command=a_reload(LeaseId(6), wait_ms=0), worker_id=WORKER, deadline=31
@@ -158,7 +158,7 @@ def test_waiting_call_knows_when_it_came() -> None:
 
 
 def test_waiting_request_rises_with_time() -> None:
-    """A request rises by one class for every `ageing_seconds`, and joins it as the last of its tenant's."""
+    """A request rises by one class every `ageing_seconds`, and becomes the last of its tenant's in the new class."""
     room = a_room()
     for ticket, (priority, since) in enumerate([(0, 0.0), (1, 4.0), (2, 4.5)]):
         room.join(a_waiter(ticket, priority=priority, since=since))
@@ -169,7 +169,7 @@ def test_waiting_request_rises_with_time() -> None:
 
 
 def test_request_that_waited_for_long_rises_as_far_as_it_should() -> None:
-    """However late one looks, a request is in the class that its waiting has earned."""
+    """However late it is looked at, a request is in the class that its wait has earned."""
     room = a_room()
     room.join(a_waiter(0, priority=0))
 
@@ -179,7 +179,7 @@ def test_request_that_waited_for_long_rises_as_far_as_it_should() -> None:
 
 
 def test_aged_request_goes_before_later_ones_of_a_higher_class() -> None:
-    """A low request that waited long enough is not overtaken by those that come as high ones."""
+    """A low request that has waited for long enough goes before later high ones."""
     room = a_room()
     room.join(a_waiter(0, priority=0))
     room.ordered(2 * AGEING_SECONDS)
@@ -190,7 +190,7 @@ def test_aged_request_goes_before_later_ones_of_a_higher_class() -> None:
 
 
 def test_request_that_left_does_not_rise() -> None:
-    """Time passes for those that wait, and for nobody else."""
+    """Time raises only the requests that still wait."""
     room = a_room()
     room.join(a_waiter(0, priority=0))
     room.leave(0)
@@ -202,7 +202,7 @@ def test_request_that_left_does_not_rise() -> None:
 
 
 def test_tenants_take_turns() -> None:
-    """Of many equal requests of one tenant and later ones of another, both are served alike."""
+    """One tenant's many requests and another's later ones of equal size are served in turn."""
     room = a_room(max_waiting=99)
     for ticket in range(4):
         room.join(a_waiter(ticket))
@@ -224,7 +224,7 @@ def test_weight_is_a_larger_share() -> None:
 
 
 def test_what_was_not_served_counts_to_nobody() -> None:
-    """A tenant whose calls ended in vain comes as early as if it had never asked."""
+    """A tenant whose calls ended without blocks is served as early as if it had not asked."""
     room = a_room()
     room.join(a_waiter(0, tenant=OTHER_TENANT))
     room.join(a_waiter(1, cost=100))
@@ -234,7 +234,7 @@ def test_what_was_not_served_counts_to_nobody() -> None:
 
 
 def test_what_was_served_at_once_counts_too() -> None:
-    """A call that found its turn come without waiting is a part of its tenant's share."""
+    """A call that was served without a wait counts towards its tenant's share."""
     room = a_room()
     room.join(a_waiter(0, cost=4))
     for ticket in range(1, 9):
@@ -248,7 +248,7 @@ def test_what_was_served_at_once_counts_too() -> None:
 
 @dataclass
 class Past:
-    """What happened to a waiting request since it came to the class where it is."""
+    """What has happened to a waiting request since it came to its present class."""
 
     waiter: Waiter
     priority: int
@@ -269,9 +269,9 @@ acts = st.lists(
 
 @given(acts)
 def test_no_request_is_bypassed_for_long(acts: list[float | tuple[int, int, int] | None]) -> None:
-    """Between a request's coming to a class and its turn, each other tenant's later ones cost at most its tag allows.
+    """While a request is in a class, each other tenant's later requests there cost at most what its tag allows.
 
-    A request is in the highest class after two times `ageing_seconds`; nobody of a lower class is served before it.
+    A request is in the highest class after two times `ageing_seconds`; no request of a lower class is served before it.
     """
     room, now, tickets = WaitingRoom(10**6, AGEING_SECONDS), 0.0, count()
     past: dict[int, Past] = {}
@@ -292,7 +292,7 @@ def test_no_request_is_bypassed_for_long(acts: list[float | tuple[int, int, int]
 
 
 def _look(room: WaitingRoom, past: dict[int, Past], now: float) -> None:
-    """Note who came to which class, and how far it may be bypassed there: by its cost and its own tenant's queue."""
+    """Record which requests came to which class, and the bound on what may be served before them there."""
     for waiter in room:
         known = past.get(waiter.ticket)
         if known is None or known.priority != waiter.priority:
@@ -304,7 +304,7 @@ def _look(room: WaitingRoom, past: dict[int, Past], now: float) -> None:
 
 
 def _bypass(past: dict[int, Past], served: Past) -> None:
-    """Count what was served to those that came to its class before it, and hold it against their bounds."""
+    """Count what was served to requests that came to a class later, and compare it with the earlier ones' bounds."""
     for one in past.values():
         assert served.priority >= one.priority
         is_other = served.waiter.tenant != one.waiter.tenant

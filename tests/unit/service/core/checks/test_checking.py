@@ -1,4 +1,4 @@
-"""Laws of the invariants: each of them notices the damage that it is there for, and a sound cache has none."""
+"""Laws of the invariants: each notices the damage that it is meant for, and a sound cache has no violations."""
 
 import re
 from collections.abc import Callable
@@ -117,18 +117,18 @@ def lease_slot(state: CacheState) -> int:
 
 
 def put(column: NDArray[Any], at: int | Ids | tuple[int, int], value: int) -> None:
-    """Write an element of a column."""
+    """Write elements of a column."""
     column[at] = value
 
 
 def add_waiter(state: CacheState) -> None:
-    """Have one call wait where none may."""
+    """Add a waiting call where none may wait."""
     state.shape = replace(state.shape, max_waiting=0, max_leases=0)
     state.waiting.join(Waiter(ticket=1, command=a_reserve(), worker_id=WORKER, deadline=1.0))
 
 
 def add_pins(state: CacheState) -> None:
-    """Pin nothing, as often as may be, beside the pin that is there."""
+    """Add as many empty pins as there may be pins, besides the present one."""
     state.pins.update({PinId(number): as_ids([]) for number in range(2)})
 
 
@@ -144,7 +144,7 @@ def share_block(state: CacheState) -> None:
 
 
 def forget_a_lease(state: CacheState) -> None:
-    """Have it be remembered of an active lease's id that it names nothing."""
+    """Make the cache remember that an active lease's id names nothing."""
     active = lease(state)
     packed = np.array([active.lease_id], np.int64).tobytes()
     state.leases.names.find(packed, active.worker_id).is_active[0] = False
@@ -216,11 +216,11 @@ DAMAGES: dict[str, Damage] = {
     "more pins than may be": add_pins,
     "belongs to a worker that is not there": lambda it: it.workers.pop(MATE),
 }
-"""What each invariant says, and the damage that makes it say so."""
+"""What each invariant says, and the damage that makes it say that."""
 
 
 def a_grouped_cache() -> Cache:
-    """Return a cache of two groups with one mapped lease, whose window has moved on."""
+    """Return a cache of two groups, with one mapped lease whose window has moved on."""
     cache = cache_of(FULL, WINDOW)
     lease_id = reserve_tokens(cache, 16).lease_id
     commit_tokens(cache, lease_id, 12)
@@ -238,12 +238,12 @@ GROUP_DAMAGES: dict[str, Damage] = {
     "kernels read other blocks": lambda it: put(it.kernel.rows.kernel_ids, (lease(it).row, 0), 60),
     "a kernel row is being written": lambda it: put(it.kernel.rows.sequence, 1, 3),
 }
-"""The same for what several groups have."""
+"""The same for the invariants of several groups."""
 
 
 @pytest.mark.parametrize(("text", "damage"), GROUP_DAMAGES.items(), ids=GROUP_DAMAGES)
 def test_damage_of_groups_is_noticed(text: str, damage: Damage) -> None:
-    """Each invariant of places tells in words what does not hold."""
+    """Each invariant of several groups says in words what does not hold."""
     cache, sound = a_grouped_cache(), Sound()
     assert cache.check(sound) == []
 
@@ -255,7 +255,7 @@ def test_damage_of_groups_is_noticed(text: str, damage: Damage) -> None:
 
 @pytest.mark.parametrize(("text", "damage"), DAMAGES.items(), ids=DAMAGES)
 def test_damage_is_noticed(text: str, damage: Damage) -> None:
-    """Each invariant tells in words what does not hold."""
+    """Each invariant says in words what does not hold."""
     cache, sound = a_busy_cache(), Sound()
     assert cache.check(sound) == []
 
@@ -268,7 +268,7 @@ def test_damage_is_noticed(text: str, damage: Damage) -> None:
 @pytest.mark.parametrize("tier", ["device", "host"])
 @pytest.mark.parametrize("name", ["generation", "tenant", "checksum", "position", "seal", "key"])
 def test_damage_of_any_column_is_noticed_again(tier: str, name: str) -> None:
-    """What was sound is gone through again as soon as a byte of it is another, and as long as it is not sound."""
+    """A sound column is checked again once one of its bytes changes, and for as long as it is not sound."""
     cache, sound = a_busy_cache(), Sound()
     assert cache.check(sound) == []
     columns = getattr(cache._state.records, tier)
@@ -281,7 +281,7 @@ def test_damage_of_any_column_is_noticed_again(tier: str, name: str) -> None:
 
 
 def test_sound_tells_what_it_knows() -> None:
-    """What was gone through and held is known by name."""
+    """The text names the data that are known to be sound."""
     sound = Sound()
     assert repr(sound) == "<Sound nothing>"
 
@@ -291,7 +291,7 @@ def test_sound_tells_what_it_knows() -> None:
 
 
 def test_sound_asks_no_law_twice_about_the_same() -> None:
-    """A law that held is not asked about what it has looked at; one that did not hold is."""
+    """An invariant that held is not checked again on the same data; one that did not hold is."""
     sound, answers = Sound(), iter([["broken"], [], ["broken again"]])
 
     told = [sound.unless_known("law", (at,), lambda: next(answers)) for at in (1, 1, 1, 2)]
@@ -300,7 +300,7 @@ def test_sound_asks_no_law_twice_about_the_same() -> None:
 
 
 def test_reused_scrub_target_is_noticed() -> None:
-    """A block that is handed out while it is being zeroed shows."""
+    """A block that is handed out while it is being scrubbed is noticed."""
     cache = a_scrubbing_cache()
     assert cache.check() == []
 
@@ -311,7 +311,7 @@ def test_reused_scrub_target_is_noticed() -> None:
 
 
 def test_finished_load_in_the_list_is_noticed() -> None:
-    """A key is not listed as loading when its copy is over."""
+    """A key that is listed as loading after its copy has ended is noticed."""
     cache = a_busy_cache()
 
     cache._state.loading.add(as_ids([0]), NO_COPY)
@@ -320,7 +320,7 @@ def test_finished_load_in_the_list_is_noticed() -> None:
 
 
 def test_busy_cache_is_sound() -> None:
-    """A cache in the middle of everything breaks no law."""
+    """A cache with everything under way breaks no invariant."""
     cache = a_busy_cache()
 
     assert {one.phase for one in cache._state.leases.by_id.values()} >= {
@@ -333,14 +333,14 @@ def test_busy_cache_is_sound() -> None:
 
 
 def test_empty_cache_is_sound() -> None:
-    """A cache without a single block breaks no law."""
+    """A cache without a single block breaks no invariant."""
     shape = replace(SHAPE, num_blocks=0, num_slots=0)
 
     assert Cache(shape, CacheRecords.plain(shape), EPOCH).check() == []
 
 
 def test_check_changes_nothing() -> None:
-    """To ask whether all is well is no event."""
+    """A check changes nothing."""
     cache = a_busy_cache()
     before = cache.census()
 
