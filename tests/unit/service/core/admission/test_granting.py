@@ -254,7 +254,7 @@ def test_repeated_reserve_tells_the_hits_of_the_first() -> None:
 
 
 def test_repeated_reserve_that_may_not_wait_for_its_load_is_refused() -> None:
-    """A repeated reserve is not answered before the bytes of its lease have arrived."""
+    """A repeated reserve that may not wait is refused while the bytes of its lease are on their way."""
     cache = a_cache()
     on_host(cache, keys(1))
     cache.handle(a_reserve(1, "r", keys(1), wait_ms=WAIT_MS), 0.0)

@@ -14,7 +14,7 @@ FIRST, SECOND = LeaseId(101), LeaseId(102)
 
 
 class Table:
-    """A table of which the first two rows are a worker's."""
+    """A table whose first two rows belong to a worker."""
 
     def __init__(self) -> None:
         self.lease_ids = np.zeros(NUM_ROWS, np.int64)

@@ -131,7 +131,7 @@ def test_waiting_calls_do_not_evict_what_a_later_one_would_reuse() -> None:
 
 @pytest.mark.parametrize("wait_ms", [-1, 600_001])
 def test_wait_is_bounded(wait_ms: int) -> None:
-    """A call may wait for 0 to ten minutes; any other wait is refused."""
+    """A wait of less than no time, or of more than ten minutes, is refused."""
     with pytest.raises(InvalidError, match="wait_ms") as refusal:
         a_cache().handle(a_reserve(wait_ms=wait_ms), 0.0)
 
