@@ -1,4 +1,4 @@
-"""Laws of the counts of departures: each counts by tier and reason, and one of an evicted block by its spans, too."""
+"""Laws of the counts of departures: all count by tier and reason, and those of evicted blocks by their spans, too."""
 
 import numpy as np
 import pytest

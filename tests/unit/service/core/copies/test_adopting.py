@@ -59,7 +59,7 @@ def test_found_slots_are_ready_under_their_labels() -> None:
 
 
 def test_generation_only_grows() -> None:
-    """A slot with an older generation than it has here is not taken over, for a load would not find it."""
+    """A slot is not taken over under an older generation than the cache has for it: a load would not find it."""
     cache = a_tiered_cache()
     records(cache).disk.generation[:2] = 5
 

@@ -616,7 +616,7 @@ def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
 
 
 def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> None:
-    """To load a state takes a second block; once the state has left the disk, the call is served with one."""
+    """A load of a state takes a second block; once the state has left the disk, the call is served with one."""
     cache = cache_of(STATE, num_blocks=5, num_slots=16, num_disk_slots=2, write_policy=THROUGH)
     on_disk(cache, chain(4))
     stores = []

@@ -72,7 +72,7 @@ def fetching(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, 
 
 
 def test_patient_reserve_asks_for_what_nobody_has() -> None:
-    """The store is asked for the blocks from the first on that no tier has."""
+    """The store is asked for the blocks that no tier has, from the first of them on."""
     cache = a_remote_cache(num_disk_slots=4)
     cached(cache, keys(1, 3))
 
