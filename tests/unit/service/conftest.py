@@ -40,12 +40,12 @@ def inputs(**changes: Any) -> pb.PlanInputs:
 
 
 def keys(first: int, count: int) -> bytes:
-    """Return the packed keys number `first` and on."""
+    """Return packed block keys, starting with key number `first`."""
     return b"".join(number.to_bytes(32, "little") for number in range(first, first + count))
 
 
 class Node:
-    """What a supervisor keeps between the lives of a daemon, and the daemon that lives now."""
+    """Hold what a supervisor keeps between the lives of a daemon, and the daemon that lives now."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -78,7 +78,7 @@ class Node:
                 entry.close()
 
     async def ask(self, verb: str, request: Message, caller: Caller = OPERATOR) -> Any:
-        """Call, and wait where the daemon has the caller wait."""
+        """Make a call, and wait where the daemon has the caller wait."""
         answer = self.daemon.call(verb, request, caller)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
@@ -100,7 +100,7 @@ class Node:
         return Caller(transport="rest", token=reply.token)
 
     async def until_kept(self, count: int) -> None:
-        """Wait until so many things are kept: what is to be kept or dropped is told, and not answered."""
+        """Wait until `count` things are kept: the supervisor does not answer keep and drop messages."""
         async with asyncio.timeout(10):
             while len(self.store) != count:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Who may become a worker, how often, in whose place; and what an operator can undo of it."""
+"""Who may become a worker, how often and in whose place, and what an operator can undo."""
 
 import os
 
@@ -20,7 +20,7 @@ from .conftest import Node
 
 
 async def test_attach_over_the_network_is_never_answered_from_memory(node: Node) -> None:
-    """Two callers whom the kernel does not name become two workers, whatever key both picked."""
+    """Two callers that the kernel does not name become two workers, even with the same idempotency key."""
     async with node.life():
         await node.register()
         caller = Caller(transport="rest", idempotency_key="deploy-1")
@@ -33,7 +33,7 @@ async def test_attach_over_the_network_is_never_answered_from_memory(node: Node)
 
 
 async def test_remembered_attach_is_forgotten_with_its_worker(node: Node) -> None:
-    """A process that repeats its attach becomes the worker that it was, or another one if that has ended."""
+    """A repeated attach returns the same worker; once that worker has ended, it returns a new one."""
     async with node.life():
         await node.register()
         caller = Caller(transport="rest", idempotency_key="k", peer_pid=os.getpid())
@@ -50,7 +50,7 @@ async def test_remembered_attach_is_forgotten_with_its_worker(node: Node) -> Non
 
 
 async def test_pidfd_of_another_process_is_refused(node: Node) -> None:
-    """A worker whose life hung on another process could never be ended."""
+    """An attach with the pidfd of another process is refused: its worker's death would go unnoticed."""
     async with node.life():
         await node.register()
         pidfd = os.pidfd_open(1)
@@ -64,7 +64,7 @@ async def test_pidfd_of_another_process_is_refused(node: Node) -> None:
 
 
 async def test_operator_can_force_the_end_of_a_watched_worker(node: Node) -> None:
-    """A worker whose process lives is ended on an operator's express word only."""
+    """A worker whose process lives is ended only when an operator forces it."""
     async with node.life() as daemon:
         await node.register()
         pidfd = os.pidfd_open(os.getpid())
@@ -82,7 +82,7 @@ async def test_operator_can_force_the_end_of_a_watched_worker(node: Node) -> Non
 
 
 async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
-    """An operator who names nobody is no stranger: not found; a worker learns nothing of others, there or not."""
+    """An operator that names a missing worker is told "not found"; a worker learns nothing of other workers."""
     async with node.life():
         await node.register()
         own = await node.attach()
@@ -97,7 +97,7 @@ async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
 
 
 async def test_joiners_leave_places_over_a_restart(node: Node) -> None:
-    """Half of the workers may come with a joiner's token, also after the daemon has started anew."""
+    """Joiners get at most half of the workers' places, also after the daemon has restarted."""
     node.settings = node.settings.model_copy(update={"max_workers": 4})
     joiner, request = Caller(transport="rest", role=Role.JOINER), pb.AttachRequest(cache="main")
     async with node.life():
@@ -113,7 +113,7 @@ async def test_joiners_leave_places_over_a_restart(node: Node) -> None:
 
 
 async def test_tenant_of_a_minimum_finds_a_place_among_the_workers(node: Node) -> None:
-    """However many workers of another tenant attach, places are left for whom a minimum is set."""
+    """However many workers another tenant attaches, places are left for a tenant that has a minimum."""
     node.settings = node.settings.model_copy(update={"max_workers": 16})
     async with node.life():
         await node.register()
@@ -129,7 +129,7 @@ async def test_tenant_of_a_minimum_finds_a_place_among_the_workers(node: Node) -
 
 
 async def test_last_revision_of_limits_can_be_removed(node: Node) -> None:
-    """No revision locks a tenant for ever: after the last one there is the removal, which begins anew."""
+    """A tenant with the last revision is not locked: removing its limits starts the revisions anew."""
     async with node.life():
         last = 2**53 - 1
 

@@ -1,4 +1,4 @@
-"""Laws of a daemon's caches: registering, deleting and clearing them, and which one a call means."""
+"""Laws of a daemon's caches: how they are registered, deleted and cleared, and which cache a call means."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ async def test_concurrent_registrations_create_one_cache(node: Node) -> None:
 
 
 async def test_registration_above_the_memory_limit_never_fits(node: Node) -> None:
-    """A cache larger than what is left of the limit is refused with need, available and limit."""
+    """A cache larger than what is left of the memory limit is refused with need, available and limit."""
     async with node.life():
         request = pb.RegisterCacheRequest(cache="main", inputs=inputs(device_blocks=1 << 22))
 
@@ -69,7 +69,7 @@ async def test_registration_above_the_memory_limit_never_fits(node: Node) -> Non
 
 
 async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
-    """A cache goes only when no worker is attached, and then all its memory goes with it."""
+    """A cache is deleted only when no worker is attached, and then all its memory goes with it."""
     async with node.life() as daemon:
         await node.register()
         await node.until_kept(1 + 7)
@@ -86,7 +86,7 @@ async def test_cache_with_workers_is_not_deleted(node: Node) -> None:
 
 
 async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> None:
-    """Pins do not keep a cache, and whoever deletes it learns of them; a purge of no disk store is a delete."""
+    """Pins do not keep a cache; the answer to a delete counts them. A purge without a disk store is a delete."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -103,7 +103,7 @@ async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> No
 
 
 async def test_clear_takes_the_digest_that_lists_show(node: Node) -> None:
-    """A tenant whose name is not known any more can be cleared by what stands for it; another digest is nobody's."""
+    """A tenant whose name is no longer known can be cleared by its digest; any other digest is refused."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="acme")
@@ -122,7 +122,7 @@ async def test_clear_takes_the_digest_that_lists_show(node: Node) -> None:
 
 
 async def test_operator_names_the_cache_when_there_are_several(node: Node) -> None:
-    """An operator's call is about the only cache, or the one that it names; a worker's about its own."""
+    """An operator's call means the only cache or the one that it names; a worker's call means the worker's cache."""
     async with node.life():
         await node.register("one")
         assert (await node.ask("lookup", pb.LookupRequest(keys=keys(1, 1)))).num_device_blocks == 0
@@ -136,7 +136,7 @@ async def test_operator_names_the_cache_when_there_are_several(node: Node) -> No
 
 
 async def test_ids_of_one_cache_mean_nothing_in_another(node: Node) -> None:
-    """Nor in the next one of its name: who unpins or explains late harms nobody, and is told of nobody else."""
+    """Ids are unique over caches, also over a later cache of the same name, so a late unpin or explain hits nothing."""
     given: list[int] = []
     async with node.life():
         for cache in ("main", "other", "main"):
@@ -156,7 +156,7 @@ async def test_ids_of_one_cache_mean_nothing_in_another(node: Node) -> None:
 
 
 async def test_worker_is_told_of_its_own_cache_alone(node: Node) -> None:
-    """What else the daemon serves is none of its business; who has no worker's token sees all."""
+    """A worker sees its own cache only; a caller without a worker's token sees all caches."""
     async with node.life():
         await node.register()
         await node.register("other")

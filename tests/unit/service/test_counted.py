@@ -1,4 +1,4 @@
-"""What refusals count is one thing or several."""
+"""Refusals count in the singular or the plural."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from kvleased.counted import are, counted, there_are
 
 
 def test_one_is_no_several() -> None:
-    """The noun and the verb agree with the number; nought is several."""
+    """Noun and verb agree with the number; zero takes the plural."""
     assert [counted(number, "block") for number in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]
     assert [are(number, "block") for number in (1, 2)] == ["1 block is", "2 blocks are"]
     assert counted(1, "call", "waits", "wait") == "1 call waits"
@@ -17,6 +17,6 @@ def test_one_is_no_several() -> None:
 
 
 def test_refusal_of_one_says_one() -> None:
-    """As in a packed field of one byte."""
+    """A refusal about one byte of a packed field uses the singular."""
     with pytest.raises(KVLeaseError, match="keys has 1 byte; it must"):
         checks.keys("keys", b"x", 1)

@@ -101,7 +101,7 @@ async def test_waiting_reserve_is_refused_at_its_deadline(node: Node) -> None:
 
 
 async def test_cancelled_call_leaves_the_queue(node: Node) -> None:
-    """A caller who goes away does not stand in the queue any more."""
+    """A caller that goes away leaves the queue."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -117,7 +117,7 @@ async def test_cancelled_call_leaves_the_queue(node: Node) -> None:
 
 
 async def test_keys_are_computed_for_raw_token_ids(node: Node) -> None:
-    """A reserve with token ids finds what was committed under the keys that the library computes."""
+    """A reserve with token ids finds what was committed under the keys that the client library computes."""
     async with node.life() as daemon:
         info = await node.register()
         worker = await node.attach()
@@ -137,7 +137,7 @@ async def test_keys_are_computed_for_raw_token_ids(node: Node) -> None:
 
 
 async def test_step_answers_each_operation(node: Node) -> None:
-    """One step extends, commits, releases and reserves; what fails alone says so by its code."""
+    """One step extends, commits, releases and reserves; an operation that fails has its code, and the others go on."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -157,7 +157,7 @@ async def test_step_answers_each_operation(node: Node) -> None:
 
 
 async def test_retry_with_the_same_key_has_one_effect(node: Node) -> None:
-    """A call repeated under its idempotency key gets the first answer; another body under it is refused."""
+    """A call repeated under its idempotency key gets the first answer; another body under that key is refused."""
     async with node.life() as daemon:
         await node.register()
         token = (await node.attach()).token
@@ -176,7 +176,7 @@ async def test_retry_with_the_same_key_has_one_effect(node: Node) -> None:
 
 
 async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
-    """A call of another epoch changes nothing, except attach, which is how a worker learns the new one."""
+    """A call of another epoch is refused and changes nothing; only attach works, since it tells the new epoch."""
     async with node.life() as daemon:
         await node.register()
         stale = Caller(transport="rest", epoch=daemon.epoch - 1)
@@ -189,7 +189,7 @@ async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
 
 
 async def test_readiness_tells_who_drains(node: Node) -> None:
-    """A cache that is drained is named where the daemon is ready; a daemon says how an operator's drain ends."""
+    """Readiness names a drained cache and stays ready; of a drained daemon it says how an operator ends the drain."""
     async with node.life() as daemon:
         await node.register()
 
@@ -201,7 +201,7 @@ async def test_readiness_tells_who_drains(node: Node) -> None:
 
 
 async def test_daemon_whose_sockets_are_gone_is_not_ready(node: Node, tmp_path: Path) -> None:
-    """Nobody can connect to a socket that was removed or replaced: readiness says which, until it is back."""
+    """If a socket was removed or replaced, nobody can connect, and readiness says which one until it is back."""
     path, aside = tmp_path / "kvlease.sock", tmp_path / "aside"
     path.touch()
     async with node.life() as daemon:
@@ -228,7 +228,7 @@ async def test_daemon_whose_sockets_are_gone_is_not_ready(node: Node, tmp_path: 
 
 
 async def test_draining_daemon_admits_nobody(node: Node) -> None:
-    """While it drains the daemon is not ready and grants nothing new."""
+    """A draining daemon is not ready and grants nothing new."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -261,7 +261,7 @@ async def test_workers_are_limited(node: Node) -> None:
 
 
 async def test_unknown_token_is_refused(node: Node) -> None:
-    """A token that attach never returned is no worker's, whatever the verb."""
+    """A token that no attach returned is refused, whatever the verb."""
     async with node.life():
         await node.register()
         for verb, request in (
@@ -273,7 +273,7 @@ async def test_unknown_token_is_refused(node: Node) -> None:
 
 
 async def test_lease_of_another_worker_is_not_touched(node: Node) -> None:
-    """A worker can name another's lease, and is told that it is not its own."""
+    """A worker that names another worker's lease is told that the lease is not its own."""
     async with node.life():
         await node.register()
         owner, other = await node.attach(), await node.attach()
@@ -285,7 +285,7 @@ async def test_lease_of_another_worker_is_not_touched(node: Node) -> None:
 
 
 async def test_engine_of_a_worker_survives_a_restart(node: Node) -> None:
-    """A worker stays its engine's, over lives of the daemon, and cannot become another one's."""
+    """A worker keeps its engine over lives of the daemon, and cannot move to another engine."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach(engine="engine-1")
@@ -305,7 +305,7 @@ async def test_engine_of_a_worker_survives_a_restart(node: Node) -> None:
 
 
 async def test_tenants_have_keys_of_their_own(node: Node) -> None:
-    """Two tenants get different keys, one tenant the same each time."""
+    """Two tenants get different keys; one tenant gets the same key each time."""
     async with node.life() as daemon:
         await node.register()
         tokens = [(await node.attach(tenant=tenant)).token for tenant in ("a", "b", "a")]
@@ -316,7 +316,7 @@ async def test_tenants_have_keys_of_their_own(node: Node) -> None:
 
 
 async def test_what_an_answer_leaves_is_settled_before_the_next(node: Node) -> None:
-    """An answer may leave before its effects are carried out, but no other comes between them."""
+    """An answer may leave before its effects are carried out, but they are carried out before the next answer."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -332,7 +332,7 @@ async def test_what_an_answer_leaves_is_settled_before_the_next(node: Node) -> N
 async def test_fault_in_what_an_answer_leaves_harms_nobody(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller has its answer already; the fault is logged, and the daemon goes on."""
+    """If the effects of an answer fail, the caller has its answer; the fault is logged, and the daemon goes on."""
     async with node.life():
         await node.register()
         worker = await node.attach()

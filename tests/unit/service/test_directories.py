@@ -1,4 +1,4 @@
-"""Directories are entered by one daemon at a time, and only where nobody else may; secrets are nobody else's."""
+"""A directory has one daemon at a time and is private; secrets are readable by nobody else."""
 
 import errno
 import os
@@ -17,14 +17,14 @@ from kvleased.directories import UnusableError, _file_system, enter, require_mem
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """A directory for this user alone."""
+    """A directory that only this user may enter."""
     directory = tmp_path / "private"
     directory.mkdir(mode=0o700)
     return directory
 
 
 def test_directory_that_must_exist_is_not_made(private: Path) -> None:
-    """A directory that was to be mounted and is not there is no reason to fill what lies below."""
+    """A directory that must exist, such as a mount, is not made: it would fill what lies below the mount."""
     with pytest.raises(UnusableError, match=r"--disk-dir .* it does not exist"):
         enter("--disk-dir", private / "missing")
 
@@ -32,7 +32,7 @@ def test_directory_that_must_exist_is_not_made(private: Path) -> None:
 
 
 def test_directory_behind_a_link_is_refused(private: Path) -> None:
-    """Whoever can turn the link could have us write elsewhere."""
+    """A symbolic link is refused: whoever can change the link could make us write elsewhere."""
     (private / "real").mkdir(mode=0o700)
     (private / "link").symlink_to("real")
 
@@ -41,7 +41,7 @@ def test_directory_behind_a_link_is_refused(private: Path) -> None:
 
 
 def test_directory_that_others_may_enter_is_refused(private: Path) -> None:
-    """The bytes of requests are nobody else's business; the mode is left as it is."""
+    """A directory that others may enter is refused, as it holds bytes of requests; its mode is left as it is."""
     private.chmod(0o750)
 
     with pytest.raises(UnusableError, match=r"0750.*chmod 700"):
@@ -53,7 +53,7 @@ def test_directory_that_others_may_enter_is_refused(private: Path) -> None:
 def test_directory_is_one_daemons_until_its_last_process_ends(
     private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has inherited the lock may write there, so it keeps others out, whoever else has ended."""
+    """A directory stays locked until the last process that inherited its lock has ended."""
     monkeypatch.setattr(directories, "PATIENCE_SECONDS", 0.05)
     fd = enter("--disk-dir", private)
     child = subprocess.Popen(
@@ -74,7 +74,7 @@ def test_directory_is_one_daemons_until_its_last_process_ends(
 def test_start_without_the_disk_directory_says_so(
     private: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory that cannot be used ends the start with a sentence and the status of bad settings."""
+    """A disk directory that cannot be used ends the start with a sentence and the status of bad settings."""
     status = run(
         ["serve", "--runtime-dir", str(private / "run"), "--disk-dir", str(private / "no")]
     )
@@ -86,7 +86,7 @@ def test_start_without_the_disk_directory_says_so(
 
 
 def test_host_pools_lie_in_memory_alone(private: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A host pool on a disk would be no host pool; a directory of memory is taken."""
+    """A host pool's directory must be in memory: one on a disk is refused."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if " - tmpfs " in line and Path(line.split()[4]).is_dir():
             require_memory("--host-dir", Path(line.split()[4]))
@@ -100,7 +100,7 @@ def test_host_pools_lie_in_memory_alone(private: Path, capsys: pytest.CaptureFix
 
 
 def test_secret_is_made_once_for_this_user_alone(private: Path) -> None:
-    """A secret that is missing is made, whatever the umask; the next start finds the same."""
+    """A missing secret is made private, whatever the umask; the next start finds the same secret."""
     path = private / "secret"
     before = os.umask(0o277)
     try:
@@ -159,7 +159,7 @@ def _of_somebody_else(path: Path) -> None:
 def test_secret_that_cannot_be_trusted_ends_the_start(
     private: Path, capsys: pytest.CaptureFixture[str], spoil: object, says: str
 ) -> None:
-    """A secret that others may have read, or that is none, is refused with what to do, and left as it is."""
+    """A secret that others may have read, or that is malformed, is refused with what to do and left as it is."""
     path = private / "secret"
     spoil(path)  # type: ignore[operator]  # a function of this module
     before = path.lstat()
@@ -174,7 +174,7 @@ def test_secret_that_cannot_be_trusted_ends_the_start(
 def test_secret_that_cannot_be_made_ends_the_start(
     private: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where no file can be made, the start names the setting that helps."""
+    """If the secret's file cannot be made, the start names the setting that helps."""
     path = private / "no" / "secret"
 
     status = run(["serve", "--runtime-dir", str(private / "run"), "--secret-file", str(path)])
@@ -186,7 +186,7 @@ def test_secret_that_cannot_be_made_ends_the_start(
 def test_secret_on_huge_pages_is_asked_for_elsewhere(
     private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system whose files can be mapped but not written says so, and is left as it was."""
+    """A file system whose files can be mapped but not written is refused with a reason and left as it was."""
 
     def write(fd: int, content: bytes) -> int:
         raise OSError(errno.EINVAL, f"{len(content)} bytes not written to {fd}")
@@ -200,7 +200,7 @@ def test_secret_on_huge_pages_is_asked_for_elsewhere(
 
 
 def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None:
-    """What is kept under it is found by the next start; a secret that is there is left as it is."""
+    """A secret in use is written again if its file has gone, so the next start finds it; an existing one is kept."""
     path = private / "secret"
     secret.ensure(path)
     in_use = secret.read(path)
@@ -216,6 +216,6 @@ def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None
 
 
 def test_secret_that_cannot_be_written_again_is_told_of(private: Path) -> None:
-    """A directory that has gone for good is a reason, not a traceback."""
+    """If the directory has gone for good, a reason is logged and not a traceback."""
     with pytest.raises(UnusableError, match="has gone and cannot be made again: No such file"):
         secret.restore(private / "gone" / "secret", bytes(32))

@@ -1,4 +1,4 @@
-"""Laws of the numbers of lives: they grow, whatever the clock says and however they are remembered."""
+"""Laws of epoch numbers: they grow, whatever the clock says and however they are remembered."""
 
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_life_is_numbered_by_the_clock(tmp_path: Path) -> None:
-    """The seconds of the wall clock, or one more in the same second."""
+    """An epoch's number is the wall clock in seconds, or one more than the last in the same second."""
     epochs = Epochs([tmp_path])
 
     assert [epochs.begin(), epochs.begin()] == [CLOCK, CLOCK + 1]
@@ -27,7 +27,7 @@ def test_life_is_numbered_by_the_clock(tmp_path: Path) -> None:
 
 
 def test_clock_that_is_set_back_takes_no_number_back(tmp_path: Path, clock: list[int]) -> None:
-    """Another daemon over the same directory goes on above the last, and with the clock once that is ahead."""
+    """A later daemon over the same directory counts on from the last epoch, and by the clock once that is ahead."""
     Epochs([tmp_path]).begin()
     clock[0] -= 3600
     assert Epochs([tmp_path]).begin() == CLOCK + 1
@@ -37,7 +37,7 @@ def test_clock_that_is_set_back_takes_no_number_back(tmp_path: Path, clock: list
 
 
 def test_number_is_remembered_in_each_directory(tmp_path: Path, clock: list[int]) -> None:
-    """The directory of the sockets may go with the service, and that of the disk store stays."""
+    """The number is kept in each directory: the sockets' one may go with the service, and the disk store's stays."""
     runtime_dir, disk_dir = tmp_path / "run", tmp_path / "disk"
     for directory in (runtime_dir, disk_dir):
         directory.mkdir()
@@ -53,7 +53,7 @@ def test_number_is_remembered_in_each_directory(tmp_path: Path, clock: list[int]
 
 @pytest.mark.parametrize("content", [b"", b"soon\n", b"9" * 40, b"-1\n", b"\xff\xfe\n"])
 def test_file_that_is_no_number_is_passed_over(tmp_path: Path, content: bytes) -> None:
-    """What somebody else has written there keeps no daemon from its start."""
+    """A file without a number, written by somebody else, does not stop a daemon from starting."""
     (tmp_path / FILE).write_bytes(content)
 
     assert Epochs([tmp_path]).begin() == CLOCK
@@ -62,6 +62,6 @@ def test_file_that_is_no_number_is_passed_over(tmp_path: Path, content: bytes) -
 def test_number_that_cannot_be_kept_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A life begins even so."""
+    """If the number cannot be kept, the daemon starts all the same and logs it."""
     assert Epochs([tmp_path / "gone"]).begin() == CLOCK
     assert "epoch_not_kept" in capfd.readouterr().err + capfd.readouterr().out

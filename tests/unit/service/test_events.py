@@ -24,7 +24,7 @@ async def _first(
 
 
 async def test_watcher_continues_after_what_it_has_seen() -> None:
-    """A watcher gets the events after its number, oldest first, and then those that come."""
+    """A watcher gets the events after its number, oldest first, and then new events."""
     events = Events(5, 8, 1)
     for kind in "abc":
         events.append(kind, "main")
@@ -39,7 +39,7 @@ async def test_watcher_continues_after_what_it_has_seen() -> None:
 
 
 async def test_overtaken_watcher_is_told_of_the_gap() -> None:
-    """A watcher that is too slow gets one gap event in place of those that are no longer kept."""
+    """A watcher that is too slow gets one gap event in place of the events that are no longer kept."""
     events = Events(5, 4, 1)
     for kind in "abcdefgh":
         events.append(kind, "main")
@@ -48,7 +48,7 @@ async def test_overtaken_watcher_is_told_of_the_gap() -> None:
 
 
 async def test_watcher_of_one_cache_sees_its_events_and_the_daemons() -> None:
-    """Events of other caches are left out; what happens to the daemon happens to the cache, too."""
+    """A watcher of one cache gets that cache's events and the daemon's, but not those of other caches."""
     events = Events(5, 8, 1)
     for cache in ("one", "two", "", "one"):
         events.append("x", cache)
@@ -66,7 +66,7 @@ async def test_watcher_of_one_cache_sees_its_events_and_the_daemons() -> None:
     ],
 )
 async def test_watcher_of_another_life_is_told_to_begin_anew(seen: int) -> None:
-    """Nobody knows what happened between a number of another life and this one, so all that is kept comes."""
+    """A number of another life tells nothing about this one, so the watcher gets all events that are kept."""
     events = Events(5, 8, 1)
     events.append("a", "main")
 
@@ -74,7 +74,7 @@ async def test_watcher_of_another_life_is_told_to_begin_anew(seen: int) -> None:
 
 
 async def test_number_before_the_first_event_needs_no_resync() -> None:
-    """Whoever has seen nothing of this life, and says so by its own number, has missed nothing that is kept."""
+    """A watcher whose number is just before this life's first event has missed nothing."""
     events = Events(5, 8, 1)
     events.append("a", "main")
 
@@ -90,7 +90,7 @@ async def test_number_before_the_first_event_needs_no_resync() -> None:
     ],
 )
 async def test_number_that_no_event_has_is_refused(number: int, wanted: str) -> None:
-    """Events are numbered from above zero, as far as JSON carries numbers, and the refusal says so."""
+    """A watcher's number is from 0 to the largest integer that JSON carries; the refusal of any other says so."""
     with pytest.raises(InvalidError, match=f"^after_sequence is {number}; it must be {wanted}$"):
         Events(5, 8, 1).watch(number, "")
 
@@ -102,7 +102,7 @@ def _snapshots(cache: str) -> list[pb.CacheStats]:
 
 
 async def test_snapshot_comes_first_and_the_stream_goes_on_after_it() -> None:
-    """What the snapshot holds already does not come again, and nothing after it is left out."""
+    """Events that the snapshot includes do not come again, and no later event is left out."""
     events = Events(5, 8, 1, _snapshots)
     events.append("a", "one")
     watcher = events.watch(0, "", with_snapshot=True)
@@ -119,7 +119,7 @@ async def test_snapshot_comes_first_and_the_stream_goes_on_after_it() -> None:
 
 
 async def test_resync_is_followed_by_a_snapshot() -> None:
-    """Whoever is told to begin anew gets what to begin with, and then what comes."""
+    """A watcher that is told to begin anew gets a snapshot, and then new events."""
     events = Events(5, 8, 1, _snapshots)
     events.append("a", "one")
     watcher = events.watch((4 << 20) + 7, "one", with_snapshot=True)
@@ -130,7 +130,7 @@ async def test_resync_is_followed_by_a_snapshot() -> None:
 
 
 async def test_gap_is_followed_by_a_snapshot() -> None:
-    """A watcher that was overtaken takes up again from what there is, not from events that tell half of it."""
+    """A watcher that was overtaken gets a gap event and a fresh snapshot, not the events that are left."""
     events = Events(5, 4, 1, _snapshots)
     events.append("a", "one")
     watcher = events.watch(FIRST, "one", with_snapshot=True)
@@ -144,7 +144,7 @@ async def test_gap_is_followed_by_a_snapshot() -> None:
 
 
 async def test_watch_of_a_cache_that_there_is_not_is_refused() -> None:
-    """A name that no cache has, nor any event that is kept, is a mistake; what was deleted lately is none."""
+    """To watch a cache that neither exists nor has events kept is refused; one deleted lately can be watched."""
     events = Events(5, 8, 2)
     events.is_known = {"main"}.__contains__
     events.append("cache_deleted", "gone")
@@ -157,7 +157,7 @@ async def test_watch_of_a_cache_that_there_is_not_is_refused() -> None:
 
 
 async def test_watchers_are_limited() -> None:
-    """One watcher more than the limit is refused, until another one goes."""
+    """One watcher more than the limit is refused until another watcher leaves."""
     events = Events(5, 8, 1)
     events.append("a", "main")
     watcher = events.watch(0, "")
@@ -180,7 +180,7 @@ def test_numbers_of_a_later_epoch_are_larger() -> None:
 
 
 async def test_readers_leave_places_for_operators() -> None:
-    """However many readers watch, an operator can."""
+    """However many readers watch, places are left for operators."""
     events = Events(5, 8, 8)
     events.append("a", "main")
     watchers = [events.watch(0, "", is_operator=False) for _ in range(6)]

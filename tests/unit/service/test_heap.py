@@ -1,4 +1,4 @@
-"""Memory that was freed is kept: large arrays that come and go cost no page faults."""
+"""Freed memory is kept by the process: large arrays that come and go cost no page faults."""
 
 import subprocess
 import sys
@@ -25,14 +25,14 @@ print(sbrk(0) - begin)
 
 
 def bytes_kept(*, keeps: bool) -> int:
-    """Return by how much the heap of a process has grown after arrays were made and freed again."""
+    """Return by how many bytes a process's heap has grown after arrays were made and freed."""
     command = [sys.executable, "-c", SOURCE.format(keeps=keeps)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 def test_memory_of_arrays_is_kept_for_the_next_ones() -> None:
-    """Left to itself the C library gives it back, and the next array is faulted in anew."""
+    """By default the C library gives freed memory back, and the next array is faulted in anew; here it is kept."""
     assert BYTES_PER_ARRAY < APART_BYTES
     assert NUM_ARRAYS * BYTES_PER_ARRAY < KEPT_BYTES
     assert bytes_kept(keeps=False) < BYTES_PER_ARRAY

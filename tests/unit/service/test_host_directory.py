@@ -38,7 +38,7 @@ class TestHostDirectory:
         )
 
     async def _evict_two(self, node: Node) -> None:
-        """Commit two blocks, full of 1 and of 2, and have them leave the device for the host pool."""
+        """Commit two blocks, one full of 1 and one full of 2, and have them move from the device to the host pool."""
         worker = await node.attach()
         fd = node.daemon.registry.cache("main").fds["device.0"]
         device = map_region(fd, 16 * SLOT_BYTES).reshape(16, SLOT_BYTES)
@@ -51,7 +51,7 @@ class TestHostDirectory:
         await node.ask("evict", pb.EvictRequest(keys=keys(1, 2)), worker)
 
     async def test_blocks_outlive_the_supervisor(self, node: Node) -> None:
-        """After all processes have gone, an equal registration finds what was evicted, byte for byte."""
+        """After all processes have gone, an equal registration finds the evicted blocks, byte for byte."""
         async with node.life():
             await node.register()
             await self._evict_two(node)
@@ -77,7 +77,7 @@ class TestHostDirectory:
     async def test_pool_that_cannot_be_had_leaves_no_files(
         self, node: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Files in which nothing was found go with the cache, or they would keep what memory they got."""
+        """If a pool's memory cannot be had, its new files are deleted with the cache and keep no memory."""
         populate = cpu.populate_chunks
 
         def fail(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
@@ -98,7 +98,7 @@ class TestHostDirectory:
     async def test_directory_without_room_is_told_of_with_both_numbers(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Who registers is told how many bytes the files take and how many there are."""
+        """If the directory has too little room, the refusal has the bytes needed and the bytes available."""
         full = os.statvfs_result((4096, 4096, 10, 1, 1, 0, 0, 0, 0, 255))
         monkeypatch.setattr(os, "fstatvfs", lambda _: full)
 
@@ -110,7 +110,7 @@ class TestHostDirectory:
         assert (caught.value.need or 0) > 4096
 
     async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
-        """A restart of the control process alone finds the files among what the supervisor keeps."""
+        """After a restart of the control process alone, the files come from what the supervisor keeps."""
         async with node.life():
             await node.register()
             await self._evict_two(node)
@@ -123,7 +123,7 @@ class TestHostDirectory:
             assert not daemon.registry.cache("main").core.check()
 
     async def test_other_secret_finds_nothing(self, node: Node, tmp_path: Path) -> None:
-        """Keys of another secret are other keys, so what lies there is of no use, and counted as taken."""
+        """With another secret all keys differ, so files of the old secret are of no use and count as taken."""
         async with node.life():
             await node.register()
             await self._evict_two(node)
@@ -138,7 +138,7 @@ class TestHostDirectory:
         assert len(list((tmp_path / "host").glob("*.slots"))) == 2
 
     async def test_what_a_cache_left_is_not_counted_twice(self, node: Node, tmp_path: Path) -> None:
-        """A pool that takes more than half of the limit is registered again after a restart, also half made."""
+        """A pool of more than half the limit is registered again after a restart, also if its files are unfinished."""
         request = request_of(host_bytes=600 << 10)
         for life in range(3):
             async with node.life() as daemon:
@@ -153,7 +153,7 @@ class TestHostDirectory:
                 os.truncate(slots, 600 << 10)
 
     async def test_files_left_behind_take_memory(self, node: Node, tmp_path: Path) -> None:
-        """What files of unregistered caches take is not given twice; the refusal says where they are."""
+        """Bytes in files of unregistered caches are not granted again; the refusal says where the files are."""
         fd = os.open(tmp_path / "host" / "old.slots", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, 1 << 20)
         os.close(fd)
@@ -169,7 +169,7 @@ class TestHostDirectory:
     async def test_files_moved_aside_are_named_where_the_limit_is_reached(
         self, node: Node, tmp_path: Path
     ) -> None:
-        """No registration takes files moved aside up again, so the refusal names them with their bytes."""
+        """No registration uses files that were moved aside, so the refusal names them with their bytes."""
         fd = os.open(tmp_path / "host" / "old.slots.aside-1", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, 1 << 20)
         os.close(fd)
@@ -183,7 +183,7 @@ class TestHostDirectory:
     async def test_file_that_cannot_be_read_once_loses_no_block(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A fault that passes refuses one registration, with the file and the reason; the next one finds all."""
+        """A passing fault refuses one registration, with the file and the reason; the next one finds all blocks."""
         async with node.life():
             await node.register()
             await self._evict_two(node)
@@ -210,7 +210,7 @@ class TestHostDirectory:
     async def test_files_left_behind_are_named_at_the_start_and_beside_new_ones(
         self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Files of a cache that is registered no more, or in another size, are told of with what they take."""
+        """Files whose cache is no longer registered, or is registered in another size, are logged with their bytes."""
         async with node.life():
             await node.register()
         assert "host_files_unclaimed" not in capsys.readouterr().err
@@ -235,7 +235,7 @@ class TestHostDirectory:
     async def test_registration_that_finds_its_files_tells_of_no_others(
         self, node: Node, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Only a host pool that is made anew may stand beside the one that it had in another size."""
+        """A registration that finds its files logs no others: only a new pool can leave files of another size."""
         async with node.life():
             await node.register()
             await node.register("other")
@@ -258,7 +258,7 @@ class TestHostDirectory:
             assert [entry.name for entry in (tmp_path / "host").iterdir()] == ["secret"]
 
     async def test_directory_that_is_gone_is_a_refusal(self, node: Node, tmp_path: Path) -> None:
-        """A directory that vanished after the start is told to who registers, and nothing is left half-made."""
+        """If the directory vanished after the start, the registration is refused and leaves nothing half-made."""
         async with node.life():
             (tmp_path / "host").rename(tmp_path / "gone")
 
@@ -270,7 +270,7 @@ class TestHostDirectory:
     async def test_file_that_was_cut_off_loses_the_cache_and_no_more(
         self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """To read behind the end of a file would end the process over and over; it is told and left."""
+        """A file that was cut off is logged and not read: reading behind its end would end the process."""
         async with node.life():
             await node.register()
         (slots,) = (tmp_path / "host").glob("*.slots")

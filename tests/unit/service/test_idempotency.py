@@ -17,7 +17,7 @@ REPLY = pb.ReleaseResponse(released=True)
 def answer(
     replies: Replies, verb: str, key: str, digest: int, work: Callable[[], Answer]
 ) -> Answer:
-    """Answer a call as the daemon does: once, and then from memory."""
+    """Answer a call as the daemon does: carry it out once, and then answer from memory."""
     if (verb, key) in replies.names:
         return replies.recall(verb, key, digest)
     found = work()
@@ -41,7 +41,7 @@ def test_refusal_is_not_remembered() -> None:
 
 
 def test_oldest_reply_is_forgotten_first() -> None:
-    """No more replies than the limit are remembered."""
+    """At most so many replies as the limit are kept; the oldest goes first."""
     replies = Replies(2)
     for key in ("a", "b", "c"):
         answer(replies, "release", key, 1, lambda: REPLY)
@@ -53,7 +53,7 @@ def test_oldest_reply_is_forgotten_first() -> None:
 
 
 async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
-    """Two tries of a call that waits do the work once, and either may go away without the other's loss."""
+    """Two tries of a waiting call do the work once, and either may leave without harming the other."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
     calls = []
 
@@ -75,7 +75,7 @@ async def test_retry_of_a_waiting_call_shares_its_answer() -> None:
 
 
 async def test_work_is_given_up_when_nobody_waits() -> None:
-    """When all who wait for a call have gone, the call is cancelled."""
+    """When all callers that wait for a call have gone, the call is cancelled."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
     waiting = answer(replies, "reserve", "k", 1, lambda: work)
     assert isinstance(waiting, asyncio.Future)
@@ -87,7 +87,7 @@ async def test_work_is_given_up_when_nobody_waits() -> None:
 
 
 async def test_late_refusal_reaches_every_try() -> None:
-    """A call that waits and is refused is refused to each try, and then not remembered."""
+    """A waiting call that is refused is refused to each of its tries, and the refusal is not remembered."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
     tries = [answer(replies, "reserve", "k", 1, lambda: work) for _ in range(2)]
 
@@ -101,7 +101,7 @@ async def test_late_refusal_reaches_every_try() -> None:
 
 
 def test_digest_tells_bodies_apart() -> None:
-    """Equal bodies have equal digests, others do not."""
+    """Equal bodies have equal digests; different bodies have different ones."""
     one, same, other = (pb.ReleaseRequest(lease_id=number) for number in (1, 1, 2))
 
     assert digest_of(one) == digest_of(same) != digest_of(other)
@@ -109,7 +109,7 @@ def test_digest_tells_bodies_apart() -> None:
 
 
 def test_body_is_packed_in_one_way() -> None:
-    """No request has a map, whose entries could come in another order the next time, so that digests could differ."""
+    """No request message has a map field: the order of its entries could vary, and so could the digest."""
 
     def has_map(kind: Descriptor) -> bool:
         parts = [field.message_type for field in kind.fields if field.message_type]
@@ -119,7 +119,7 @@ def test_body_is_packed_in_one_way() -> None:
 
 
 async def test_try_that_is_given_up_takes_effect_at_once() -> None:
-    """Before anything else is carried out nobody waits for the work any more, so nothing is granted to nobody."""
+    """When the only try is given up, its work is cancelled at once, so nothing is granted without a caller."""
     left: list[bool] = []
     work = Leaving[Message](lambda: left.append(True))
     replies = Replies(4)
@@ -132,7 +132,7 @@ async def test_try_that_is_given_up_takes_effect_at_once() -> None:
 
 
 async def test_try_that_is_given_up_too_late_is_answered() -> None:
-    """What is there already reaches whoever leaves in the same turn of the loop: it is his to give back."""
+    """A try that is cancelled after its work is done still gets the answer, which its caller can give back."""
     replies, work = Replies(4), asyncio.get_running_loop().create_future()
     late = answer(replies, "reserve", "k", 1, lambda: work)
     assert isinstance(late, asyncio.Future)

@@ -1,4 +1,4 @@
-"""Laws of inspect: who uses a cache, a page at a time, and nobody's secrets."""
+"""Laws of inspect: it lists who uses a cache, a page at a time, and shows no secrets."""
 
 import os
 
@@ -20,7 +20,7 @@ async def inspect(node: Node, what: str, **page: int) -> pb.InspectResponse:
 
 
 async def test_workers_are_listed_with_their_leases(node: Node) -> None:
-    """Each worker is told with its name, tenant and rank, how its death is proven, and its leases; not its token."""
+    """The list shows each worker's name, tenant, rank, proof of death and leases, but not its token."""
     async with node.life():
         await node.register()
         await node.register("other")
@@ -37,7 +37,7 @@ async def test_workers_are_listed_with_their_leases(node: Node) -> None:
 
 
 async def test_age_of_a_worker_survives_a_restart(node: Node) -> None:
-    """A worker is as old as its first attach."""
+    """A worker's age counts from its first attach."""
     async with node.life() as daemon:
         await node.register()
         await node.attach()
@@ -48,7 +48,7 @@ async def test_age_of_a_worker_survives_a_restart(node: Node) -> None:
 
 
 async def test_leases_and_pins_are_listed(node: Node) -> None:
-    """A lease is told with its owner, phase, blocks and times, a pin with its blocks."""
+    """The lists show a lease's owner, phase, blocks and times, and a pin's blocks."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -76,7 +76,7 @@ async def test_leases_and_pins_are_listed(node: Node) -> None:
 
 
 async def test_process_of_a_worker_is_told_where_the_kernel_names_it(node: Node) -> None:
-    """Who attached over the local socket has a process id, also after a restart; who came over TCP has none."""
+    """A worker that attached over the local socket has a process id, also after a restart; one over TCP has none."""
     async with node.life():
         await node.register()
         local = Caller(transport="local", peer_pid=os.getpid())
@@ -91,7 +91,7 @@ async def test_process_of_a_worker_is_told_where_the_kernel_names_it(node: Node)
 
 
 async def test_page_has_no_more_than_asked_for(node: Node) -> None:
-    """A page ends at its limit, tells how many there are, and the next goes on after its last id."""
+    """A page ends at its limit and tells how many entries there are; the next page starts after its last id."""
     async with node.life():
         await node.register()
         for _ in range(3):
@@ -132,7 +132,7 @@ async def test_page_has_no_more_than_asked_for(node: Node) -> None:
 async def test_senseless_inspect_is_refused(
     node: Node, request_: pb.InspectRequest, error: type[KVLeaseError], resource: str
 ) -> None:
-    """A cache or list that is not there, and a page that is too long or begins before all, are refused by name."""
+    """An unknown cache or list, a page above the limit and a negative start are refused by name."""
     async with node.life():
         await node.register()
 

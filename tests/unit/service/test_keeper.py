@@ -23,7 +23,7 @@ from kvleased.keeper import Store
 from kvleased.keeper_link import HandoverError, KeeperLink
 
 FDS_FOR_A_LIFE = 100
-"""Descriptors that a control process begins with, and needs not half of, which is all that it may have."""
+"""Descriptors that a control process may have; it needs fewer than half of them to begin."""
 
 
 def _create(store: Store, name: str, num_bytes: int = 4096) -> int:
@@ -70,7 +70,7 @@ def test_handover_splits_by_descriptors_and_bytes() -> None:
 
 
 def test_keeping_under_a_name_replaces_what_was_there() -> None:
-    """A name stands for one descriptor; the one before it is closed."""
+    """A name stands for one descriptor; keeping another under it closes the earlier one."""
     store = Store()
     first = _create(store, "a")
 
@@ -83,7 +83,7 @@ def test_keeping_under_a_name_replaces_what_was_there() -> None:
 
 
 def test_memory_that_cannot_be_had_is_refused() -> None:
-    """A region beyond what the kernel gives is refused with its reason, and nothing is kept."""
+    """A region larger than the kernel can give is refused with the kernel's reason, and nothing is kept."""
     store = Store()
 
     message = {"op": "create", "number": 7, "name": "a" * 250, "bytes": 1, "metadata": {}}
@@ -108,7 +108,7 @@ def test_descriptors_arrive_closed_on_exec() -> None:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Let this process have no descriptor beyond those that it has."""
+    """Let this process open no further descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -120,7 +120,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 def test_descriptors_without_room_are_told_of() -> None:
-    """Whoever has no room for a packet's descriptors has the packet, and none of them."""
+    """A process without room for a packet's descriptors still gets the packet, with no descriptors."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
         socket.send_fds(one, [b"packet"], [one.fileno(), one.fileno()])
@@ -132,7 +132,7 @@ def test_descriptors_without_room_are_told_of() -> None:
 
 
 def test_keep_whose_descriptor_was_lost_is_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
-    """The supervisor goes on without it, and says so."""
+    """If a keep message has lost its descriptor, the supervisor says so and goes on."""
     store = Store()
 
     assert store.act({"op": "keep", "name": "worker/1", "metadata": {}}, []) == []
@@ -142,7 +142,7 @@ def test_keep_whose_descriptor_was_lost_is_passed_over(capfd: pytest.CaptureFixt
 
 
 def test_nothing_is_taken_over_in_part() -> None:
-    """Descriptors that are lost on the way are told of with their number; what came before is not all there is."""
+    """If descriptors are lost on the way, the error says how many, and nothing is taken over."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, kept(2) as store:
         _hand_over(store, ours)
@@ -155,7 +155,7 @@ def test_nothing_is_taken_over_in_part() -> None:
 
 
 def test_life_without_room_for_what_was_kept_ends_with_the_reason(tmp_path: Path) -> None:
-    """It serves nothing, says what to raise, and leaves all that is kept to the next one."""
+    """A control process without room for what is kept serves nothing, says what to raise, and leaves it to the next."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     settings_fd = os.memfd_create("settings")
     os.write(settings_fd, Settings(runtime_dir=tmp_path).model_dump_json().encode())
@@ -200,7 +200,7 @@ def _hand_over(store: Store, link: socket.socket) -> None:
 
 
 class Movers:
-    """Takes note of the movers that came."""
+    """Note the movers that came."""
 
     def __init__(self) -> None:
         self.generations: list[int] = []
@@ -216,7 +216,7 @@ class Movers:
 
 
 async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() -> None:
-    """Where this process may have no descriptor more, making memory is refused rather than waited for without end."""
+    """If this process can open no descriptor, making memory is refused at once and does not wait for ever."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = KeeperLink(theirs)
     link.start(Movers())
@@ -244,7 +244,7 @@ async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() ->
 
 @pytest.mark.parametrize("is_made", [False, True], ids=["before", "just after"])
 async def test_region_whose_caller_leaves_is_kept_by_nobody(*, is_made: bool) -> None:
-    """Neither side has its memory any more, whether its caller leaves before it is made, or as its descriptor comes."""
+    """If the caller leaves before its region is made or as its descriptor arrives, neither side keeps the memory."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = KeeperLink(theirs)
     link.start(Movers())
@@ -272,7 +272,7 @@ async def test_region_whose_caller_leaves_is_kept_by_nobody(*, is_made: bool) ->
 
 
 async def test_mover_without_a_descriptor_is_replaced() -> None:
-    """A mover whose socket found no room here is of no use, so another one is asked for."""
+    """A mover whose socket found no free descriptor is of no use, so the control process asks for another mover."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = KeeperLink(theirs)
     movers = Movers()
@@ -302,6 +302,6 @@ def _answer(store: Store, link: socket.socket) -> None:
 
 
 def _own_descriptors() -> list[str]:
-    """Return what this process has open."""
+    """Return the descriptors that this process has open."""
     links = list(Path("/proc/self/fd").iterdir())
     return [str(link.readlink()) for link in links if link.is_symlink()]

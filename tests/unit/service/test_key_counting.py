@@ -1,4 +1,4 @@
-"""Laws of whose keys are counted, for whom, and in how much memory."""
+"""Laws of key counts: for which tenants and workers they are kept, and in how much memory."""
 
 import mmap
 import os
@@ -25,12 +25,12 @@ async def attach(
 
 
 def kinds(answer: pb.AttachResponse) -> list[str]:
-    """Return the kinds of the regions that came."""
+    """Return the kinds of the regions that an attach returned."""
     return [region.kind for region in answer.regions]
 
 
 async def test_counts_come_where_they_are_wanted(node: Node) -> None:
-    """Who does not want them gets neither region nor descriptor; those of one tenant get the same."""
+    """A worker that does not want counts gets neither region nor descriptor; workers of a tenant share one region."""
     async with node.life() as daemon:
         await node.register()
         one, other = await attach(node, "a"), await attach(node, "a")
@@ -45,7 +45,7 @@ async def test_counts_come_where_they_are_wanted(node: Node) -> None:
 
 
 async def test_worker_that_resumes_reads_on(node: Node) -> None:
-    """It is one reader, however often it comes; and none where it does not want the counts any more."""
+    """A worker that resumes stays one reader, or none if it no longer wants the counts."""
     async with node.life() as daemon:
         await node.register()
         first = await attach(node)
@@ -59,7 +59,7 @@ async def test_worker_that_resumes_reads_on(node: Node) -> None:
 
 
 async def test_last_reader_ends_the_counts(node: Node) -> None:
-    """Its region tells whoever has it mapped yet to believe nothing."""
+    """When the last reader leaves, the region tells whoever still maps it to trust nothing in it."""
     async with node.life() as daemon:
         await node.register()
         one, other = await attach(node), await attach(node)
@@ -74,7 +74,7 @@ async def test_last_reader_ends_the_counts(node: Node) -> None:
 
 
 async def test_daemon_that_stops_takes_leave(node: Node) -> None:
-    """A reader asks from then on, whether it noticed or not."""
+    """When the daemon stops, the region says so, and readers ask the daemon from then on."""
     async with node.life() as daemon:
         await node.register()
         fd = os.dup(daemon.fds((await attach(node)).worker_id)[2])
@@ -85,7 +85,7 @@ async def test_daemon_that_stops_takes_leave(node: Node) -> None:
 
 
 async def test_no_counts_beyond_their_bytes(node: Node) -> None:
-    """A tenant too many asks; when another leaves, there is room for it."""
+    """A tenant for whose counts there are no bytes gets none; once another tenant leaves, there is room."""
     async with node.life() as daemon:
         await node.register()
         one = await attach(node, "a")
@@ -101,7 +101,7 @@ async def test_no_counts_beyond_their_bytes(node: Node) -> None:
 async def test_no_counts_where_the_kernel_has_none(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers ask, as ever."""
+    """If the kernel cannot make such a region, workers get no counts and ask the daemon."""
 
     def refuse(*_: int) -> CountsRegion:
         raise OSError(22, "Invalid argument")
@@ -114,7 +114,7 @@ async def test_no_counts_where_the_kernel_has_none(
 
 
 def test_only_the_maker_writes_a_region() -> None:
-    """Its size stays, and no descriptor that anybody opens of it writes."""
+    """Nobody but its maker can write or resize the region, through any descriptor that is opened of it."""
     region = CountsRegion.made(4, 9)
     region.counts[:] = 5
     fd = os.open(f"/proc/self/fd/{region.read_only_fd}", os.O_RDWR)

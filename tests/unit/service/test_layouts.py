@@ -1,4 +1,4 @@
-"""Caches of every shape that can be planned: where their memory is, and that their bytes come back."""
+"""Caches of every shape that can be planned: where their memory lies, and that evicted bytes come back."""
 
 import os
 from typing import Any
@@ -93,7 +93,7 @@ def read(device: NDArray[np.uint8], rank: RankPlan, block: int) -> bytes:
 
 @pytest.mark.parametrize("changes", LAYOUTS)
 async def test_evicted_bytes_come_back_in_every_layout(node: Node, changes: dict[str, Any]) -> None:
-    """However a block's pieces lie, over however many ranks, they come back to wherever the lease is then."""
+    """However a block's pieces lie, over any number of ranks, its bytes come back to the lease's new blocks."""
     async with node.life() as daemon:
         await node.register(**(changes | {"host_bytes": 1 << 20}))
         worker = await node.attach()
@@ -150,7 +150,7 @@ async def test_each_rank_has_its_own_region(node: Node) -> None:
 
 
 async def test_rank_that_the_plan_lacks_is_refused(node: Node) -> None:
-    """A process of rank 2 does not belong to a cache of two ranks."""
+    """A worker of rank 2 is refused by a cache of two ranks."""
     async with node.life():
         await node.register(parallel=pb.ParallelInputs(tensor_ranks=2))
 
@@ -161,7 +161,7 @@ async def test_rank_that_the_plan_lacks_is_refused(node: Node) -> None:
 
 
 async def test_rank_that_keeps_nothing_attaches(node: Node) -> None:
-    """A pipeline stage without attention has a region without a byte, and the others are as they were."""
+    """A pipeline stage without attention gets an empty region, and the other ranks' regions stay as they were."""
     ranks = [pb.RankInputs(), pb.RankInputs(keeps_nothing=True)]
     parallel = pb.ParallelInputs(pipeline_ranks=2)
     async with node.life() as daemon:
@@ -175,7 +175,7 @@ async def test_rank_that_keeps_nothing_attaches(node: Node) -> None:
 
 
 async def test_every_rank_survives_a_restart(node: Node) -> None:
-    """In the next life every rank has the same bytes, and workers are of the rank that they were."""
+    """In the next life every rank has the same bytes, and each worker keeps its rank."""
     async with node.life() as daemon:
         await node.register(parallel=pb.ParallelInputs(tensor_ranks=2))
         worker = await node.attach(rank=1)
@@ -192,7 +192,7 @@ async def test_every_rank_survives_a_restart(node: Node) -> None:
 
 
 async def test_registration_cut_off_while_the_plan_was_written_is_forgotten(node: Node) -> None:
-    """A plan that is not whole vouches for nothing, so its cache was never answered."""
+    """A cache whose plan was not written whole is forgotten: its registration was never answered."""
     async with node.life():
         await node.register()
     for kept in node.store._kept.values():
@@ -233,7 +233,7 @@ async def test_registration_cut_off_while_the_plan_was_written_is_forgotten(node
 async def test_registrations_are_compared_field_by_field(
     node: Node, changes: dict[str, Any], path: str
 ) -> None:
-    """Another layout under a taken name is refused with the path of each field and both values."""
+    """Another layout under a taken name is refused with the path of each field that differs and both values."""
     async with node.life():
         await node.register()
 
@@ -242,7 +242,7 @@ async def test_registrations_are_compared_field_by_field(
 
 
 async def test_slots_of_several_blocks_are_planned_and_not_registered(node: Node) -> None:
-    """What no mover can carry out yet is refused at the registration, with what to change."""
+    """A plan that no mover can carry out yet is refused at the registration, with what to change."""
     async with node.life():
         changed = inputs(blocks_per_slot=2)
         planned = await node.ask("plan", pb.PlanRequest(inputs=changed))
@@ -268,7 +268,7 @@ async def test_slots_of_several_blocks_are_planned_and_not_registered(node: Node
 async def test_cache_of_any_groups_is_leased(
     node: Node, changes: dict[str, Any], ids_by_group: tuple[int, ...]
 ) -> None:
-    """Whatever the groups keep, a request gets the blocks of all of them, and they come back."""
+    """Whatever the groups keep, a request gets blocks of all of them, and all blocks come back."""
     async with node.life() as daemon:
         await node.register(**({"null_blocks": 1} | changes))
         worker = await node.attach()
@@ -283,7 +283,7 @@ async def test_cache_of_any_groups_is_leased(
 
 
 async def test_groups_that_give_back_need_a_null_block(node: Node) -> None:
-    """A registration without the null block that its tables need is refused with the setting that it lacks."""
+    """A registration without the null block that its tables need is refused with the setting that is missing."""
     async with node.life() as daemon:
         with pytest.raises(InvalidError) as refusal:
             await node.register(layers=HYBRID)
@@ -297,7 +297,7 @@ async def test_groups_that_give_back_need_a_null_block(node: Node) -> None:
 
 
 async def test_admission_is_by_tokens(node: Node) -> None:
-    """A reserve above the plan's longest request never fits, also where its blocks would."""
+    """A reserve above the plan's longest request never fits, even if there are blocks enough."""
     async with node.life():
         info = await node.register(longest_request_tokens=6)
         worker = await node.attach()
@@ -329,7 +329,7 @@ async def test_null_blocks_are_neither_granted_nor_counted(node: Node) -> None:
 
 
 async def test_plan_explains_itself_where_asked(node: Node) -> None:
-    """A plan comes with its equations and with what other settings would change, or with neither."""
+    """A plan comes with its equations and with the outcomes of other settings, or with neither, as asked."""
     async with node.life():
         bare = await node.ask("plan", pb.PlanRequest(inputs=inputs()))
         request = pb.PlanRequest(inputs=inputs(), report=True, what_if=["tokens_per_block=8"])
@@ -344,7 +344,7 @@ async def test_plan_explains_itself_where_asked(node: Node) -> None:
 
 
 async def test_refusal_names_settings_that_would_work(node: Node) -> None:
-    """Where a plan never fits, the plan and the registration name the same ways out."""
+    """If a plan never fits, the verbs plan and register_cache name the same remedies."""
     changed = inputs(device_blocks=0, device_bytes=64)
     requests = {
         "plan": pb.PlanRequest(inputs=changed),

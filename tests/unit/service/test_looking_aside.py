@@ -1,4 +1,4 @@
-"""A file system that hangs costs one thread, however often it is asked, and no caller more than its time."""
+"""A file system that hangs costs one thread, however often it is asked, and each caller only its time limit."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from kvleased.looking_aside import LookingAside
 
 
 async def test_answers_and_errors_come_through() -> None:
-    """Each question is asked anew once the one before is answered."""
+    """A question is asked anew once the previous one is answered, and answers and errors reach the caller."""
     answers = iter([7, OSError(errno.EIO, "broken"), 8])
 
     def look() -> int:
@@ -32,7 +32,7 @@ async def test_answers_and_errors_come_through() -> None:
 
 
 async def test_question_that_hangs_is_asked_once() -> None:
-    """Callers give up by themselves, and the late answer serves the one who asks when it comes."""
+    """Callers time out while the question hangs; its late answer goes to whoever waits at that time."""
     asked: list[int] = []
     answers: queue.Queue[int] = queue.Queue()
 
@@ -54,7 +54,7 @@ async def test_question_that_hangs_is_asked_once() -> None:
 
 
 async def test_error_that_comes_late_is_no_complaint() -> None:
-    """A file system that hangs and then fails has been told of by then: the log has no word of a lost exception."""
+    """An error after the caller has timed out is not logged as a lost exception."""
     complaints: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, one: complaints.append(one))
     goes_on = threading.Event()
@@ -77,7 +77,7 @@ async def test_error_that_comes_late_is_no_complaint() -> None:
 
 
 def test_question_that_hangs_does_not_keep_the_process() -> None:
-    """A process ends although a call into the kernel never does."""
+    """A process ends although its question to the file system never returns."""
     code = """
 import asyncio, contextlib, threading
 from kvleased.looking_aside import LookingAside

@@ -1,4 +1,4 @@
-"""Magazines in the daemon: who may share one, what a call may carry, and what is kept over its lives."""
+"""Magazines in the daemon: who may share one, what a call may carry, and what is kept over lives."""
 
 import os
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ async def registered(node: Node) -> AsyncIterator[None]:
 
 
 async def test_magazine_is_kept_over_the_lives_of_the_daemon(node: Node) -> None:
-    """Blocks, keys and sequence are what they were; the answer to a retry of the next exchange is the same."""
+    """Blocks, keys and sequence outlive the daemon, and a retry of the next exchange gets the same answer."""
     async with registered(node):
         worker = await attach(node, magazine="one")
         take = pb.ExchangeRequest(take_running=2, sequence=1)
@@ -68,7 +68,7 @@ async def test_retry_with_the_same_key_is_answered_as_before(node: Node) -> None
 
 
 async def test_magazine_needs_a_proof_of_death(node: Node) -> None:
-    """A worker whose death cannot be proven gets no magazine, and leaves nothing behind."""
+    """A worker whose death cannot be proven gets no magazine, and the refused attach leaves no worker."""
     async with registered(node):
         with pytest.raises(WrongStateError, match="death"):
             await node.attach(magazine="one")
@@ -85,7 +85,7 @@ async def test_name_of_a_magazine_is_checked(node: Node, name: str) -> None:
 
 
 async def test_magazine_of_a_worker_does_not_change(node: Node) -> None:
-    """A worker that attaches again is still its magazine's, and cannot become another one's."""
+    """A worker that attaches again keeps its magazine, and cannot move to another."""
     async with registered(node):
         worker = await attach(node, magazine="one")
 
@@ -96,7 +96,7 @@ async def test_magazine_of_a_worker_does_not_change(node: Node) -> None:
 
 
 async def test_tenants_with_the_same_name_have_magazines_of_their_own(node: Node) -> None:
-    """A magazine's name means something within its tenant only."""
+    """A magazine's name counts within its tenant only."""
     async with registered(node):
         ours = await attach(node, magazine="one")
         theirs = await attach(node, magazine="one", tenant="other")
@@ -107,7 +107,7 @@ async def test_tenants_with_the_same_name_have_magazines_of_their_own(node: Node
 
 @pytest.mark.parametrize("field", ["publish_blocks", "retract_blocks", "drop_blocks", "hold_keys"])
 async def test_columns_are_bounded(node: Node, field: str) -> None:
-    """An exchange has a limit on the entries of each column."""
+    """Each column of an exchange has a limit on its entries."""
     async with registered(node):
         worker = await attach(node, magazine="one")
         num_bytes = (node.settings.max_blocks_a_call + 1) * (32 if field == "hold_keys" else 4)
@@ -118,7 +118,7 @@ async def test_columns_are_bounded(node: Node, field: str) -> None:
 
 
 async def test_magazine_has_one_number_wherever_it_is_told(node: Node) -> None:
-    """The page, a block of the page and the list of magazines name it alike."""
+    """The page, a block of the page and the list of magazines show the same number for a magazine."""
     async with registered(node):
         worker = await attach(node, magazine="one")
         taken = await node.ask("exchange", pb.ExchangeRequest(take_running=1, sequence=1), worker)

@@ -1,4 +1,4 @@
-"""What a call says is checked before the core hears of it, and the refusal names the argument and its bounds."""
+"""A call's arguments are checked before the core sees them; the refusal names the argument and its bounds."""
 
 from typing import Any
 

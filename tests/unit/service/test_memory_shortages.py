@@ -1,4 +1,4 @@
-"""A cache whose memory cannot be had is given up with a reason, and not populated again and again."""
+"""A cache whose memory cannot be had is given up with a reason, and not populated over and over."""
 
 import asyncio
 import errno
@@ -44,12 +44,12 @@ class Clock:
 
 
 def note(noted: MemoryShortages, name: str = "main") -> float:
-    """Note that the half of a cache could be had."""
+    """Note a shortage in which half of the cache's memory could be had."""
     return noted.note(name, PLAN, "no pages", bytes_populated=5, of_bytes=10)
 
 
 def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
-    """Memory is sought less and less often, but never given up for good."""
+    """Each failure doubles the pause, up to a limit, so the cache can always be tried again."""
     noted = MemoryShortages(Clock())
 
     pauses = [note(noted) for _ in range(12)]
@@ -59,7 +59,7 @@ def test_each_failure_doubles_the_pause_up_to_a_limit() -> None:
 
 
 def test_memory_that_is_given_back_ends_the_pause() -> None:
-    """Who deletes another cache, as advised, need not wait; how often it failed is not forgotten."""
+    """Deleting another cache ends the pause, but the number of failures is kept."""
     noted = MemoryShortages(Clock())
     note(noted)
     note(noted)
@@ -72,7 +72,7 @@ def test_memory_that_is_given_back_ends_the_pause() -> None:
 
 
 def test_same_cache_may_be_made_after_the_pause() -> None:
-    """Until then it is refused with what to change, how much there was, and how long to wait."""
+    """During the pause the same cache is refused with what to change, what there was, and how long to wait."""
     clock = Clock()
     noted = MemoryShortages(clock)
     note(noted)
@@ -88,7 +88,7 @@ def test_same_cache_may_be_made_after_the_pause() -> None:
 
 
 def test_what_nobody_asks_for_again_is_told_no_longer() -> None:
-    """People are told of what fails, not of what failed once; and the list has an end."""
+    """A shortage is forgotten after a while, and the list of them has a limit."""
     clock = Clock()
     noted = MemoryShortages(clock)
     for number in range(SHORTAGES_MAX + 1):
@@ -102,7 +102,7 @@ def test_what_nobody_asks_for_again_is_told_no_longer() -> None:
 
 @pytest.fixture
 def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the system out of pages after the first chunk."""
+    """Make the system run out of pages after the first chunk."""
     populate = cpu.populate_chunks
 
     def fail(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
@@ -113,14 +113,14 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def given_up(daemon: Daemon, name: str = "main") -> None:
-    """Wait until the cache is there no more."""
+    """Wait until the cache is gone."""
     while name in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
         await asyncio.sleep(0)
 
 
 @pytest.mark.usefixtures("_failing")
 async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
-    """Who registers again, who waits for it and who probes the daemon learn what fails and what to change."""
+    """Another registration, a caller that waits and a probe all learn what fails and what to change."""
     async with node.life() as daemon:
         await node.ask("register_cache", request_of())
         await given_up(daemon)
@@ -135,7 +135,7 @@ async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
 async def test_deleting_another_cache_ends_the_pause(
     node: Node, request: pytest.FixtureRequest
 ) -> None:
-    """Its memory may be what was missing."""
+    """Deleting another cache ends the pause, since its memory may have been what was missing."""
     second = pb.RegisterCacheRequest(cache="second", inputs=inputs())
     async with node.life() as daemon:
         await node.register()
@@ -155,7 +155,7 @@ async def test_deleting_another_cache_ends_the_pause(
 async def test_other_registration_is_tried_at_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer bytes need no pause; nor does the same, once the pause is over; what has its memory is told no more."""
+    """A smaller cache needs no pause, nor the same one after it; once a cache has its memory it is not reported."""
     async with node.life() as daemon:
         await node.ask("register_cache", request_of())
         await given_up(daemon)
@@ -180,7 +180,7 @@ def kept_in(node: Node) -> dict[str, Any]:
 
 @pytest.fixture
 def _killing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no life reach the end of populating."""
+    """Keep every life from reaching the end of populating."""
     populate = cpu.populate_chunks
 
     def hang(fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
@@ -194,7 +194,7 @@ def _killing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_killing")
 async def test_populating_that_ends_lives_is_given_up(node: Node) -> None:
-    """The second end in a row, and each further one after a pause, is told as the reason, and how often it failed."""
+    """Populating that ended two lives in a row, or one more after a pause, is refused with that as the reason."""
     async with node.life() as daemon:
         await node.ask("register_cache", request_of())
     async with node.life() as daemon:
@@ -222,7 +222,7 @@ async def test_populating_that_ends_lives_is_given_up(node: Node) -> None:
 async def test_cache_that_had_its_memory_is_not_given_up(
     node: Node, request: pytest.FixtureRequest
 ) -> None:
-    """An end amid populating counts until it is over; what was noted of the cache is forgotten then."""
+    """Lives that end while populating are counted until it completes; then the count is reset."""
     request.getfixturevalue("_killing")
     async with node.life():
         await node.ask("register_cache", request_of())
@@ -235,7 +235,7 @@ async def test_cache_that_had_its_memory_is_not_given_up(
 
 @pytest.mark.usefixtures("_killing")
 async def test_cache_beside_one_that_ends_lives_is_not_given_up(node: Node) -> None:
-    """After an end one cache at a time has its memory populated, so that the next end tells which one it was for."""
+    """After a life has ended, caches are populated one at a time, so the next end shows which cache caused it."""
     other = pb.RegisterCacheRequest(cache="other", inputs=inputs())
     async with node.life() as daemon:
         await node.ask("register_cache", request_of())
@@ -252,7 +252,7 @@ async def test_cache_beside_one_that_ends_lives_is_not_given_up(node: Node) -> N
 
 
 async def begun(daemon: Daemon, *names: str) -> None:
-    """Wait until some of the caches' memory is there."""
+    """Wait until some memory of each cache is there."""
     while not all(daemon.registry.cache(name).bytes_populated for name in names):  # noqa: ASYNC110 -- nothing tells of it
         await asyncio.sleep(0)
 
@@ -260,7 +260,7 @@ async def begun(daemon: Daemon, *names: str) -> None:
 async def test_cache_that_was_ready_before_is_not_given_up(
     node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Where its memory looks as if it were not there, as on a file system that compresses, its leases are kept."""
+    """A cache that was ready keeps its leases, even if its memory seems absent, as on compressing file systems."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -278,7 +278,7 @@ async def test_cache_that_was_ready_before_is_not_given_up(
 async def test_shortage_of_descriptors_keeps_no_cache_from_being_given_up(
     node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """What the supervisor cannot be told of is said all the same, and forgotten with the process."""
+    """A shortage that the supervisor cannot be told of is still reported, and is forgotten with the process."""
     request.getfixturevalue("_failing")
     no_descriptors = OSError(errno.EMFILE, "Too many open files")
     opened = os.open
@@ -299,7 +299,7 @@ async def test_shortage_of_descriptors_keeps_no_cache_from_being_given_up(
 
 
 def test_shortage_that_another_build_kept_is_passed_over() -> None:
-    """An upgrade starts, whatever the fields were then."""
+    """A new build starts although another build kept a shortage with other fields."""
     stand_in = os.open(os.devnull, os.O_RDONLY)
     kept = Kept(name="shortage/main", fd=stand_in, num_bytes=0, metadata={"of_another_build": 1})
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""`kvleased probe` asks a daemon's Unix socket, and its status says the answer."""
+"""`kvleased probe` asks a daemon's Unix socket and exits with a status that tells the answer."""
 
 import contextlib
 import socket
@@ -13,7 +13,7 @@ from kvleased import probing
 
 @contextlib.contextmanager
 def _answering(directory: Path, answer: bytes) -> Iterator[list[bytes]]:
-    """Answer one request at the socket of REST."""
+    """Answer one request at the REST socket."""
     asked: list[bytes] = []
 
     def serve() -> None:
@@ -46,7 +46,7 @@ def test_status_is_the_answer(
 def test_address_of_a_client_is_asked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that was told of another directory is found as `kvlease` finds it."""
+    """The address in a client's environment is asked first, so a daemon is found as `kvlease` finds it."""
     monkeypatch.setenv("KVLEASED_RUNTIME_DIR", "/nowhere")
     monkeypatch.setenv("KVLEASE_ADDRESS", f"unix://{tmp_path}/kvlease.sock")
     with _answering(tmp_path, b"HTTP/1.1 200 X\r\n\r\nready\n"):
@@ -56,7 +56,7 @@ def test_address_of_a_client_is_asked_first(
 def test_no_daemon_is_not_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nobody listens, the socket is named."""
+    """If nobody listens, the refusal names the socket."""
     monkeypatch.delenv("KVLEASED_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
@@ -74,6 +74,6 @@ def test_no_daemon_is_not_live(
 def test_other_paths_are_refused(
     capsys: pytest.CaptureFixture[str], argv: list[str], said: str
 ) -> None:
-    """Only the three probes are asked, and what is wrong comes before how it is written."""
+    """Only the three probes can be asked; another path is refused, and the fault is named before the usage."""
     assert probing.run(argv) == 2
     assert capsys.readouterr().err.startswith(f"kvleased probe: {said}\nusage: ")

@@ -1,4 +1,4 @@
-"""Laws of what is told of processes: who they are, what they have, and how late the loop hears a clock."""
+"""Laws of process metrics: which processes there are, what they use, and how late the loop hears a clock."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ CHILD = "import sys; print(flush=True); sys.stdin.read()"
 
 
 def told(pulse: Pulse) -> dict[tuple[str, str], float]:
-    """Return what is told, by metric and role."""
+    """Return the reported values, by metric and role."""
     part = Part()
     processes(part, pulse)
     return {
@@ -30,7 +30,7 @@ def told(pulse: Pulse) -> dict[tuple[str, str], float]:
 
 
 def test_process_without_a_supervisor_is_alone() -> None:
-    """Where nobody but a test started it, the process tells of itself as the one that serves."""
+    """Without a supervisor the process reports itself alone, as the one that serves."""
     found = told(Pulse())
 
     assert found["kvlease_process_private_bytes", "control"] > 0
@@ -41,7 +41,7 @@ def test_process_without_a_supervisor_is_alone() -> None:
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """A process whose command line is that of a mover, and whose parent is this one."""
+    """A child of this process, with the command line of a mover."""
     arguments = [sys.executable, "-c", CHILD, "kvleased", "mover"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
@@ -54,7 +54,7 @@ def child() -> Iterator[int]:
 def test_children_of_the_supervisor_are_told_by_role(
     child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its children are told that have a role; what has just ended is left out."""
+    """Each child of the supervisor that has a role is reported; one that has just ended is left out."""
     monkeypatch.setattr(os, "getppid", os.getpid)
     monkeypatch.setattr(process, "_arguments", pretending(child))
 
@@ -64,7 +64,7 @@ def test_children_of_the_supervisor_are_told_by_role(
 
 
 def pretending(child: int) -> Callable[[Path], list[str]]:
-    """Return what reads command lines, as if this process had been started by a supervisor."""
+    """Return a reader of command lines that makes this process look like a child of a supervisor."""
 
     def arguments(where: Path) -> list[str]:
         if where.name == "self":
@@ -75,12 +75,12 @@ def pretending(child: int) -> Callable[[Path], list[str]]:
 
 
 def test_command_line_of_nobody_is_empty() -> None:
-    """A process may end between two looks."""
+    """A process that has ended between two looks has an empty command line."""
     assert process._arguments(Path("/proc/0")) == []
 
 
 async def test_pulse_notes_how_late_it_is_heard() -> None:
-    """A loop that somebody stops for a while hears its clock so much later."""
+    """If the loop is stopped for a while, it hears its clock that much later."""
     pulse = Pulse()
     pulse.start()
     time.sleep(3 * process.BEAT_SECONDS)  # noqa: ASYNC251 - that is the point
@@ -94,7 +94,7 @@ async def test_pulse_notes_how_late_it_is_heard() -> None:
 
 
 def test_parts_know_the_catalogue() -> None:
-    """What is not described cannot be told, nor under another kind."""
+    """A metric that the catalogue lacks, or lists as another kind, cannot be reported."""
     part = Part()
     with pytest.raises(KeyError):
         part.add("no_such_metric", 1)

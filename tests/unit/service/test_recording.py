@@ -1,4 +1,4 @@
-"""Laws of what is noted of requests: each is told once its lease has ended, without its keys, and ghosts see all."""
+"""Laws of traces: each request is recorded once its lease has ended, without its keys, and ghosts see all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ def digests(record: pb.TraceResponse) -> list[int]:
 
 
 async def test_request_is_told_when_its_lease_has_ended(node: Node) -> None:
-    """A record has tokens in, tokens out and hits; the same keys have the same digests, other keys others."""
+    """A record has input, output and hit tokens; equal keys have equal digests, and other keys other digests."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -74,7 +74,7 @@ async def test_request_is_told_when_its_lease_has_ended(node: Node) -> None:
 
 
 async def test_keys_mean_nothing_outside_of_their_trace(node: Node) -> None:
-    """Two recordings of one request have no digest in common, and none shows bytes of a key."""
+    """Two traces of one request share no digest, and no digest shows bytes of a key."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -115,7 +115,7 @@ async def test_steps_are_noted_like_single_calls(node: Node) -> None:
 
 
 async def test_lease_that_ends_with_its_worker_is_told(node: Node) -> None:
-    """A lease that nobody releases is noted at the next look at the clock."""
+    """A lease that nobody releases is recorded at the next tick after its worker has died."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -129,7 +129,7 @@ async def test_lease_that_ends_with_its_worker_is_told(node: Node) -> None:
 
 
 async def test_only_what_is_granted_after_the_beginning_is_told(node: Node) -> None:
-    """A lease of before, and a request without keys, are left out; a live lease is not told yet."""
+    """Leases from before the trace and requests without keys are left out; a live lease is not recorded yet."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -148,7 +148,7 @@ async def test_only_what_is_granted_after_the_beginning_is_told(node: Node) -> N
 async def test_slow_reader_is_told_how_many_it_missed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is dropped, and the next record says how much that was."""
+    """Records that do not fit are dropped, and the next record says how many."""
     monkeypatch.setattr(recording, "REQUESTS_QUEUED_MAX", 2)
     async with node.life():
         await node.register()
@@ -164,7 +164,7 @@ async def test_slow_reader_is_told_how_many_it_missed(
 
 
 async def test_nothing_is_kept_when_nobody_records(node: Node) -> None:
-    """Before the first recording there is no observer, and after the last it remembers nothing."""
+    """Before the first trace there is no observer, and after the last trace it keeps nothing."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -182,7 +182,7 @@ async def test_nothing_is_kept_when_nobody_records(node: Node) -> None:
 
 
 async def test_trace_is_the_operators(node: Node) -> None:
-    """A worker is refused, as are caches that are not there and too many recordings."""
+    """A worker may not trace; an unknown cache and one trace too many are refused as well."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -217,7 +217,7 @@ async def test_long_request_is_digested_key_by_key() -> None:
 
 
 async def test_keys_of_an_exchange_are_told_as_a_request_that_has_ended() -> None:
-    """What a magazine asks to hold is a prefix; a key that is cached and not held counts when it is asked for again."""
+    """Keys that an exchange asks to hold are a prefix; a cached key that is not held counts when asked for again."""
     observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
     trace = observer.record(0.0)
     await anext(trace)
@@ -237,7 +237,7 @@ async def test_keys_of_an_exchange_are_told_as_a_request_that_has_ended() -> Non
 
 
 async def test_keys_that_nobody_was_asked_for_are_told_as_a_request_that_found_nothing() -> None:
-    """What a worker knew to be absent was wanted of the cache, too; nothing is kept where nobody records."""
+    """Keys that a worker knew to be absent are recorded as a miss; without a trace nothing is kept."""
     observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
     command = Exchange(worker_id=WorkerId(1), sequence=1, missed_keys=keys(0, 4))
     observer.saw(command, exchanged(), 1.0)
@@ -279,7 +279,7 @@ async def ghost_stats(node: Node, num_keys: int) -> list[tuple[str, int, int]]:
 
 
 async def test_ghosts_see_every_granted_request(node: Node) -> None:
-    """Stats and metrics tell what another policy and another size would have found."""
+    """Stats and metrics show what another policy and another size would have found."""
     async with node.life() as daemon:
         await haunted(node, "fifo", "lru@2")
         worker = await node.attach()
@@ -295,7 +295,7 @@ async def test_ghosts_see_every_granted_request(node: Node) -> None:
 
 
 async def test_ghosts_come_back_empty_after_a_restart(node: Node) -> None:
-    """The next life has the same ghosts; what they had seen is counted from zero, as all counters are."""
+    """The next life has the same ghosts, and their counters start at zero, as all counters do."""
     async with node.life():
         await haunted(node, "fifo@8")
         await serve(node, await node.attach(), "a", keys(0, 2))
@@ -307,7 +307,7 @@ async def test_ghosts_come_back_empty_after_a_restart(node: Node) -> None:
 async def test_ghosts_that_are_no_longer_known_do_not_stop_a_start(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another version wrote and this one does not read is forgotten."""
+    """A ghost that another version wrote and this one cannot read is forgotten."""
     async with node.life():
         await haunted(node, "fifo@8")
 
@@ -320,7 +320,7 @@ async def test_ghosts_that_are_no_longer_known_do_not_stop_a_start(
 
 
 async def test_ghost_that_is_none_is_refused_at_registration(node: Node) -> None:
-    """Nothing is registered where a ghost makes no sense."""
+    """A malformed ghost is refused, and the cache is not registered."""
     async with node.life() as daemon:
         with pytest.raises(InvalidError, match="there are fifo, "):
             await haunted(node, "mru")

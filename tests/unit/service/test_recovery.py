@@ -1,4 +1,4 @@
-"""What outlives the control process: caches, committed blocks, leases and workers of the living."""
+"""Laws of recovery: caches, committed blocks, leases and live workers outlive the control process."""
 
 import os
 import struct
@@ -15,7 +15,7 @@ from .conftest import Node, keys
 
 
 async def test_committed_blocks_are_found_in_the_next_life(node: Node) -> None:
-    """A cache comes back under its name with its plan, and what was committed is findable."""
+    """A cache comes back under its name with its plan, and its committed blocks are found."""
     async with node.life():
         before = await node.register()
         worker = await node.attach()
@@ -34,7 +34,7 @@ async def test_committed_blocks_are_found_in_the_next_life(node: Node) -> None:
 
 
 async def test_resumed_worker_keeps_what_both_ends_know(node: Node) -> None:
-    """A worker that resumes is the same worker, with the leases that it and the core both still have."""
+    """A resumed worker keeps its identity, and the leases that both it and the core still have."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="t")
@@ -54,7 +54,7 @@ async def test_resumed_worker_keeps_what_both_ends_know(node: Node) -> None:
 
 
 async def test_unknown_token_does_not_resume(node: Node) -> None:
-    """A token that nobody has is refused, so that the worker attaches anew."""
+    """An unknown token cannot resume and is refused, so the worker attaches anew."""
     async with node.life():
         await node.register()
 
@@ -84,7 +84,7 @@ async def test_worker_that_died_meanwhile_has_no_leases(node: Node) -> None:
 
 
 async def test_half_made_cache_is_forgotten(node: Node) -> None:
-    """Regions without a registration, as a kill in the middle of one leaves them, are dropped."""
+    """Regions without a registration, which a kill during registration leaves behind, are dropped."""
     async with node.life():
         await node.register()
         node.daemon._keeper.drop("cache/main/plan")
@@ -97,7 +97,7 @@ async def test_half_made_cache_is_forgotten(node: Node) -> None:
 
 
 async def test_token_of_another_process_does_not_resume(node: Node) -> None:
-    """A second process cannot take over the leases of one whose end is not proven."""
+    """A second process cannot take over a worker's leases while that worker's death is not proven."""
     with _idle_process() as process:
         own, other = os.pidfd_open(os.getpid()), os.pidfd_open(process.pid)
         if os.fstat(own).st_ino == os.fstat(other).st_ino:
@@ -119,7 +119,7 @@ async def test_token_of_another_process_does_not_resume(node: Node) -> None:
 
 
 async def test_descriptor_that_is_no_pidfd_proves_nothing(node: Node) -> None:
-    """Attach refuses a descriptor that cannot tell of the caller's death."""
+    """An attach with a descriptor that is no pidfd is refused, as it cannot tell of the caller's death."""
     async with node.life():
         await node.register()
         caller = Caller(transport="local", pidfd=sys.stderr.fileno())

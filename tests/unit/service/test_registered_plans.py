@@ -1,4 +1,4 @@
-"""What is registered is what was planned, for every layout that the golden vectors know."""
+"""A cache is registered as it was planned, for every layout of the golden vectors."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from .conftest import Node
 _VECTORS: Final = Path(__file__).parents[2] / "golden" / "vectors" / "planning.json"
 _CASES: Final = json.loads(_VECTORS.read_text())["vectors"]
 _PLANNED_ONLY: Final = ("blocks_per_slot_not_supported", "keeps_nothing")
-"""The rules by which a plan that is right is not registered."""
+"""Rules by which a correct plan is not registered."""
 _PARTS: Final = 4
 _THOROUGH: Final = [pytest.param(part, marks=pytest.mark.thorough) for part in range(1, _PARTS)]
 
@@ -57,7 +57,7 @@ async def test_every_golden_plan_is_registered_as_planned(node: Node, part: int)
 
 
 async def test_plan_without_layers_is_not_registered(node: Node) -> None:
-    """A model without attention can be planned, but there is no memory that its workers could share."""
+    """A model without attention can be planned, but is not registered: its workers would have no memory to share."""
     case = next(case for case in _CASES if case["id"] == "plan-043")
     inputs = plan_inputs_of(case["input"])
 
@@ -71,7 +71,7 @@ async def test_plan_without_layers_is_not_registered(node: Node) -> None:
 
 
 def _sent(inputs: PlanInputs) -> pb.PlanInputs | None:
-    """Return what is sent; None where the library refuses the inputs before it asks anybody."""
+    """Return the inputs as sent, or None if the client library refuses them first."""
     try:
         return inputs.to_proto()
     except InvalidError:
@@ -88,7 +88,7 @@ def _outcome(inputs: PlanInputs) -> CachePlan | KVLeaseError:
 
 
 async def _answer(node: Node, verb: str, sent: pb.PlanInputs) -> CachePlan | KVLeaseError:
-    """Return the plan, or the refusal, that a verb answers with; what it made is deleted again."""
+    """Return the plan or the refusal that a verb answers with, and delete what the call made."""
     request: Any = pb.PlanRequest(inputs=sent)
     if verb == "register_cache":
         request = pb.RegisterCacheRequest(cache="golden", inputs=sent)

@@ -1,4 +1,4 @@
-"""How a cache is kept is what its registration said, in every life; what cannot be had is refused with what to do."""
+"""A cache keeps the options of its registration in every life; options that cannot be had are refused with advice."""
 
 import asyncio
 import errno
@@ -26,12 +26,12 @@ OPTIONS = pb.CacheOptions(
 
 
 def _disk_bytes(num_slots: int) -> int:
-    """Return the bytes for which a disk store of so many slots is planned."""
+    """Return the bytes that a disk store of so many slots takes."""
     return BYTES_PER_SECTOR + num_slots * bytes_per_charged_slot(SLOT_BYTES)
 
 
 async def test_options_are_told_with_nothing_left_to_a_default(node: Node) -> None:
-    """Who names nothing is told what holds for the cache."""
+    """A registration that names no options is told the value of each."""
     async with node.life():
         info = await node.register()
 
@@ -44,7 +44,7 @@ async def test_options_are_told_with_nothing_left_to_a_default(node: Node) -> No
 
 
 async def test_options_are_kept_over_restarts(node: Node) -> None:
-    """The next life keeps the cache as it was registered, and finds an equal registration equal."""
+    """The next life keeps the cache's options, and takes an equal registration as equal."""
     async with node.life():
         first = (await node.ask("register_cache", request_of(OPTIONS))).info
 
@@ -72,7 +72,7 @@ async def test_options_are_kept_over_restarts(node: Node) -> None:
 async def test_other_options_are_another_registration(
     node: Node, options: dict[str, Any], says: str
 ) -> None:
-    """A cache that is kept otherwise than asked for is refused with what differs."""
+    """A registration with options other than the cache's is refused with those that differ."""
     settled = {name: getattr(OPTIONS, name) for name in OPTIONS.DESCRIPTOR.fields_by_name}
     other = pb.CacheOptions(**settled | options)
     async with node.life():
@@ -83,7 +83,7 @@ async def test_other_options_are_another_registration(
 
 
 async def test_options_that_are_left_out_are_those_of_the_cache(node: Node) -> None:
-    """A worker need not know how an operator has a cache kept."""
+    """A worker need not know the options that an operator registered: options left out are the cache's."""
     async with node.life():
         made = await node.ask("register_cache", request_of(OPTIONS))
 
@@ -125,7 +125,7 @@ async def test_options_that_are_left_out_are_those_of_the_cache(node: Node) -> N
 async def test_what_leads_nowhere_is_refused(
     node: Node, options: dict[str, Any], changes: dict[str, Any], resource: str, says: str
 ) -> None:
-    """A refusal names the field and what to do instead."""
+    """Options that cannot work are refused with the field and what to do instead."""
     async with node.life():
         with pytest.raises(InvalidError, match=says) as refusal:
             await node.ask("register_cache", request_of(pb.CacheOptions(**options), **changes))
@@ -141,7 +141,7 @@ async def test_what_leads_nowhere_is_refused(
 async def test_pool_beyond_the_memory_is_refused_by_what_it_was_given_as(
     node: Node, asked: dict[str, int], told: str
 ) -> None:
-    """Whoever gave blocks is told to lower those, and not bytes that he did not give."""
+    """The refusal says to lower the blocks or the bytes, whichever the caller gave."""
     both = {"device_blocks": 0, "device_bytes": 0}
     async with node.life():
         with pytest.raises(NeverFitsError, match=f"lower {told} or host_bytes") as refusal:
@@ -155,7 +155,7 @@ class TestStores:
 
     @pytest.fixture
     def settings(self, tmp_path: Path) -> Settings:
-        """Settings of a node with both, whose disk has room for 100 slots of a block and its header."""
+        """Return settings of a node with both stores and room on disk for 100 slots of a block and its header."""
         (tmp_path / "disk").mkdir(mode=0o700)
         secret.ensure(tmp_path / "disk" / "secret")
         return Settings(
@@ -169,7 +169,7 @@ class TestStores:
 
     @pytest.mark.parametrize("lower", ["disk_bytes", "remote_bytes"])
     async def test_store_without_a_host_pool_is_refused(self, node: Node, lower: str) -> None:
-        """Blocks reach a store through the host pool; the refusal tells the least that it takes."""
+        """Blocks reach a store through the host pool only; the refusal has the smallest host pool that works."""
         async with node.life():
             with pytest.raises(InvalidError, match=lower) as refusal:
                 await node.ask("register_cache", request_of(host_bytes=0, **{lower: 1 << 20}))
@@ -177,7 +177,7 @@ class TestStores:
         assert (refusal.value.resource, refusal.value.need) == ("host_bytes", SLOT_BYTES)
 
     async def test_disks_of_all_caches_have_one_limit(self, node: Node) -> None:
-        """A store that does not fit beside those of the other caches is refused with what is left."""
+        """A store that does not fit beside those of other caches is refused with the bytes that are left."""
         async with node.life():
             await node.register("other", disk_bytes=_disk_bytes(60))
 
@@ -194,7 +194,7 @@ class TestStores:
     async def test_file_system_that_does_not_answer_holds_up_nobody(
         self, node: Node, monkeypatch: pytest.MonkeyPatch, breaks: str
     ) -> None:
-        """A registration with a disk store is refused within its time; meanwhile all other calls are answered."""
+        """If the file system hangs, a registration with a disk store times out, and all other calls are answered."""
         node.settings = node.settings.model_copy(update={"disk_bytes_max": 0})
         has_hung, goes_on = threading.Event(), threading.Event()
 
@@ -222,7 +222,7 @@ class TestStores:
         goes_on.set()
 
     async def test_stores_are_told_with_why_they_are_off(self, node: Node) -> None:
-        """A store whose mover has not come is there, and says why it is of no use yet."""
+        """A store whose mover has not come is listed with why it is off."""
         async with node.life() as daemon:
             info = await node.register(disk_bytes=_disk_bytes(10), remote_bytes=10 * 512)
             shape = daemon.registry.cache("main").core.shape
@@ -237,7 +237,7 @@ class TestStores:
         assert (shape.num_disk_slots, shape.uses_remote) == (10, True)
 
     async def test_store_that_is_known_is_not_looked_through_again(self, node: Node) -> None:
-        """That a store was looked through to the end is remembered over restarts of the control process."""
+        """A restarted control process remembers that a store was looked through to its end."""
         async with node.life() as daemon:
             await node.register(disk_bytes=_disk_bytes(10))
             entry = daemon.registry.cache("main")

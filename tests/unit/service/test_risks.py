@@ -1,4 +1,4 @@
-"""What a start warns of."""
+"""Settings that a start warns of."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from kvleased.config.settings import Settings
 def test_setting_that_does_nothing_is_named(
     tmp_path: Path, given: dict[str, int | str], named: list[str]
 ) -> None:
-    """Who bounds a store that there is not has forgotten to name it."""
+    """A limit on a store that no setting names has no effect, and the warning names that limit."""
     settings = Settings.model_validate({"runtime_dir": tmp_path, **given})
     with capture_logs() as lines:
         risks.warn(settings)

@@ -14,7 +14,7 @@ from kvleased.directories import UnusableError, enter
 def test_relative_runtime_directory_is_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Addresses are printed for others, who are elsewhere."""
+    """A relative directory is made absolute: addresses are printed for readers in other directories."""
     monkeypatch.chdir(tmp_path)
 
     assert load(["--runtime-dir", "run"]).local_socket == tmp_path / "run" / "kvlease.sock"
@@ -23,7 +23,7 @@ def test_relative_runtime_directory_is_made_absolute(
 def test_default_runtime_directory_is_checked_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A base directory with a long path ends the start with a sentence, not a traceback."""
+    """A default directory whose path is too long ends the start with a sentence and not a traceback."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"/{'d' * 100}")
 
     with pytest.raises(SystemExit):
@@ -35,7 +35,7 @@ def test_default_runtime_directory_is_checked_too(
 def test_runtime_directory_that_cannot_be_used_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file where the directory should be ends the start with a sentence and the status of bad settings."""
+    """A file in the directory's place ends the start with a sentence and the status of bad settings."""
     file = tmp_path / "file"
     file.touch()
 
@@ -51,7 +51,7 @@ def test_runtime_directory_that_cannot_be_used_is_refused(
 def test_runtime_directory_that_others_may_enter_is_refused_and_left_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int
 ) -> None:
-    """What others use is not taken from them, and what others may enter is no place for sockets."""
+    """A directory that others may enter is refused, and its mode and contents are left as they are."""
     tmp_path.chmod(mode)
 
     status = run(["serve", "--runtime-dir", str(tmp_path)])
@@ -66,7 +66,7 @@ def test_runtime_directory_that_others_may_enter_is_refused_and_left_as_it_is(
 def test_runtime_directory_of_somebody_else_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its owner could put sockets of his own in our place."""
+    """A directory of another user is refused: its owner could replace our sockets."""
     os.chown(tmp_path, 12345, 12345)
 
     assert run(["serve", "--runtime-dir", str(tmp_path)]) == EX_CONFIG
@@ -74,7 +74,7 @@ def test_runtime_directory_of_somebody_else_is_refused(
 
 
 def test_runtime_directory_is_made_private_or_taken_as_it_is(tmp_path: Path) -> None:
-    """One that is missing is made, whatever the umask; one that is private already is entered."""
+    """A missing directory is made private, whatever the umask; a private one is taken as it is."""
     directory = tmp_path / "above" / "run"
     before = os.umask(0o277)
     try:
@@ -98,12 +98,12 @@ def test_runtime_directory_is_made_private_or_taken_as_it_is(tmp_path: Path) -> 
     ],
 )
 def test_secret_lies_where_it_lasts_longest(arguments: list[str], path: str | None) -> None:
-    """A file that is named goes before one in a directory, and the disk before memory."""
+    """A named secret file goes before one in a directory, and the disk's directory before the one in memory."""
     assert load(arguments).secret_path == (None if path is None else Path(path))
 
 
 def test_secret_stays_when_a_directory_is_added_or_left_out(tmp_path: Path) -> None:
-    """Either directory has the secret of the other, so that blocks are found again whichever a daemon is given."""
+    """The secret is copied to the other directory, so blocks are found again whichever one a daemon is given."""
     for name in ("host", "disk"):
         (tmp_path / name).mkdir(mode=0o700)
     host, disk = ["--host-dir", str(tmp_path / "host")], ["--disk-dir", str(tmp_path / "disk")]
@@ -119,7 +119,7 @@ def test_secret_stays_when_a_directory_is_added_or_left_out(tmp_path: Path) -> N
 
 
 def test_secret_of_the_other_directory_is_left_as_it_is(tmp_path: Path) -> None:
-    """Two directories with secrets of their own keep them; the disk's counts."""
+    """Two directories that have secrets of their own keep them, and the disk's secret counts."""
     disk, host = tmp_path / "disk", tmp_path / "host"
     for path in (disk, host):
         secret.ensure(path)

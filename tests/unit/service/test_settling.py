@@ -1,4 +1,4 @@
-"""Laws of what is done behind an answer: in turns of its own where it is much, also when time passes meanwhile."""
+"""Laws of work behind an answer: a large move takes several turns of the loop, also while time passes."""
 
 import asyncio
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ FOREVER = float("inf")
 
 
 def unsettled() -> CacheEntry:
-    """Return a cache that has begun to take down a large lease, and has the parts of it before it."""
+    """Return a cache that has begun to evict a large lease and has parts of the move before it."""
     cache = a_cache(8, 8, blocks_at_once=2)
     evict(cache, reserve(cache, 4).lease_id)
     assert not cache.is_settled
@@ -20,7 +20,7 @@ def unsettled() -> CacheEntry:
 
 
 async def test_what_would_settle_all_at_once_comes_behind_the_last_part() -> None:
-    """What can wait is done once nothing of a large move is left, and the loop has heard others in between."""
+    """Work that can wait runs after the last part of a large move, and the loop serves others in between."""
     entry = unsettled()
     settling = Settling(lambda *_: None)
     heard: list[str] = []
@@ -39,7 +39,7 @@ async def test_what_would_settle_all_at_once_comes_behind_the_last_part() -> Non
 
 
 async def test_what_can_wait_no_longer_settles_all_at_once() -> None:
-    """When its time has come it is done, whatever is left."""
+    """At its deadline the waiting work runs, whatever is left of the move."""
     entry = unsettled()
     heard: list[bool] = []
 

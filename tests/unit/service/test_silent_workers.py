@@ -1,4 +1,4 @@
-"""Laws of workers whose death nothing proves: they end when they fall silent, and never while they have a lease."""
+"""Laws of workers without a proof of death: they end when they fall silent, but never while they have a lease."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from .conftest import Node
 
 
 class Looking:
-    """Looks for silent workers on a clock of its own."""
+    """A search for silent workers by a clock of the test's own."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -24,7 +24,7 @@ class Looking:
         self.silent.look(self.now)
 
     def pass_time(self, seconds: float) -> list[int]:
-        """Look once a heartbeat for so long; returns whom was ended."""
+        """Look once a heartbeat for so many seconds; return the workers that were ended."""
         until = self.now + seconds
         while self.now < until:
             self.now += self.node.settings.heartbeat_seconds
@@ -38,12 +38,12 @@ class Looking:
 
 @pytest.fixture
 def long(node: Node) -> float:
-    """Give more seconds than a worker may be silent."""
+    """Return more seconds than a worker may be silent."""
     return 2 * node.settings.lease_seconds
 
 
 async def test_worker_of_a_caller_who_has_gone_is_ended(node: Node, long: float) -> None:
-    """An attach over the network whose answer nobody read leaves no worker for ever."""
+    """A worker that attached over the network and whose caller has gone is ended after its silence."""
     async with node.life() as daemon:
         await node.register()
         await node.attach()
@@ -54,7 +54,7 @@ async def test_worker_of_a_caller_who_has_gone_is_ended(node: Node, long: float)
 
 
 async def test_worker_with_a_lease_is_never_ended(node: Node, long: float) -> None:
-    """However long it is silent: it may still write into its blocks."""
+    """A silent worker with a lease is never ended: it may still write into its blocks."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -64,7 +64,7 @@ async def test_worker_with_a_lease_is_never_ended(node: Node, long: float) -> No
 
 
 async def test_worker_that_waits_is_not_silent(node: Node, long: float) -> None:
-    """Whoever waits for blocks has nothing else to say."""
+    """A worker that waits for blocks does not count as silent."""
     async with node.life():
         await node.register()
         holder, waiting = await node.attach(), await node.attach()
@@ -81,7 +81,7 @@ async def test_worker_that_waits_is_not_silent(node: Node, long: float) -> None:
 
 
 async def test_worker_that_calls_is_not_silent(node: Node, long: float) -> None:
-    """Any call says that it lives, a heartbeat as any other."""
+    """Any call of a worker, a heartbeat included, shows that it lives."""
     async with node.life():
         await node.register()
         worker = await node.attach()
@@ -94,7 +94,7 @@ async def test_worker_that_calls_is_not_silent(node: Node, long: float) -> None:
 
 
 async def test_worker_whose_process_is_watched_is_not_ended(node: Node, long: float) -> None:
-    """Where the end of a process is heard of, its silence says nothing."""
+    """A worker whose process is watched is not ended for silence: the kernel reports its death."""
     async with node.life():
         await node.register()
         caller = Caller(transport="local", peer_pid=os.getpid())
@@ -104,7 +104,7 @@ async def test_worker_whose_process_is_watched_is_not_ended(node: Node, long: fl
 
 
 async def test_nobody_was_silent_while_the_daemon_stood_still(node: Node, long: float) -> None:
-    """After a pause of the daemon the workers have as long as before to be heard."""
+    """After the daemon has stood still, workers have as long as before to be heard."""
     async with node.life():
         await node.register()
         await node.attach()
@@ -116,7 +116,7 @@ async def test_nobody_was_silent_while_the_daemon_stood_still(node: Node, long: 
 
 
 async def test_daemon_looks_for_silent_workers(node: Node) -> None:
-    """It ends them by itself, and whoever then calls is told that he is none."""
+    """The daemon ends silent workers by itself, and refuses their later calls."""
     quick = {"heartbeat_seconds": 0.01, "lease_seconds": 0.05}
     node.settings = node.settings.model_copy(update=quick)
     async with node.life() as daemon:

@@ -1,4 +1,4 @@
-"""Laws of what is counted of calls beside the core: each refusal and each wait once, and never without bound."""
+"""Laws of tallies: each refusal and each wait of a call is counted once, and the number of kinds is bounded."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ RESERVE = Reserve(worker_id=1, request_id="r", keys=b"", num_tokens=1)  # type: 
     ],
 )
 def test_refusals_have_a_reason(error: KVLeaseError, reason: str) -> None:
-    """That is the rule that was broken, or else what there was too little of."""
+    """A refusal's reason is the rule that was broken, or else the resource that ran short."""
     tally = Tally()
     tally.refused("reserve", error)
 
@@ -31,7 +31,7 @@ def test_refusals_have_a_reason(error: KVLeaseError, reason: str) -> None:
 
 
 def test_kinds_of_refusals_are_bounded() -> None:
-    """Beyond so many kinds all new ones go by one name; known ones are still told apart."""
+    """Above the limit all new kinds share one name; kinds known before keep their own."""
     tally = Tally()
     for number in range(REFUSALS_MAX + 5):
         tally.refused("reserve", InvalidError(rule=str(number)))
@@ -43,7 +43,7 @@ def test_kinds_of_refusals_are_bounded() -> None:
 
 
 def test_waits_are_told_by_their_end() -> None:
-    """A wait ends with a grant, with a refusal, which counts as one too, or when its caller has gone."""
+    """A wait ends with a grant, a refusal or a caller that leaves; a refused wait counts as a refusal, too."""
     tally = Tally()
     for result in (object(), PoolFullError(rule="blocks")):
         tally.waits_for(RESERVE).end(result)
@@ -62,7 +62,7 @@ def a_request(name: str, num_tokens: int, wait_ms: int = 0) -> pb.ReserveRequest
 
 
 async def test_daemon_counts_what_becomes_of_calls(node: Node) -> None:
-    """Refused at once, served after a wait, refused after one: each is seen where operators look."""
+    """A refusal at once, a grant after a wait and a refusal after a wait all show in the stats."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()

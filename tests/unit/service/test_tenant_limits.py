@@ -1,4 +1,4 @@
-"""Tenants of the settings become limits in blocks, under the digests that their workers have."""
+"""Tenants of the settings become limits in blocks, under their workers' digests."""
 
 import json
 import os
@@ -53,13 +53,13 @@ def test_percent_are_exact() -> None:
 
 
 def test_tenant_that_is_not_named_has_the_defaults() -> None:
-    """It may have the whole pool, is promised nothing of it, and pins a quarter at most."""
+    """A tenant without limits may have the whole pool, is promised nothing, and pins a quarter at most."""
     assert a_shape(100).tenant_default == TenantLimits(max_blocks=100, pinned_blocks_max=25)
     assert not a_shape(100).limits_tenants
 
 
 def test_rounded_minima_are_never_more_than_the_pool() -> None:
-    """Where not all minima can be rounded up, some are rounded down; none is above its own maximum."""
+    """If not all minima can be rounded up, some are rounded down; none is above its own maximum."""
     shape = a_shape(
         5, chat=TenantSettings(min_percent=50), batch=TenantSettings(min_percent=50, max_percent=50)
     )
@@ -69,7 +69,7 @@ def test_rounded_minima_are_never_more_than_the_pool() -> None:
 
 
 def test_limits_are_noticed() -> None:
-    """A cache is limited by one tenant with a minimum, or with a maximum below the pool."""
+    """A cache is limited if one tenant has a minimum, or a maximum below the pool."""
     assert a_shape(10, chat=TenantSettings(min_percent=10)).limits_tenants
     assert a_shape(10, chat=TenantSettings(max_percent=90)).limits_tenants
     assert not a_shape(10, chat=TenantSettings(weight=5)).limits_tenants
@@ -81,7 +81,7 @@ def test_limits_are_noticed() -> None:
 def test_tenants_come_from_file_environment_and_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of the file, and JSON in the environment or in a flag; what differs is taken from the highest of them."""
+    """Tenants come from a table of the file, or as JSON from a variable or flag; the highest source wins."""
     file = tmp_path / "kvleased.toml"
     file.write_text("[tenants.chat]\nmin_percent = 40\n")
 
@@ -115,7 +115,7 @@ def test_tenants_come_from_file_environment_and_flag(
 def test_tenants_without_sense_are_refused(
     tenants: object, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Limits that cannot all be kept, or that are none, end the start with a sentence that names them."""
+    """Limits that contradict each other or are malformed end the start with a sentence that names them."""
     with pytest.raises(SystemExit):
         load(["--tenants", json.dumps(tenants)])
 
@@ -125,7 +125,7 @@ def test_tenants_without_sense_are_refused(
 def test_tenants_that_are_no_table_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is no JSON is told with an example, from wherever it comes."""
+    """A value that is not JSON is refused with an example, whatever source it comes from."""
     with pytest.raises(SystemExit):
         load(["--tenants", "chat"])
     monkeypatch.setenv("KVLEASED_TENANTS", "chat")
@@ -138,7 +138,7 @@ def test_tenants_that_are_no_table_are_refused(
 
 
 def test_control_process_gets_tenants_as_they_were_resolved() -> None:
-    """What the supervisor hands over is read back with all of its tenants."""
+    """The control process reads all tenants back from the settings that the supervisor hands over."""
     settings = Settings(tenants={"chat": TenantSettings(min_percent=40)})
     fd = os.memfd_create("settings")
     os.write(fd, settings.model_dump_json().encode())
@@ -151,7 +151,7 @@ def test_control_process_gets_tenants_as_they_were_resolved() -> None:
 
 
 def test_bytes_are_divided_by_those_of_a_block() -> None:
-    """A minimum is rounded up, a maximum down; the stricter of bytes and percent holds."""
+    """A minimum in bytes is rounded up to blocks, a maximum down; the stricter of bytes and percent holds."""
     tenant = TenantSettings(min_percent=10, min_bytes=1_501, max_percent=50, max_bytes=3_999)
 
     found = limits_of({"chat": tenant}, SECRET, 100, 100).tenants[CHAT]
@@ -162,7 +162,7 @@ def test_bytes_are_divided_by_those_of_a_block() -> None:
 
 
 def test_minima_that_are_more_than_the_pool_are_refused() -> None:
-    """Bytes can say more than a pool has, which percents cannot."""
+    """Minima in bytes can add up to more than the pool, unlike percents, and are refused then."""
     tenants = {"chat": TenantSettings(min_bytes=900), "batch": TenantSettings(min_percent=20)}
 
     with pytest.raises(NeverFitsError) as refused:
@@ -174,13 +174,13 @@ def test_minima_that_are_more_than_the_pool_are_refused() -> None:
 
 
 def test_bytes_must_fit_each_other() -> None:
-    """A minimum above the maximum makes no sense."""
+    """A minimum above the maximum is refused."""
     with pytest.raises(ValueError, match="min_bytes"):
         TenantSettings(min_bytes=2, max_bytes=1)
 
 
 def test_rules_are_replaced_and_counted() -> None:
-    """Limits have the revision that they were set with, and no more tenants have some than may."""
+    """Limits have the revision that they were set with, and only so many tenants may have limits."""
     rules = Rules({"chat": TenantSettings(weight=2)}, max_tenants=2)
 
     assert rules.of("chat") == (TenantSettings(weight=2), 0)
@@ -195,7 +195,7 @@ def test_rules_are_replaced_and_counted() -> None:
 
 
 class Keeper:
-    """What remembers names, as far as limits are concerned."""
+    """A keeper that remembers names, as far as limits need it."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -211,7 +211,7 @@ class Keeper:
 
 
 def test_removed_limits_make_room_for_those_of_others() -> None:
-    """A tenant that is given the defaults has none of its own; of those, the last revisions are remembered."""
+    """A tenant that is set to the defaults frees its place; only the last such revisions are remembered."""
     rules, keeper = Rules({}, 2), Keeper()
 
     for number in range(5):

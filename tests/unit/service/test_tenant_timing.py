@@ -22,16 +22,16 @@ from tests.unit.service.conftest import OPERATOR, TOKENS_PER_BLOCK, Node
 
 OURS: Final = str(Path(kvleased.__file__).parent)
 NUM_SAMPLES: Final = 120
-"""About so many prompts that another tenant has, and as many that nobody has, in no order that could be seen."""
+"""About so many prompts of another tenant, and as many of nobody, in random order."""
 NUM_WARM_UP: Final = 40
 NUM_BLOCKS: Final = 3
 NUM_TOKENS: Final = NUM_BLOCKS * TOKENS_PER_BLOCK
 SHARE_MIN: Final = 0.8
-"""Of samples that take the usual work; the others meet a key that lies at the same place of the table as another."""
+"""Share of samples that take the usual work; in the rest a key collides with another in the table."""
 
 
 class Seen(NamedTuple):
-    """What a tenant is told, and what it costs to tell."""
+    """What a tenant is told, and the work that telling it took."""
 
     answers: tuple[str, ...]
     work: tuple[int, ...]
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 class Tenant(NamedTuple):
-    """A worker, and how its tenant names what it caches."""
+    """A worker, and the name of its tenant's keys."""
 
     caller: Caller
     naming: BlockKeys
@@ -59,7 +59,7 @@ async def attached(node: Node, tenant: str) -> Tenant:
 
 
 def counted(act: Callable[[], Any]) -> tuple[Any, int]:
-    """Do something; return what comes of it, and how many lines of the daemon's own ran meanwhile."""
+    """Do something; return its result and how many lines of the daemon's own code ran."""
     num_lines = 0
 
     def count(frame: FrameType, event: str, _: object) -> Any:
@@ -78,7 +78,7 @@ def counted(act: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def asked(node: Node, tenant: Tenant, prompt_keys: bytes, name: str) -> Seen:
-    """Ask for a prompt in every way in which its tenant may."""
+    """Ask about a prompt in every way that its tenant may."""
     call = node.daemon.call
     caller = tenant.caller
     reserve = pb.ReserveRequest(request_id=name, keys=prompt_keys, num_tokens=NUM_TOKENS)
@@ -88,7 +88,7 @@ def asked(node: Node, tenant: Tenant, prompt_keys: bytes, name: str) -> Seen:
     pinned, pinning = counted(lambda: call("pin", pb.PinRequest(keys=prompt_keys), caller))
     if pinned.pin_id:
         call("unpin", pb.UnpinRequest(pin_id=pinned.pin_id), caller)
-    # Which lease, blocks and row it is says how many were granted before, whoever asks.
+    # Lease, block and row ids tell how many were granted before, whoever asks.
     for field in ("lease_id", "block_ids", "row"):
         lease.ClearField(field)
     pinned.ClearField("pin_id")
@@ -110,7 +110,7 @@ async def cached(node: Node, tenant: Tenant, prompt: int) -> None:
 
 
 async def sampled(node: Node, holder: Tenant, curious: Tenant) -> tuple[list[Seen], list[Seen]]:
-    """Return what the curious one sees of prompts that the holder has, and of others while it has as many."""
+    """Return what a curious tenant sees of the holder's prompts, and of others that nobody has."""
     held: list[Seen] = []
     nobodys: list[Seen] = []
     coin = random.Random(0)  # noqa: S311 -- it is to be the same each time
@@ -119,7 +119,7 @@ async def sampled(node: Node, holder: Tenant, curious: Tenant) -> tuple[list[See
         is_held = coin.random() < 0.5
         wanted = 2 * number + (not is_held)
         seen = asked(node, curious, curious.keys(wanted), f"q{number}")
-        # The first ones meet what nobody has used before.
+        # The first samples meet code and state that nobody has used before.
         if number >= NUM_WARM_UP:
             (held if is_held else nobodys).append(seen)
         await node.ask("evict", pb.EvictRequest(num_blocks=NUM_BLOCKS), OPERATOR)
@@ -127,13 +127,13 @@ async def sampled(node: Node, holder: Tenant, curious: Tenant) -> tuple[list[See
 
 
 def usual(samples: list[Seen], call: int) -> tuple[int, float]:
-    """Return the work that a call mostly takes, and the share of samples in which it does."""
+    """Return the work that a call usually takes, and the share of samples that take it."""
     ((work, count),) = Counter(sample.work[call] for sample in samples).most_common(1)
     return work, count / len(samples)
 
 
 async def test_tenant_cannot_tell_what_another_has(node: Node) -> None:
-    """Of a prompt that another tenant has and of one that nobody has it is told the same, for the same work."""
+    """Of a prompt that another tenant has and of one that nobody has, a tenant is told the same for the same work."""
     async with node.life():
         await node.register(device_blocks=64, host_bytes=0)
         holder, curious = await attached(node, "a"), await attached(node, "b")
@@ -148,7 +148,7 @@ async def test_tenant_cannot_tell_what_another_has(node: Node) -> None:
 
 
 async def test_count_of_work_would_tell_a_hit(node: Node) -> None:
-    """The law above is no empty one: of what a tenant has itself, answer and work tell."""
+    """The law above can fail: for a tenant's own prompts, answer and work do show a hit."""
     async with node.life():
         await node.register(device_blocks=64, host_bytes=0)
         holder = await attached(node, "a")
@@ -160,7 +160,7 @@ async def test_count_of_work_would_tell_a_hit(node: Node) -> None:
 
 
 async def test_stolen_key_is_answered_as_one_that_nobody_has(node: Node) -> None:
-    """With another's very keys a tenant is told what it is told of keys that nobody has."""
+    """A tenant with another's stolen keys is answered as for keys that nobody has."""
     async with node.life():
         await node.register(device_blocks=64, host_bytes=0)
         holder, curious = await attached(node, "a"), await attached(node, "b")

@@ -53,7 +53,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 async def test_watchers_hear_of_a_drain_of_the_daemon(node: Node) -> None:
-    """As of one of a cache: who keeps a picture of the daemon is to know of it; a repeat is no news."""
+    """Watchers hear of a drain of the daemon as of one of a cache; repeating it is no event."""
     async with node.life() as daemon:
         for verb in ("drain", "drain", "undrain", "undrain"):
             request = pb.DrainRequest() if verb == "drain" else pb.UndrainRequest()
@@ -76,7 +76,7 @@ async def test_watchers_hear_of_a_drain_of_the_daemon(node: Node) -> None:
 async def test_acts_of_an_operator_name_him(
     node: Node, caller: Caller, peer: dict[str, object]
 ) -> None:
-    """One line of each act has what it was about, the role, the transport and where it came from."""
+    """Each act is one line with its subject, the role, the transport and the peer."""
     async with node.life():
         await node.register()
         await cached(node, "gone")
@@ -92,7 +92,7 @@ async def test_acts_of_an_operator_name_him(
 
 
 async def test_events_of_a_tenant_name_it(node: Node) -> None:
-    """Whose limits were set, and whose blocks were dropped; where that was all of them, nobody is named."""
+    """An event names the tenant whose limits were set or blocks cleared; clearing all tenants names none."""
     acts = {
         "set_tenant": pb.SetTenantRequest(tenant="chat", revision=1),
         "clear": pb.ClearRequest(cache="main", tenant="chat"),
@@ -111,7 +111,7 @@ async def test_events_of_a_tenant_name_it(node: Node) -> None:
 
 
 async def test_workers_are_told_with_tenant_and_process(node: Node) -> None:
-    """Who attaches, detaches or dies is named with its tenant and process, and never with its token."""
+    """Each line about a worker that attaches, detaches or dies has its tenant and process, but not its token."""
     attach = pb.AttachRequest(cache="main", tenant="chat", worker_name="w")
     pidfd = os.pidfd_open(os.getpid())
     caller = Caller(
@@ -140,7 +140,7 @@ async def test_workers_are_told_with_tenant_and_process(node: Node) -> None:
 
 @pytest.mark.parametrize("role", [Role.OPERATOR, Role.JOINER], ids=lambda role: role.value)
 async def test_worker_has_one_role_from_first_to_last(node: Node, role: Role) -> None:
-    """A worker is told of as one when it attaches, resumes and detaches, and as what it was let in as."""
+    """Lines of attach, resume and detach have the role "worker"; the first two also tell the role it was let in as."""
     caller = Caller(transport="rest", role=role, address="10.0.0.7:4711")
     async with node.life():
         await node.register()
@@ -160,7 +160,7 @@ async def test_worker_has_one_role_from_first_to_last(node: Node, role: Role) ->
 
 
 async def test_workers_own_calls_are_no_news(node: Node) -> None:
-    """What workers do to cached blocks all the time leaves no line."""
+    """Calls that workers make on cached blocks all the time are not logged."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="chat")
