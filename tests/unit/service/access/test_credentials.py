@@ -1,4 +1,4 @@
-"""Laws of copies of credentials: a control process that cannot use the files goes on with what the one before had."""
+"""Laws of copies of credentials: a control process that cannot use the files goes on with its predecessor's copies."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.unit.api.certificates import Authority
 
 
 class Lives:
-    """The control processes of one supervisor, each of which takes what it begins with."""
+    """The successive control processes of one supervisor, each of which begins with what the supervisor keeps."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -32,7 +32,7 @@ class Lives:
         self.store.act({"op": "keep", "name": name, "metadata": metadata}, [os.dup(fd)])
 
     def kept(self) -> list[Kept]:
-        """Return what the next life is handed."""
+        """Return what the next control process is handed."""
         return [
             Kept(name=one["name"], fd=os.dup(fd), num_bytes=0, metadata={})
             for message, fds in self.store.handover()
@@ -40,7 +40,7 @@ class Lives:
         ]
 
     def next(self) -> Settings:
-        """Begin another life; returns what it serves by."""
+        """Begin the next life; return the settings that it serves by."""
         self.renewal = Renewal()
         copies = Copies(cast(KeeperLink, self), self.kept())
         return begin(self.settings, copies, self.renewal, self._take, lambda _: None)
@@ -66,7 +66,7 @@ def lives(tmp_path: Path) -> Lives:
 
 
 def files_of(settings: Settings) -> TlsFiles:
-    """Return the files that TLS is served with."""
+    """Return the files that serve TLS."""
     found = tls_files(settings)
     assert found is not None
     return found
@@ -74,7 +74,7 @@ def files_of(settings: Settings) -> TlsFiles:
 
 @pytest.mark.parametrize("name", ["tls_cert_file", "tls_key_file", "tls_client_ca_file"])
 def test_file_of_tls_that_is_gone_has_a_copy(lives: Lives, name: str) -> None:
-    """Each of the files may go, in the life after as in the one after that; the others are copies, too."""
+    """Any of the files may go: in the next two lives all files are served from their copies."""
     assert lives.next() is lives.settings
     before = {field: path.read_bytes() for field, path in vars_of(files_of(lives.settings)).items()}
     getattr(lives.settings, name).unlink()
@@ -87,13 +87,13 @@ def test_file_of_tls_that_is_gone_has_a_copy(lives: Lives, name: str) -> None:
 
 
 def vars_of(files: TlsFiles) -> dict[str, Path]:
-    """Return the paths by what they are."""
+    """Return the paths by field."""
     assert files.client_ca_file is not None
     return {"cert": files.cert_file, "key": files.key_file, "client_ca": files.client_ca_file}
 
 
 def test_token_that_cannot_be_used_has_a_copy(lives: Lives) -> None:
-    """All tokens are those of the life before, until the file is mended."""
+    """If a token cannot be used, all tokens stay those of the life before until the file is mended."""
     path = lives.settings.token_paths[Role.READER]
     lives.next()
     token = path.read_text().strip()
@@ -111,7 +111,7 @@ def test_token_that_cannot_be_used_has_a_copy(lives: Lives) -> None:
 
 @pytest.mark.parametrize("is_token", [True, False], ids=["token", "certificate"])
 def test_first_life_has_no_copies(lives: Lives, *, is_token: bool) -> None:
-    """Where nothing was ever in force, what cannot be used is refused by its name."""
+    """Without copies, a file that cannot be used is refused by its path."""
     path = lives.settings.token_paths[Role.READER] if is_token else lives.settings.tls_key_file
     assert path is not None
     path.touch(0o600)
@@ -122,7 +122,7 @@ def test_first_life_has_no_copies(lives: Lives, *, is_token: bool) -> None:
 
 
 def test_copies_show_no_secret(lives: Lives) -> None:
-    """What they are called and look like says what they are of, and no more."""
+    """Names and representations of copies say what they are copies of, and show no secret."""
     lives.next()
     kept = lives.kept()
     told = f"{[one.entry for one in kept]} {Copies(cast(KeeperLink, lives), kept)}"

@@ -1,4 +1,4 @@
-"""Whom nobody knows is told whose token it takes, in words that read well."""
+"""An unknown caller is told whose token the call takes, in words that read well."""
 
 import pytest
 
@@ -15,7 +15,7 @@ STRANGER = Caller(transport="rest", role=Role.STRANGER)
 
 @pytest.fixture
 def guard() -> Guard:
-    """Nobody has a token."""
+    """A guard without any token."""
     return Guard(Registry(1, max_caches=1, max_workers=1), Keyring({}))
 
 
@@ -33,7 +33,7 @@ def guard() -> Guard:
 def test_unknown_caller_is_told_whose_token_it_takes(
     guard: Guard, token: str, what: str, allowed: Roles, advice: str
 ) -> None:
-    """A wrong token of a reader sends nobody to attach; where it takes a worker's, that is how to get it."""
+    """A wrong token gets advice on the right one; only where a worker's token is taken, the advice is to attach."""
     with pytest.raises(UnknownWorkerError) as refused:
         guard.admit(allowed, STRANGER._replace(token=token))
 
@@ -44,7 +44,7 @@ def test_unknown_caller_is_told_whose_token_it_takes(
 
 
 def test_caller_goes_on_for_as_long_as_the_token_of_his_role_is_the_same(guard: Guard) -> None:
-    """Another role's new token ends nothing of his; his own does, with whose it was."""
+    """A caller stays admitted while its role's token is the same; after that it is told whose token was replaced."""
     guard.keyring = Keyring({Role.READER: "seen", Role.OPERATOR: "secret"})
     caller = guard.admit(roles.LOOK_AT_ALL, STRANGER._replace(token="seen"))
     guard.check_still(caller)
@@ -60,14 +60,14 @@ def test_caller_goes_on_for_as_long_as_the_token_of_his_role_is_the_same(guard: 
 
 @pytest.mark.parametrize("token", ["", "guessed"])
 def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
-    """Whose token can only have been a worker's is told how to get one, as over the local socket."""
+    """If a call takes only a worker's token, the refusal says how to get one, as over the local socket."""
     with pytest.raises(UnknownWorkerError, match="attach first and send the token"):
         guard.admit(roles.OWN, STRANGER._replace(token=token))
 
 
 @pytest.mark.parametrize("token", ["", "guessed"])
 async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
-    """What a worker and an operator may do says where each has its token from."""
+    """If a call takes a worker's or an operator's token, the refusal says where each comes from."""
     with pytest.raises(
         UnknownWorkerError, match=r"attach returns a worker's, and .* KVLEASE_TOKEN_FILE"
     ):
@@ -75,7 +75,7 @@ async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
 
 
 def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
-    """A token that was lost reads the same of a detach over REST, which is a worker's own, as over the others."""
+    """A lost token is refused with the same message in a detach over REST as in other calls of a worker's own."""
     lost, messages = STRANGER._replace(token="lost"), set()
     for allowed in (roles.OWN, roles.of_verb("detach")):
         with pytest.raises(UnknownWorkerError) as refused:
@@ -88,7 +88,7 @@ def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
 
 
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
-    """A role that may not is named with its article, and so are those that may."""
+    """The refusal names the caller's role, and the roles that may call, with their articles."""
     with pytest.raises(
         NotYoursError, match=r"^an operator may not do this: it takes a reader; docs/"
     ):

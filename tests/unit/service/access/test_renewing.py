@@ -1,4 +1,4 @@
-"""Laws of renewal: what changed is taken once and whole, what cannot be used is not, and nothing is read needlessly."""
+"""Laws of renewal: a change is taken once and whole, what cannot be used is not taken, and no file is read in vain."""
 
 from pathlib import Path
 
@@ -26,20 +26,20 @@ def paths(tmp_path: Path) -> dict[Role, Path]:
 
 @pytest.fixture
 def taken() -> list[Keyring]:
-    """What was taken."""
+    """The keyrings that were taken."""
     return []
 
 
 @pytest.fixture
 def renewal(paths: dict[Role, Path], taken: list[Keyring]) -> Renewal:
-    """One that watches the tokens."""
+    """A renewal that watches the tokens."""
     made = Renewal()
     made.watch_tokens(paths, taken.append)
     return made
 
 
 def put(path: Path, text: str) -> None:
-    """Put another file in the place of one."""
+    """Replace a file by one with another text."""
     aside = path.with_suffix(".new")
     aside.touch(0o600)
     aside.write_text(text)
@@ -47,7 +47,7 @@ def put(path: Path, text: str) -> None:
 
 
 def test_unchanged_tokens_are_not_read_again(renewal: Renewal, taken: list[Keyring]) -> None:
-    """A look at what has not changed does nothing, unless one is told to."""
+    """Unchanged files are not read again unless the renewal is told to."""
     renewal.look()
     assert taken == []
     renewal.look(is_told=True)
@@ -57,7 +57,7 @@ def test_unchanged_tokens_are_not_read_again(renewal: Renewal, taken: list[Keyri
 def test_changed_token_is_taken_once(
     renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path]
 ) -> None:
-    """The next look takes it, with all others, and the one after that nothing."""
+    """The next look takes the new token together with all others; the look after that takes nothing."""
     put(paths[Role.READER], NEW)
     renewal.look()
     renewal.look()
@@ -72,7 +72,7 @@ def test_changed_token_is_taken_once(
 def test_token_that_is_none_is_not_taken(
     renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path], text: str
 ) -> None:
-    """Nothing is taken, that is told, and what mends it is taken."""
+    """A malformed token is not taken and is reported as stale; the token that mends it is taken."""
     put(paths[Role.READER], text)
     renewal.look()
     assert (taken, renewal.stale) == ([], {"tokens": True})
@@ -86,7 +86,7 @@ def test_token_that_is_none_is_not_taken(
 def test_token_that_is_gone_is_not_taken(
     renewal: Renewal, taken: list[Keyring], paths: dict[Role, Path]
 ) -> None:
-    """A file that is removed locks nobody out: another must take its place first."""
+    """If a file is removed, the old token stays in force until another file takes its place."""
     paths[Role.READER].unlink()
     renewal.look()
 
@@ -94,7 +94,7 @@ def test_token_that_is_gone_is_not_taken(
 
 
 def test_token_behind_a_link_is_seen_to_change(tmp_path: Path) -> None:
-    """Where a link is led elsewhere, as Kubernetes does, what it leads to now is taken."""
+    """If a link is switched to another directory, as Kubernetes does, the token behind it now is taken."""
     taken: list[Keyring] = []
     for name, text in (("one", "f" * 16), ("two", NEW)):
         (tmp_path / name).mkdir()
@@ -113,7 +113,7 @@ def test_token_behind_a_link_is_seen_to_change(tmp_path: Path) -> None:
 def test_certificate_is_taken_apart_from_tokens(
     renewal: Renewal, taken: list[Keyring], tmp_path: Path
 ) -> None:
-    """A certificate that cannot be used says nothing of tokens that can."""
+    """A certificate that cannot be used does not keep tokens from being taken."""
     files = TlsFiles(cert_file=tmp_path / "cert", key_file=tmp_path / "key", client_ca_file=None)
 
     def refuse(refused: TlsFiles) -> None:
@@ -128,7 +128,7 @@ def test_certificate_is_taken_apart_from_tokens(
 
 
 class Certified:
-    """A certificate that is watched at a moment of one's choice."""
+    """A certificate that is watched at a time that the test sets."""
 
     def __init__(self, directory: Path) -> None:
         signed = Authority(directory).sign("server")
@@ -145,20 +145,20 @@ class Certified:
         put_pair(signed, self.files)
 
     def watch(self) -> list[str]:
-        """Watch it from now on; returns the events that are logged."""
+        """Watch the certificate from now on; return the events that are logged."""
         with capture_logs() as logs:
             self.renewal.watch_certificate(self.files, self.taken.append)
         return [str(entry["event"]) for entry in logs]
 
     def look(self) -> list[str]:
-        """Look now; returns the levels and words that are logged."""
+        """Look now; return the levels and words that are logged."""
         with capture_logs() as logs:
             self.renewal.look()
         return [f"{entry['log_level']} {entry['event']} {entry.get('error', '')}" for entry in logs]
 
 
 def put_pair(pair: Pair, files: TlsFiles) -> None:
-    """Put a certificate in its place."""
+    """Put a certificate and its key in their places."""
     put(files.key_file, pair.key_file.read_text())
     put(files.cert_file, pair.cert_file.read_text())
 
@@ -170,7 +170,7 @@ def certified(tmp_path: Path) -> Certified:
 
 
 def test_certificate_that_has_ended_is_not_taken(certified: Certified) -> None:
-    """It is told once, as a warning with its end, and the old one stays; one that is valid then mends it."""
+    """An expired certificate is warned of once, with its end, and the old one stays; a valid one is then taken."""
     assert certified.watch() == []
     put_pair(certified.pair, certified.files)
     now, certified.moment = certified.moment, certified.ends_at + 1
@@ -188,7 +188,7 @@ def test_certificate_that_has_ended_is_not_taken(certified: Certified) -> None:
 
 
 def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certified) -> None:
-    """It needs no other change: the daemon's own clock may be the one that is behind."""
+    """A certificate that begins later is taken then without another change: perhaps the daemon's clock is behind."""
     certified.watch()
     put_pair(certified.pair, certified.files)
     certified.moment = certified.begins_at - 60
@@ -208,7 +208,7 @@ def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certifi
 def test_start_with_a_certificate_out_of_date_is_told(
     certified: Certified, seconds_off: float
 ) -> None:
-    """The daemon serves with it, as its local sockets need none, and says that clients will refuse it."""
+    """The daemon serves with it, as local sockets need no certificate, and warns that clients will refuse it."""
     certified.moment += seconds_off
 
     assert certified.watch() == ["certificate_out_of_date"]

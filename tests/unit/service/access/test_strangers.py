@@ -1,4 +1,4 @@
-"""However much strangers send, the log has a line of a kind in ten seconds, and loses none in the count."""
+"""However much strangers send, the log has one line of a kind in ten seconds, and the counts miss none."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ STRANGER = Caller(transport="rest", role=Role.STRANGER, address="10.0.0.7:4711")
 
 
 async def test_flood_is_a_line_and_a_number() -> None:
-    """The first is told at once, the others together, with the last of them."""
+    """The first refusal is logged at once; the others are logged together, with the last of them."""
     seldom = Seldom("bad_http")
 
     with capture_logs() as lines:
@@ -36,7 +36,7 @@ async def test_flood_is_a_line_and_a_number() -> None:
 
 
 async def test_end_of_a_flood_is_told_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was held back does not wait for the next stranger."""
+    """Refusals that were held back are logged without waiting for the next stranger."""
     monkeypatch.setattr(strangers, "SECONDS_APART", 0.01)
     seldom = Seldom("bad_http")
 
@@ -51,7 +51,7 @@ async def test_end_of_a_flood_is_told_by_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_refused_operator_is_told_with_verb_and_peer_but_no_token() -> None:
-    """A wrong token for an operator's verb is a warning that says who tried what, and not with which token."""
+    """A wrong token for an operator's verb is a warning with verb and peer, and without the token."""
     guard = Guard(Registry(1, max_caches=1, max_workers=1), Keyring({Role.READER: "reader-token"}))
 
     with capture_logs() as lines:
@@ -70,7 +70,7 @@ async def test_refused_operator_is_told_with_verb_and_peer_but_no_token() -> Non
 
 
 async def test_worker_that_was_forgotten_is_no_stranger() -> None:
-    """A worker calls on with the token of a daemon that has gone, and attaches again: nothing to warn of."""
+    """A worker that calls with the token of an earlier daemon attaches again and causes no warning."""
     guard = Guard(Registry(1, max_caches=1, max_workers=1), Keyring({}))
 
     with capture_logs() as lines:

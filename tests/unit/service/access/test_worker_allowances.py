@@ -1,4 +1,4 @@
-"""Places of workers are kept for those who do not come as joiners, for minima, and for tenants that have none yet."""
+"""Places of workers are kept for callers that are not joiners, for minima, and for tenants without workers."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from kvleased.config.settings import TenantSettings
 def attach_all(
     allowances: WorkerAllowances, has: Counter[str], tenant: str, *, is_joiner: bool = False
 ) -> tuple[int, BusyError]:
-    """Attach workers of a tenant until one is refused; returns how many were not, and the refusal."""
+    """Attach workers of a tenant until one is refused; return how many were attached, and the refusal."""
     for count in range(1_000):
         try:
             allowances.require_one(tenant, has, count if is_joiner else None)
@@ -30,7 +30,7 @@ def test_one_tenant_without_limits_may_have_all_places() -> None:
 
 
 def test_joiners_leave_half_of_the_places() -> None:
-    """Whoever has but a joiner's token cannot shut out those who attach on the node."""
+    """Joiners cannot shut out callers that attach on the node."""
     allowances, has = WorkerAllowances({}, 16), Counter[str]()
 
     count, refusal = attach_all(allowances, has, "default", is_joiner=True)
@@ -41,7 +41,7 @@ def test_joiners_leave_half_of_the_places() -> None:
 
 
 def test_flood_of_workers_leaves_the_places_of_minima_and_of_newcomers() -> None:
-    """Half of the places is divided by the minima; the last eighth is for tenants that have no worker."""
+    """Half of the places is divided by the minima; the last eighth is for tenants without workers."""
     tenants = {"chat": TenantSettings(min_percent=50), "batch": TenantSettings(min_bytes=1)}
     allowances, has = WorkerAllowances({}, 16).under(tenants), Counter[str]()
 
@@ -56,7 +56,7 @@ def test_flood_of_workers_leaves_the_places_of_minima_and_of_newcomers() -> None
 
 
 def test_flood_of_joiners_leaves_the_places_of_minima_to_joiners_too() -> None:
-    """A tenant's part is its own also where it comes over TCP, and no more than that once joiners have their half."""
+    """A tenant with a minimum gets its places over TCP, too, but no more than those once joiners have their half."""
     allowances = WorkerAllowances({"chat": TenantSettings(min_percent=50)}, 16)
     has = Counter[str]()
     flooded, _ = attach_all(allowances, has, "flood", is_joiner=True)
@@ -72,7 +72,7 @@ def test_flood_of_joiners_leaves_the_places_of_minima_to_joiners_too() -> None:
 
 
 def test_refused_tenant_is_told_whose_worker_may_go() -> None:
-    """Not its own, where it has none."""
+    """A refused tenant without a worker is told to detach a worker of another tenant."""
     allowances = WorkerAllowances({"chat": TenantSettings(min_percent=100)}, 4)
     has = Counter({"batch": 2})
 
@@ -87,7 +87,7 @@ def test_refused_tenant_is_told_whose_worker_may_go() -> None:
 
 
 def test_minima_beyond_half_of_the_places_are_rounded_down() -> None:
-    """Of more minima than places none is kept, rather than all."""
+    """If there are more minima than places to keep, none is kept."""
     tenants = {str(number): TenantSettings(min_percent=1) for number in range(9)}
 
     assert attach_all(WorkerAllowances(tenants, 16), Counter(), "flood")[0] == 16 - 2
