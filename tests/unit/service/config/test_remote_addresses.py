@@ -1,4 +1,4 @@
-"""A URL says where a store is, and never shows how to enter it."""
+"""A URL says where a store is, and its text never shows the password."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from kvleased.config.addresses import RemoteUrl, RemoteUrlError, unreadable_file
 
 
 def test_parts_are_taken_out_of_their_escapes() -> None:
-    """User and password may have any character, escaped."""
+    """User and password may have any character, written as an escape."""
     url = RemoteUrl.parse("rediss://us%40er:p%2Fw%23@[::1]:7000/4?ssl_ca_certs=/a%20b.pem")
 
     assert (url.scheme, url.host, url.port) == ("rediss", "::1", 7000)
@@ -54,7 +54,7 @@ def test_password_is_not_shown(text: str, shown: str) -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused(text: str) -> None:
-    """A URL that would not work, or would take away a limit, is refused with a reason that has no password."""
+    """A URL that would not work, or would lift a limit, is refused with a reason that has no password."""
     with pytest.raises(RemoteUrlError) as refusal:
         RemoteUrl.parse(text)
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_used_is_refused(text: str) -> None:
 
 
 def test_files_of_an_address_must_be_readable(tmp_path: Path) -> None:
-    """A certificate that is not there is told by option and path; nothing is asked of addresses without files."""
+    """A missing certificate is reported with its option and path; an address without files is not checked."""
     there, missing = tmp_path / "ca.pem", tmp_path / "key.pem"
     there.touch()
     address = f"rediss://:pw@h?ssl_ca_certs={there}"

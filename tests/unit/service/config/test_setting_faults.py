@@ -1,4 +1,4 @@
-"""Settings that make no sense are named as they were written, all at once, with what to write instead."""
+"""Invalid settings are named as they were written, all at once, with what to write instead."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from kvleased.config.sources import load
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Return what a start with these arguments is refused with, line by line, less the last, which all have."""
+    """Return the lines that refuse a start with these arguments, without the last line, which all refusals share."""
     with pytest.raises(SystemExit) as end:
         load(arguments)
 
@@ -99,7 +99,7 @@ def test_wrong_value_is_told_with_what_to_write(
 def test_setting_is_called_as_its_variable_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What came by the environment is told by the variable's name, in the case that it was given in."""
+    """A setting from the environment is named by its variable, in the case in which it was given."""
     monkeypatch.setenv("kvleased_max_leases", "foo")
     monkeypatch.setenv("KVLEASED_LISTEN_TCP", "maybe")
     monkeypatch.setenv("KVLEASED_TENANTS", '{"a": {"weight": 0}}')
@@ -115,7 +115,7 @@ def test_setting_is_called_as_its_variable_is_written(
 def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who mends a file need not start anew for each of its faults."""
+    """All faults of a file are reported at once, with its path, so that one start is enough to mend it."""
     file = tmp_path / "kvleased.toml"
     file.write_text(
         "max_leases = [1]\nruntime_dir = 5\nmax_lease = 1\n[tenants]\nchat.min_percent = {}\n"
@@ -134,7 +134,7 @@ def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
 def test_fault_is_told_of_the_source_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a flag overrides what a file says, the flag is at fault."""
+    """If a flag overrides the file, the flag is named."""
     file = tmp_path / "kvleased.toml"
     file.write_text("max_leases = 0\n")
     monkeypatch.setenv("KVLEASED_MAX_LEASES", "0")
@@ -192,7 +192,7 @@ def test_settings_that_do_not_go_together_are_called_as_they_were_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each of several settings is named as it was given, and one that was not as the others are."""
+    """Settings are named as they were given, and one that was not given is named like the others."""
     if variable:
         monkeypatch.setenv(variable, "1")
 
@@ -204,7 +204,7 @@ def test_settings_that_do_not_go_together_are_called_as_they_were_written(
 def test_settings_of_a_file_that_do_not_go_together_are_told_with_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The names are those of the file, and the file is named."""
+    """Settings of a file are named as in the file, with its path."""
     file = tmp_path / "kvleased.toml"
     file.write_text("lease_seconds = 1\n")
 
@@ -244,14 +244,14 @@ def test_settings_of_a_file_that_do_not_go_together_are_told_with_its_path(
 def test_command_line_without_sense_is_told_with_what_to_write(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A misspelt flag is told with the one that was perhaps meant, and a password in it is not repeated."""
+    """A misspelt flag is reported with the one that was perhaps meant, and a password in it is not repeated."""
     assert said(capsys, *arguments) == [says]
 
 
 def test_more_tenants_than_may_be_are_told_at_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Not when the first one's limits are changed."""
+    """Too many tenants are refused at the start, not at the first change of a limit."""
     lines = said(capsys, "--max-tenants=1", '--tenants={"a": {"weight": 1}, "b": {"weight": 1}}')
 
     assert lines == ["--max-tenants (1) must be at least the 2 tenants with limits"]

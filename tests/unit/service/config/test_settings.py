@@ -129,14 +129,14 @@ def test_file_with_an_unknown_key_is_refused(
 def test_unknown_variable_is_named_with_the_nearest_setting(
     monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
 ) -> None:
-    """A variable that looks like a setting and is none is told with the setting that was perhaps meant."""
+    """A variable that looks like a setting but is none is reported with the setting that was perhaps meant."""
     monkeypatch.setenv(variable, "1")
 
     assert unknown_variables() == {variable: f"there is no such setting{meant}"}
 
 
 def test_variables_of_settings_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said of a setting, in whichever case it is written, nor of the file."""
+    """Variables of settings, in upper or lower case, and of the settings file are not reported."""
     for variable in ("KVLEASED_CONFIG", "KVLEASED_HTTP_PORT", "kvleased_max_leases", "KVLEASE_X"):
         monkeypatch.setenv(variable, "1")
 
@@ -163,7 +163,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_command_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was typed is told before how it is written."""
+    """An unknown command is refused by its name, before the usage."""
     assert run(["serv"]) == 2
     assert capsys.readouterr().err.startswith("kvleased: there is no command 'serv'\nusage: ")
 
@@ -184,7 +184,7 @@ def test_file_that_is_no_toml_is_refused(
 def test_certificate_that_is_not_there_is_refused_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that the address of the remote store names is looked for before anything is started."""
+    """If a file that the remote store's address names is missing, the start is refused before anything is started."""
     url = f"rediss://:pw@h?ssl_ca_certs={tmp_path / 'ca.pem'}"
 
     status = run(["serve", "--runtime-dir", str(tmp_path / "run"), "--remote-url", url])
@@ -208,7 +208,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_help_calls_values_what_people_write(capsys: pytest.CaptureFixture[str]) -> None:
-    """No type of the program's language is in the help; bytes, times and files are called so, and examples follow."""
+    """The help has no types of Python: values are called BYTES, SECONDS, FILE and so on, and examples follow."""
     with pytest.raises(SystemExit):
         load(["--help"])
 
@@ -225,7 +225,7 @@ def test_help_calls_values_what_people_write(capsys: pytest.CaptureFixture[str])
 def test_help_tells_defaults_as_people_know_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No word of the program's language stands for a default: a directory is its path, and none is told in words."""
+    """The help shows defaults without terms of Python: a directory is shown as its path."""
     monkeypatch.setenv("KVLEASED_RUNTIME_DIR", "/run/there")
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
@@ -257,12 +257,12 @@ def test_settings_are_frozen() -> None:
     ],
 )
 def test_addresses_of_remote_stores_are_taken_as_they_are(url: str) -> None:
-    """Every kind of remote store can be named, with all that its client wants to know."""
+    """Addresses of all kinds of remote store are accepted, with all options of their clients."""
     assert load(["--remote-url", url]).remote_url == url
 
 
 def test_password_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever prints settings prints no password; the children get it all the same."""
+    """Printed settings show no password; child processes get it all the same."""
     monkeypatch.setenv("KVLEASED_REMOTE_URL", "redis://:pw@host")
 
     settings = load([])
@@ -272,7 +272,7 @@ def test_password_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_settings_go_on_by_descriptor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes that follow find none of the settings in their environment."""
+    """Settings go to child processes by descriptor, and none of them is left in the environment."""
     monkeypatch.setenv("kvleased_remote_url", "redis://:pw@host")
 
     assert not any("pw@" in value for value in _without_settings().values())
@@ -280,7 +280,7 @@ def test_settings_go_on_by_descriptor_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_children_read_the_settings_as_they_were_resolved(tmp_path: Path) -> None:
-    """What travels by descriptor is what was resolved, paths and tenants among it."""
+    """Child processes read the resolved settings, paths and tenants included."""
     settings = load(["--disk-dir", str(tmp_path), "--tenants", '{"a": {"weight": 2}}'])
     fd = os.memfd_create("test")
     os.write(fd, settings.model_dump_json().encode())
@@ -304,12 +304,12 @@ def test_children_read_the_settings_as_they_were_resolved(tmp_path: Path) -> Non
 def test_movers_are_those_that_the_settings_ask_for(
     arguments: list[str], roles: tuple[str, ...]
 ) -> None:
-    """No process is started for a store that there is not."""
+    """A mover is started only for a tier that the settings ask for."""
     assert movers_of(json.loads(load(arguments).model_dump_json())) == roles
 
 
 def test_pools_are_cpu_memory_unless_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU is used only where somebody says which."""
+    """A pool is memory of a GPU only if a setting names the GPU."""
     monkeypatch.delenv("KVLEASED_DEVICE", raising=False)
 
     assert not load([]).is_on_gpu
@@ -319,7 +319,7 @@ def test_pools_are_cpu_memory_unless_a_gpu_is_named(monkeypatch: pytest.MonkeyPa
 def test_gpu_is_refused_where_there_is_no_driver(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`kvleased serve --device` ends at once and says what to change, before it makes anything."""
+    """Without a driver `kvleased serve --device` ends at once and says what to change, before it makes anything."""
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("there is a driver here")
 
