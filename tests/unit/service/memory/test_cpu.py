@@ -1,4 +1,4 @@
-"""Regions are populated in chunks and mapped without a trace in core dumps."""
+"""Regions are populated in chunks, and left out of core dumps."""
 
 import os
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def test_populating_keeps_what_is_written(region: int) -> None:
 
 @pytest.mark.parametrize("num_chunks", [0, 1])
 def test_populating_that_is_given_up_keeps_nothing_open(region: int, num_chunks: int) -> None:
-    """A cache that is deleted before it is populated, or before that has begun, leaves no descriptor of its memory."""
+    """A cache that is deleted before or while it is populated leaves no descriptor of its memory open."""
     before = _num_open("memfd:test")
 
     chunks = cpu.populate_chunks(region, REGION_BYTES, 4096)
@@ -68,7 +68,7 @@ def test_mapping_is_shared_and_left_out_of_core_dumps(region: int) -> None:
 
 
 def test_read_only_descriptor_cannot_be_written(region: int) -> None:
-    """The descriptor that workers get of the block table allows no writing."""
+    """The block table's descriptor for workers cannot be mapped for writing."""
     fd = cpu.reopen_read_only(region)
 
     with pytest.raises(PermissionError):
@@ -93,6 +93,6 @@ def _own_mappings(name: str) -> Iterator[str]:
 
 
 def _num_open(name: str) -> int:
-    """Count the descriptors of this process that are of a memory."""
+    """Count this process's descriptors of memory."""
     links = list(Path("/proc/self/fd").iterdir())
     return sum(name in str(link.readlink()) for link in links if link.is_symlink())

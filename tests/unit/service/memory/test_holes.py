@@ -1,4 +1,4 @@
-"""Whole pages under blocks that are out of use go back to the system and come again; no other byte changes."""
+"""Whole pages under blocks that are out of use are given back and brought back; no other byte changes."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ NUM_PAGES = 16
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    """A region of which every byte says in which page it lies."""
+    """A region in which each byte tells its page."""
     fd = os.memfd_create("region", os.MFD_CLOEXEC)
     os.ftruncate(fd, NUM_PAGES * PAGE)
     for page in range(NUM_PAGES):
@@ -54,7 +54,7 @@ def test_pages_lie_under_the_blocks_alone(
 
 
 def test_given_back_pages_read_as_zeros_and_all_others_as_before(fd: int) -> None:
-    """The system has just those pages, whoever maps the region goes on, and they can be had again."""
+    """The system has exactly those pages back; mappings stay usable, and the pages can be brought back."""
     region = cpu.map_region(fd, NUM_PAGES * PAGE)
 
     holes.give_back(fd, [(2 * PAGE, 4 * PAGE)], NUM_PAGES * PAGE)
@@ -67,7 +67,7 @@ def test_given_back_pages_read_as_zeros_and_all_others_as_before(fd: int) -> Non
 
 
 def test_range_behind_the_region_is_cut_off(fd: int) -> None:
-    """The last block's padding may go on where the region ends."""
+    """A range may reach beyond the region's end, as the last block's padding does, and is cut there."""
     num_bytes = NUM_PAGES * PAGE
 
     holes.give_back(fd, [((NUM_PAGES - 1) * PAGE, (NUM_PAGES + 2) * PAGE)], num_bytes)
@@ -79,7 +79,7 @@ def test_range_behind_the_region_is_cut_off(fd: int) -> None:
 
 
 def test_region_may_end_amid_a_page(fd: int) -> None:
-    """A file that ends there is mapped no further than it goes, and its last page counts as a whole one."""
+    """If a file ends within a page, it is mapped up to its end, and its last page counts as a whole one."""
     num_bytes = 2 * PAGE + 904
     os.ftruncate(fd, num_bytes)
 
@@ -93,7 +93,7 @@ def test_region_may_end_amid_a_page(fd: int) -> None:
 
 
 def test_nothing_to_give_back_touches_nothing(fd: int) -> None:
-    """No range, no mapping."""
+    """Without a range nothing is mapped."""
     holes.give_back(fd, [], NUM_PAGES * PAGE)
 
     assert holes.missing_bytes(fd, NUM_PAGES * PAGE) == 0
@@ -102,7 +102,7 @@ def test_nothing_to_give_back_touches_nothing(fd: int) -> None:
 def test_what_a_mover_brings_back_meanwhile_is_given_back_again(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be amid a chunk when the first page goes; then it stops."""
+    """If a mover brings pages back while they are given back, they are given back again until it stops."""
     chunks = [4 * PAGE]
     missing_bytes = holes.missing_bytes
 

@@ -1,4 +1,4 @@
-"""Files of a host pool are found again by their cache alone; what is not certainly ours is never read nor deleted."""
+"""A host pool's files are found by their own cache only; foreign files are never read or deleted."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def _close(files: HostFiles) -> None:
 
 
 def test_files_are_found_with_what_they_hold(tmp_path: Path) -> None:
-    """What one life has written is what the next one finds, in whole pages that nobody else may read."""
+    """The next life finds what one life has written, in whole pages of private files."""
     files = open_files(tmp_path, ONE, SIZES)
     assert not files.is_found
     os.pwrite(files.slots_fd, b"bytes", 4096)
@@ -63,7 +63,7 @@ def test_files_are_found_with_what_they_hold(tmp_path: Path) -> None:
 
 
 def test_records_have_all_their_pages(tmp_path: Path) -> None:
-    """A page that could not be had when a column is written would end the process."""
+    """All pages of the records exist: a page missing at a later write would end the process."""
     files = open_files(tmp_path, ONE, SIZES)
 
     assert os.fstat(files.records_fd).st_blocks * 512 >= SIZES.records_bytes
@@ -71,7 +71,7 @@ def test_records_have_all_their_pages(tmp_path: Path) -> None:
 
 
 def test_pool_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> None:
-    """What the file system has no room for fails with both numbers, and nothing is left of it."""
+    """If the file system has too little room, the refusal has both numbers and leaves nothing behind."""
     too_large = HostSizes(slots_bytes=1 << 60, records_bytes=SIZES.records_bytes)
 
     with pytest.raises(OSError, match=f"they take {(1 << 60) + SIZES.records_bytes} bytes, and it"):
@@ -81,7 +81,7 @@ def test_pool_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> 
 
 
 def test_foreign_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    """Whichever of the two is not ours, what was opened before that was known is closed again."""
+    """If either file is foreign, descriptors that were opened before are closed again."""
     for kind in ("records", "slots"):
         _open(tmp_path)
         os.truncate(tmp_path / f"{NAME}.{kind}", 4096)
@@ -110,7 +110,7 @@ def _huge_pages() -> Path | None:
 
 @pytest.mark.skipif(_huge_pages() is None, reason="there are no huge pages to be had")
 def test_files_of_huge_pages_are_whole_pages() -> None:
-    """Where a page is large, files take whole ones, and are found, mapped and given back as others are."""
+    """On huge pages files have whole pages, and are found, mapped and given back like others."""
     directory = _huge_pages()
     assert directory is not None
     files = open_files(directory, ONE, SIZES)
@@ -126,7 +126,7 @@ def test_files_of_huge_pages_are_whole_pages() -> None:
 
 
 def test_other_caches_have_other_files(tmp_path: Path) -> None:
-    """No cache finds another's files, and each is deleted by itself."""
+    """No cache finds another's files, and each cache's files are deleted alone."""
     assert not _open(tmp_path, ONE)
     assert not _open(tmp_path, OTHER)
 
@@ -211,7 +211,7 @@ def _directory(slots: Path, records: Path) -> None:
 def test_what_is_not_ours_is_moved_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path, Path], None]
 ) -> None:
-    """A file that is not what was written is not used and not deleted, and a line of the log tells where it is."""
+    """A file that was not written here is neither used nor deleted, and a log line tells where it is."""
     _open(tmp_path)
     spoil(tmp_path / f"{NAME}.slots", tmp_path / f"{NAME}.records")
     before = {entry.lstat().st_ino for entry in tmp_path.iterdir()}
@@ -228,7 +228,7 @@ def test_what_is_not_ours_is_moved_aside(
 def test_files_that_others_may_use_are_refused_and_found_once_they_are_private(
     tmp_path: Path, kind: str
 ) -> None:
-    """What is ours by all that it has is not moved aside for its mode: the refusal says what to do."""
+    """Files that are otherwise ours are not moved aside because of their mode: the refusal says what to do."""
     _open(tmp_path)
     path = tmp_path / f"{NAME}.{kind}"
     path.chmod(0o640)
@@ -243,7 +243,7 @@ def test_files_that_others_may_use_are_refused_and_found_once_they_are_private(
 
 
 def test_files_with_another_name_are_refused_and_found_without_it(tmp_path: Path) -> None:
-    """Whoever has the other name may write, so nothing relies on the file before it is gone."""
+    """A file with a second name may be written by that name, so it is refused until that name is gone."""
     _open(tmp_path)
     other = tmp_path / "elsewhere"
     other.hardlink_to(tmp_path / f"{NAME}.slots")
@@ -257,7 +257,7 @@ def test_files_with_another_name_are_refused_and_found_without_it(tmp_path: Path
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_files_of_another_user_are_refused_and_found_once_they_are_ours(tmp_path: Path) -> None:
-    """A file that was given to another user, as by a restored backup, has the cache's blocks still."""
+    """Files that were given to another user, as by a restored backup, are refused and keep the cache's blocks."""
     _open(tmp_path)
     os.chown(tmp_path / f"{NAME}.records", 12345, -1)
 
@@ -296,7 +296,7 @@ except UnusableError as error:
 def test_files_that_may_not_be_opened_are_refused_with_what_mends_it(
     tmp_path: Path, owner: int, mode: int, says: str
 ) -> None:
-    """The kernel's own word is one for all: whose a file is, and its mode, tell what to do."""
+    """The kernel's error does not tell the cause, so the refusal goes by the file's owner and mode."""
     _open(tmp_path)
     for path in (tmp_path, *tmp_path.iterdir()):
         os.chown(path, 65534, 65534)
@@ -319,7 +319,7 @@ def test_files_that_may_not_be_opened_are_refused_with_what_mends_it(
 
 
 def test_files_that_cannot_be_opened_now_are_refused_and_found_later(tmp_path: Path) -> None:
-    """That a process has no descriptors left says nothing of whose the files are."""
+    """A lack of descriptors refuses the files without moving them, as it does not tell whose they are."""
     _open(tmp_path)
     before = sorted(tmp_path.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -338,7 +338,7 @@ def test_files_that_cannot_be_opened_now_are_refused_and_found_later(tmp_path: P
 
 
 def test_refusal_for_want_of_room_names_what_was_moved_aside(tmp_path: Path) -> None:
-    """Nothing reads files moved aside and nothing deletes them, so they are what to delete first."""
+    """Files moved aside are named as the first to delete, since nothing reads or deletes them."""
     for digit in range(5):
         (tmp_path / f"{NAME}.slots.aside-{digit}").write_bytes(bytes(4096 * (digit + 1)))
 
@@ -351,7 +351,7 @@ def test_refusal_for_want_of_room_names_what_was_moved_aside(tmp_path: Path) -> 
 
 
 def test_unfinished_files_are_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files whose maker was killed before the end have no head yet; nothing was stored in them."""
+    """Files whose maker was killed have no head yet and hold nothing, so they are made anew."""
     (tmp_path / f"{NAME}.records").touch(mode=0o600)
     assert not _open(tmp_path)
     os.truncate(tmp_path / f"{NAME}.slots", 100)
@@ -366,7 +366,7 @@ def test_unfinished_files_are_made_anew(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_files_of_nobody_are_counted(tmp_path: Path) -> None:
-    """What lies in the directory and belongs to no registered cache takes memory, too."""
+    """Files that belong to no registered cache are counted, as they take memory."""
     for identity in (ONE, OTHER):
         files = open_files(tmp_path, identity, SIZES)
         os.pwrite(files.slots_fd, bytes(SIZES.slots_bytes), 0)
@@ -380,13 +380,13 @@ def test_files_of_nobody_are_counted(tmp_path: Path) -> None:
 
 
 def test_directory_that_is_gone_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """Whoever asks learns why there are no files."""
+    """If the directory is gone, the caller gets the system's error."""
     with pytest.raises(FileNotFoundError):
         open_files(tmp_path / "gone", ONE, SIZES)
 
 
 def test_nothing_is_left_of_files_that_cannot_be_made(tmp_path: Path) -> None:
-    """A pool that is larger than a file can be leaves nothing behind."""
+    """A pool larger than a file can be leaves nothing behind."""
     with pytest.raises(OSError, match=r"large|Invalid"):
         open_files(
             tmp_path, ONE, HostSizes(slots_bytes=(1 << 63) - 4096, records_bytes=HEAD_BYTES + 1)
@@ -396,14 +396,14 @@ def test_nothing_is_left_of_files_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 class FailingOs:
-    """The system, whose call of some number fails; `os` for a module that asks it."""
+    """Stand in for `os`, with one call that fails, given by its number."""
 
     def __init__(self, failing_call: int) -> None:
         self._left = failing_call
         self.has_failed = False
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the system has of a name; what is let go of is let go of, whatever it says."""
+        """Return the attribute of `os`; `close` never fails, since it releases the descriptor in any case."""
         real = getattr(os, name)
         if name == "close" or not callable(real):
             return real
@@ -422,7 +422,7 @@ class FailingOs:
 def test_no_failing_call_loses_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_files: bool
 ) -> None:
-    """Whichever call fails, the next registration finds what was there, or makes what was not; no descriptor stays."""
+    """If any call fails, the next registration finds or makes the files, and no descriptor stays open."""
     num_failed = 0
     for failing_call in range(1, 100):
         directory = tmp_path / str(failing_call)

@@ -46,7 +46,7 @@ def _write(root: Path, files: dict[str, str]) -> None:
 def test_limit_is_the_least_that_applies(
     tmp_path: Path, membership: str, files: dict[str, str], limit_bytes: int
 ) -> None:
-    """A limit counts wherever it stands: at the own cgroup, at a parent, at a container's root."""
+    """A limit counts wherever it is set: at the process's own cgroup, at a parent, or at a container's root."""
     _write(tmp_path, files)
     (tmp_path / "self").write_text(membership)
 
@@ -59,7 +59,7 @@ def test_machine_is_the_limit_where_there_are_no_cgroups(tmp_path: Path) -> None
 
 
 def a_cgroup(root: Path, *, version: int) -> Path:
-    """Make a cgroup that may use 1000 bytes and uses 700, of which 200 are pages that nobody misses."""
+    """Make a cgroup that may use 1000 bytes and uses 700, of which the kernel can drop 200."""
     folder = root / ("pod" if version == 2 else "memory/pod")
     folder.mkdir(parents=True)
     files = {
@@ -76,14 +76,14 @@ def a_cgroup(root: Path, *, version: int) -> Path:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_use_is_told_where_least_is_left(tmp_path: Path, version: int) -> None:
-    """A cgroup that has less left than the machine is what counts, less what the kernel can drop."""
+    """If a cgroup has less left than the machine, its use counts, without what the kernel can drop."""
     membership = a_cgroup(tmp_path, version=version)
 
     assert memory_used(tmp_path, membership) == (500, 1000)
 
 
 def test_use_of_the_machine_is_told_where_nothing_limits(tmp_path: Path) -> None:
-    """Without a limit, or where it cannot be read, the machine's own memory counts."""
+    """Without a limit that can be read, the machine's own memory counts."""
     membership = a_cgroup(tmp_path, version=2)
     (tmp_path / "pod" / "memory.max").write_text("max\n")
 

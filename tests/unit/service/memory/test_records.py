@@ -79,7 +79,7 @@ def test_columns_have_an_entry_for_each_block_and_row() -> None:
 
 
 def test_both_ends_lay_the_table_alike() -> None:
-    """A worker lays the table out from the plan as the daemon does from its shape, wherever columns of groups lie."""
+    """A worker lays the table out from the plan as the daemon does from its shape, however groups' columns lie."""
     layers = (
         FullAttention(name="full", num_kv_heads=1, head_size=16, dtype="float16"),
         SlidingWindow(
