@@ -1,4 +1,4 @@
-"""Servers of one test module each, where its tests leave them as they were."""
+"""Servers for one test module each, whose tests leave them as they were."""
 
 from collections.abc import Iterator
 

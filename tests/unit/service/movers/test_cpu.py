@@ -1,6 +1,6 @@
-"""Copies move exactly the bytes they name, and notice when they are not what they were, on a CPU and on a GPU.
+"""Copies move exactly the bytes that they name, and notice changed bytes, on a CPU and on a GPU.
 
-Here the memory of the GPU is memory of the host, and its streams are played; `tests/gpu` has a driver for the same.
+Here the GPU's memory is host memory, and its streams are played; `tests/gpu` has a driver for the same laws.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ _LAYER_BYTES: Final = NUM_BLOCKS * _PAGE_BYTES
 
 @dataclass(frozen=True)
 class Memory:
-    """Regions of random bytes, and the pools that lie in them."""
+    """Regions of random bytes, and the pools in them."""
 
     devices: tuple[NDArray[np.uint8], ...]
     host: NDArray[np.uint8]
@@ -52,7 +52,7 @@ _lay: list[Callable[..., Pools]] = [CpuPools.laid]
     autouse=True, scope="module", params=[CpuPools.laid, laid_on_gpu], ids=["cpu", "gpu"]
 )
 def lay(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have every law of this file hold for pools of both kinds."""
+    """Run each law of this file for pools of both kinds."""
     _lay.append(request.param)
     yield
     _lay.pop()
@@ -79,7 +79,7 @@ def _whole() -> Memory:
 
 
 def _padded() -> Memory:
-    """The same in slots that are larger than a block."""
+    """The same, in slots that are larger than a block."""
     return _memory(
         [Piece(rank=0, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)],
         [NUM_BLOCKS * BYTES_PER_BLOCK],
@@ -157,7 +157,7 @@ def _batch(
 def test_offload_and_reload_bring_back_the_bytes(
     make: Callable[[], Memory], blocks: list[int], slots: list[int], *, summed: bool
 ) -> None:
-    """However blocks lie, adjacent or not, they come back as they went, and nothing else changes."""
+    """However blocks lie, adjacent or not, they come back unchanged, and nothing else changes."""
     memory = make()
     before = [device.copy() for device in memory.devices]
     host = memory.pools.slots.copy()
@@ -180,7 +180,7 @@ def test_offload_and_reload_bring_back_the_bytes(
 
 @every_memory
 def test_blocks_come_back_in_other_places(make: Callable[[], Memory]) -> None:
-    """A block that is reloaded to another place has all its bytes there."""
+    """A block that is reloaded to another place has all of its bytes there."""
     memory = make()
     before = [memory.block(block) for block in (3, 4, 9)]
 
@@ -192,7 +192,7 @@ def test_blocks_come_back_in_other_places(make: Callable[[], Memory]) -> None:
 
 @every_memory
 def test_changed_bytes_are_noticed_by_position(make: Callable[[], Memory]) -> None:
-    """A single flipped bit fails the block it is in, and no other."""
+    """A single flipped bit fails its own block, and no other."""
     memory = make()
     down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3, 4, 5, 9], [0, 1, 2, 7]))
     memory.pools.slots[2, 47] ^= 1
@@ -206,7 +206,7 @@ def test_changed_bytes_are_noticed_by_position(make: Callable[[], Memory]) -> No
 
 @every_memory
 def test_unknown_checksum_proves_nothing(make: Callable[[], Memory]) -> None:
-    """A block of which no checksum was taken is copied without a verdict."""
+    """A block without a checksum is copied without a verdict."""
     memory = make()
 
     up = memory.pools.carry_out(_batch(Direction.RELOAD, [0], [0], bytes(8)))
@@ -220,7 +220,7 @@ def test_unknown_checksum_proves_nothing(make: Callable[[], Memory]) -> None:
 def test_duplicates_have_all_bytes_of_their_sources(
     make: Callable[[], Memory], blocks: list[int], num_copies: int
 ) -> None:
-    """A duplicated block has the bytes of its source, of every piece and rank, and nothing else changes."""
+    """A duplicated block has the bytes of its source, in every piece and rank, and nothing else changes."""
     memory = make()
     before = [memory.block(block) for block in range(NUM_BLOCKS)]
     host = memory.host.copy()
@@ -248,7 +248,7 @@ def test_one_block_is_duplicated_many_times(make: Callable[[], Memory]) -> None:
 
 @every_memory
 def test_duplicate_over_a_source_is_a_fault_of_ours(make: Callable[[], Memory]) -> None:
-    """A block that is read is never written in one batch: the core holds sources and takes free targets."""
+    """A batch that writes a block which it also reads breaks an assertion: the core never asks for that."""
     memory = make()
 
     with pytest.raises(AssertionError):
@@ -270,7 +270,7 @@ def test_duplicate_over_a_source_is_a_fault_of_ours(make: Callable[[], Memory]) 
 def test_stretches_bring_back_the_bytes(
     make: Callable[[], Memory], blocks: list[int], slots: list[int]
 ) -> None:
-    """Blocks that are one stretch at one end only get the bytes of their own slots, and no other ones change."""
+    """Blocks that are adjacent at one end only get the bytes of their own slots, and no others change."""
     memory = make()
     before = [memory.block(block) for block in range(NUM_BLOCKS)]
     host = memory.pools.slots.copy()
@@ -301,7 +301,7 @@ def test_stretches_bring_back_the_bytes(
 def test_small_blocks_have_their_own_checksums(
     slots: Sequence[int], block_bytes: int, way: Way, quickest: Callable[[int, Way], None]
 ) -> None:
-    """Small blocks that become adjacent ones get bytes and checksum of their own, and damage is told by position."""
+    """Small blocks that become adjacent have their own bytes and checksums, and damage is told by position."""
     quickest(block_bytes, way)
     random = np.random.default_rng(2)
     num_blocks = max(slots) + 2
@@ -337,7 +337,7 @@ def test_small_blocks_have_their_own_checksums(
 
 @pytest.fixture
 def quickest() -> Iterator[Callable[[int, Way], None]]:
-    """Return what has one of the ways to copy small blocks of a size be known as the quickest one."""
+    """Return a function that makes one way the quickest for small blocks of a size."""
 
     def know(block_bytes: int, way: Way) -> None:
         for tried in list(Way) * TRIALS:
@@ -351,7 +351,7 @@ def quickest() -> Iterator[Callable[[int, Way], None]]:
 
 @pytest.mark.parametrize("way", Way)
 def test_each_way_is_tried_in_turn_and_the_quickest_one_stays(way: Way) -> None:
-    """A way that was slow once, as the machine was busy, is not slow for good; later batches change nothing."""
+    """A way that was slow once, as on a busy machine, can still win; batches after the trials change nothing."""
     trial = Trial()
 
     ways = []
@@ -367,7 +367,7 @@ def test_each_way_is_tried_in_turn_and_the_quickest_one_stays(way: Way) -> None:
 
 
 def test_large_batches_tell_which_way_is_the_quickest(quickest: object) -> None:
-    """Batches of few blocks say nothing; each of many is a trial."""
+    """Only a batch of many blocks is a trial."""
     del quickest
     block_bytes, many, few = 64, TRIED_MIN, TRIED_MIN - 1
     pool = np.zeros((many, block_bytes), np.uint8)
@@ -388,7 +388,7 @@ def test_large_batches_tell_which_way_is_the_quickest(quickest: object) -> None:
 
 
 def test_checksum_covers_a_slot_with_gaps() -> None:
-    """Where other bytes lie between the pieces of a slot, a block comes back whole and damage is noticed."""
+    """If other bytes lie between a slot's pieces, a block comes back whole and damage is noticed."""
     pieces = [
         Piece(
             rank=0,
@@ -410,7 +410,7 @@ def test_checksum_covers_a_slot_with_gaps() -> None:
 
 
 def test_large_block_has_the_checksum_of_its_bytes() -> None:
-    """A block that is copied in parts has the checksum that its bytes have as a whole."""
+    """A block that is copied in parts has the checksum of all of its bytes."""
     block_bytes = 3 * (1 << 18) + 64
     piece = Piece(
         rank=0,
@@ -431,7 +431,7 @@ def test_large_block_has_the_checksum_of_its_bytes() -> None:
 
 @every_memory
 def test_scattered_slot_is_the_block_that_was_offloaded(make: Callable[[], Memory]) -> None:
-    """The bytes of a slot, taken elsewhere and scattered, are the block that was offloaded to it."""
+    """A slot's bytes, taken elsewhere and scattered, are the block that was offloaded to the slot."""
     memory = make()
     memory.pools.carry_out(_batch(Direction.OFFLOAD, [3], [5]))
     before = memory.block(3)
@@ -455,7 +455,7 @@ def test_scattered_slot_is_the_block_that_was_offloaded(make: Callable[[], Memor
 def test_image_that_does_not_fit_is_refused(
     make: Callable[[], Memory], block: int, image_bytes: int
 ) -> None:
-    """Nothing is written where the block lies outside the pool or the image does not fill it."""
+    """If the block is outside the pool or the image has another size, nothing is written."""
     memory = make()
     before = [region.copy() for region in memory.devices]
 
@@ -476,7 +476,7 @@ def test_slot_beyond_the_pool_has_no_image(slot: int) -> None:
 
 
 def test_image_reaches_every_rank_that_keeps_the_same() -> None:
-    """Of ranks with one cell all are written."""
+    """If several ranks share a cell, the image is written to all of them."""
     pieces = [
         Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
         for rank in range(2)
@@ -490,7 +490,7 @@ def test_image_reaches_every_rank_that_keeps_the_same() -> None:
 
 
 def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
-    """Scrubbed blocks are zero over all ranks and layers, their neighbours are as before."""
+    """Scrubbed blocks are zero in all ranks and layers, and their neighbours stay as they were."""
     memory = _two_ranks()
     before = [memory.block(block) for block in range(NUM_BLOCKS)]
 
@@ -502,7 +502,7 @@ def test_scrub_leaves_zeros_in_its_blocks_only() -> None:
 
 
 def test_ranks_that_keep_the_same_share_a_cell() -> None:
-    """Of ranks with one cell the first is offloaded, and all of them are reloaded."""
+    """If ranks share a cell, the first one is offloaded and all are reloaded."""
     pieces = [
         Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
         for rank in range(2)
@@ -519,7 +519,7 @@ def test_ranks_that_keep_the_same_share_a_cell() -> None:
 
 
 def test_duplicates_stay_on_their_rank() -> None:
-    """Of ranks with one cell each duplicates its own bytes: none of them travels."""
+    """If ranks share a cell, each duplicates its own bytes, and none travels between them."""
     pieces = [
         Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
         for rank in range(2)
@@ -571,7 +571,7 @@ def test_batch_out_of_bounds_writes_nothing(make: Callable[[], Memory], batch: B
 def test_what_lies_outside_is_no_block(
     piece: tuple[int, int, int, int], num_blocks: int, num_slots: int
 ) -> None:
-    """A block of which a piece does not lie in its region, or in its slot, is out of bounds."""
+    """A block with a piece outside of its region or its slot is out of bounds."""
     offset, stride, num_bytes, slot_offset = piece
     described = Piece(
         rank=0,
@@ -587,7 +587,7 @@ def test_what_lies_outside_is_no_block(
 
 
 def test_empty_piece_takes_no_place() -> None:
-    """A piece without bytes, of a rank that keeps nothing, leaves its place in the slot to the others."""
+    """The empty piece of a rank that keeps nothing takes no place in the slot."""
     pieces = [
         Piece(rank=0, offset_bytes=0, block_stride_bytes=0, num_bytes=0, slot_offset_bytes=0),
         Piece(rank=1, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0),
@@ -606,7 +606,7 @@ def test_checksum_is_never_the_mark_for_none() -> None:
 
 @every_memory
 def test_image_of_a_slot_becomes_a_block(make: Callable[[], Memory]) -> None:
-    """What lies in a slot is written to any block over all pieces and ranks, and nothing else changes."""
+    """A slot's image is written to any block, in all pieces and ranks, and nothing else changes."""
     memory = make()
     before = [memory.block(block) for block in range(NUM_BLOCKS)]
     down = memory.pools.carry_out(_batch(Direction.OFFLOAD, [3], [5]))
@@ -620,7 +620,7 @@ def test_image_of_a_slot_becomes_a_block(make: Callable[[], Memory]) -> None:
 
 
 def test_image_reaches_every_rank_that_keeps_it() -> None:
-    """Ranks that keep the same bytes get them all."""
+    """All ranks that share a cell get its bytes."""
     pieces = [
         Piece(rank=rank, offset_bytes=0, block_stride_bytes=64, num_bytes=64, slot_offset_bytes=0)
         for rank in range(2)
@@ -644,7 +644,7 @@ def test_image_reaches_every_rank_that_keeps_it() -> None:
 def test_image_that_does_not_fit_writes_nothing(
     make: Callable[[], Memory], block: int, missing_bytes: int
 ) -> None:
-    """Neither a block outside the pool is written, nor one of a slot that is cut off."""
+    """A block outside the pool, or one of a slot that is cut off, is not written."""
     memory = make()
     before = [device.copy() for device in memory.devices]
     image = np.zeros(memory.pools.image_bytes - missing_bytes, np.uint8)

@@ -1,4 +1,4 @@
-"""A mover carries out packets at once, and readies its memory while there is none."""
+"""A mover carries out packets at once, and readies its memory while no packet comes."""
 
 import json
 import os
@@ -37,7 +37,7 @@ POOLS = PoolMap(
 
 @pytest.fixture
 def pool_fds() -> Iterator[list[int]]:
-    """A device pool and a host pool, of which every page exists and none is in this process's page tables."""
+    """A device pool and a host pool whose pages all exist, but are in no page table of this process."""
     fds = []
     for name, num_blocks in (("device", NUM_BLOCKS), ("host", NUM_SLOTS)):
         fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
@@ -78,7 +78,7 @@ def _answer(link: socket.socket, direction: Direction = Direction.OFFLOAD) -> Co
 def test_copies_are_carried_out_until_the_pools_are_unmapped(
     link: socket.socket, pool_fds: list[int]
 ) -> None:
-    """A batch right after its pools is done, whatever is not ready yet; after the unmapping it is refused."""
+    """A batch right after its pools is done, even if not all memory is ready; after the unmapping it is refused."""
     device = cpu.map_region(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
     device[:] = 7
 
@@ -96,7 +96,7 @@ def test_copies_are_carried_out_until_the_pools_are_unmapped(
 def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
     link: socket.socket, pool_fds: list[int]
 ) -> None:
-    """Reading behind the end of a file ends a process: no slot is there any more, and all else is carried out."""
+    """After the host pool's file was cut off its copies are refused, and others are done: reading there would kill."""
     whole = cpu.map_region(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
     whole[:] = 7
     os.ftruncate(pool_fds[1], BYTES_PER_BLOCK)
@@ -112,12 +112,12 @@ def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
 
 
 def test_file_that_cannot_be_asked_counts_as_whole(pool_fds: list[int]) -> None:
-    """That the question for its size fails says nothing of it, and ends no mover."""
+    """If a file's size cannot be asked for, the file counts as whole, and the mover goes on."""
     assert slots_bytes_of(POOLS, [pool_fds[0], -1]) == NUM_SLOTS * BYTES_PER_BLOCK
 
 
 def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:
-    """While no packet comes, every page of the pools is entered, and then no time is spent on it any more."""
+    """While no packet comes, every page of the pools is entered; after that it costs no more time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         engine = Engine(theirs)
@@ -133,7 +133,7 @@ def test_idle_mover_readies_all_of_its_memory(pool_fds: list[int]) -> None:
 def test_idle_mover_leaves_a_pool_alone_that_was_made_smaller(
     pool_fds: list[int], is_mapped_before: bool
 ) -> None:
-    """What was given back of a pool is not brought back by a mover that maps it, or has begun to ready it."""
+    """A mover that maps a pool, or has begun to ready it, does not bring back pages that were given back."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hole = (5 * BYTES_PER_BLOCK, 9 * BYTES_PER_BLOCK)
     with ours, theirs:
@@ -152,7 +152,7 @@ def test_idle_mover_leaves_a_pool_alone_that_was_made_smaller(
 
 
 def _entered_bytes(fds: list[int]) -> int:
-    """Return the bytes of some files that are in this process's page tables."""
+    """Return how many bytes of some files are in this process's page tables."""
     inodes = {str(os.fstat(fd).st_ino) for fd in fds}
     num_kib, is_counted = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -165,7 +165,7 @@ def _entered_bytes(fds: list[int]) -> int:
 
 
 def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
-    """A packet that has come already is not kept waiting by any page."""
+    """A packet that has already come does not wait for any page."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         engine = Engine(theirs)
@@ -178,7 +178,7 @@ def test_packet_ends_the_readying(pool_fds: list[int]) -> None:
 
 
 def test_mover_ends_quietly_when_the_daemon_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unread answers at the other end's death are one line of the log, not a traceback."""
+    """If the daemon dies with answers unread, the mover logs one line and no traceback."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         theirs.send(b"unread")

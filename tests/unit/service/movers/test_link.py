@@ -42,7 +42,7 @@ main(int(sys.argv[1]))
 
 @dataclass
 class Owner:
-    """Remember what the link says."""
+    """Remember what the link tells its owner."""
 
     answers: list[tuple[int, object]] = field(default_factory=list)
     recycled: list[tuple[Mover, int]] = field(default_factory=list)
@@ -60,17 +60,17 @@ class Owner:
         self.answers.append((0, command))
 
     def recycle_mover(self, mover: Mover, generation: int) -> None:
-        """Remember a request."""
+        """Remember a request to replace a mover."""
         self.recycled.append((mover, generation))
 
     def hear(self, mover: Mover, said: object) -> None:
-        """Remember what a store says."""
+        """Remember a store's message."""
         assert mover is Mover.DISK
         self.heard.append(said)
         self.changed.set()
 
     def mover_went(self, mover: Mover) -> None:
-        """Count how often nobody answers any more."""
+        """Count how often the mover's end was closed."""
         assert mover in Mover
         self.num_gone += 1
 
@@ -83,11 +83,11 @@ class ScriptedMover:
         self.ours.setblocking(False)
 
     def close(self) -> None:
-        """End; the other end is the link's."""
+        """Close the mover's end; the other one is the link's."""
         self.ours.close()
 
     async def start(self, link: MoverLink, generation: int = 1) -> None:
-        """Be attached, and say so; return when the link has heard it."""
+        """Attach, say so, and return when the link has heard it."""
         link.attach(self.theirs, generation)
         self.ours.send(protocol.HERE)
         async with asyncio.timeout(5):
@@ -95,7 +95,7 @@ class ScriptedMover:
                 await asyncio.sleep(0)
 
     def packets(self) -> list[bytes]:
-        """Return what has come."""
+        """Return the packets that have come."""
         found: list[bytes] = []
         while True:
             try:
@@ -118,7 +118,7 @@ class ScriptedMover:
         )
 
     async def carry_out(self, num_batches: int) -> list[Batch]:
-        """Answer so many batches as they come, and return them in the order in which they came."""
+        """Answer so many batches, and return them in the order in which they came."""
         found: list[Batch] = []
         async with asyncio.timeout(5):
             while len(found) < num_batches:
@@ -163,7 +163,7 @@ def _pool(bytes_per_block: int = 64) -> PoolMap:
 
 @pytest.fixture
 def owner() -> Owner:
-    """Nothing heard yet."""
+    """An owner that has heard nothing yet."""
     return Owner()
 
 
@@ -177,7 +177,7 @@ async def link(owner: Owner) -> AsyncIterator[MoverLink]:
 
 @pytest.fixture
 async def mover(link: MoverLink) -> AsyncIterator[ScriptedMover]:
-    """The first mover."""
+    """The first mover, attached."""
     with closing(ScriptedMover()) as mover:
         await mover.start(link)
         yield mover
@@ -190,7 +190,7 @@ async def _heard(owner: Owner) -> None:
 
 
 async def _come(mover: ScriptedMover, count: int) -> list[Batch]:
-    """Wait until so many batches have come, one of a copy in each turn of the loop."""
+    """Wait until so many batches have come, one batch of a copy in each turn of the loop."""
     found: list[Batch] = []
     async with asyncio.timeout(5):
         while len(found) < count:
@@ -202,7 +202,7 @@ async def _come(mover: ScriptedMover, count: int) -> list[Batch]:
 async def test_copy_is_split_and_answered_as_one(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """A copy above the size of a batch travels in several and is answered once, positions counted over all."""
+    """A copy above a batch's limit is sent as several batches and answered once, with positions over all of them."""
     link.send(7, _copy(1, 10), with_checksums=True)
     batches = await _come(mover, 2)
     mover.complete(batches[0])
@@ -221,7 +221,7 @@ async def test_copy_is_split_and_answered_as_one(
 async def test_refused_part_fails_the_copy(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """A copy of which one part was refused has failed, once all its parts have ended."""
+    """A copy with a refused part fails once all of its parts have ended."""
     link.send(7, _copy(1, 8), with_checksums=True)
     first, second = await _come(mover, 2)
 
@@ -235,7 +235,7 @@ async def test_refused_part_fails_the_copy(
 async def test_batches_of_a_copy_leave_in_turns_of_their_own(
     link: MoverLink, mover: ScriptedMover
 ) -> None:
-    """The call that asks for a long copy hands none of it over, and the loop hears others between two batches."""
+    """The call that asks for a long copy sends none of it, and the loop serves others between two batches."""
     heard: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -251,7 +251,7 @@ async def test_batches_of_a_copy_leave_in_turns_of_their_own(
 async def test_end_of_a_long_copy_is_answered_in_a_turn_of_its_own(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """The turn that hears of its last batch does not look at all of its blocks."""
+    """A long copy is answered in a turn of its own, after the turn that hears of its last batch."""
     link.send(7, _copy(1, 8), with_checksums=False)
     first, second = await _come(mover, 2)
     mover.complete(first)
@@ -267,7 +267,7 @@ async def test_end_of_a_long_copy_is_answered_in_a_turn_of_its_own(
 async def test_overdue_copy_is_lost_and_its_mover_replaced(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """A copy that a mover does not answer in time is lost, and that mover is asked to be replaced."""
+    """A copy that a mover does not answer in time is lost, and the link asks for another mover."""
     link.send(7, _copy(1), with_checksums=False)
     now = asyncio.get_running_loop().time()
 
@@ -281,7 +281,7 @@ async def test_overdue_copy_is_lost_and_its_mover_replaced(
 
 
 async def test_copy_that_no_mover_got_has_failed(link: MoverLink, owner: Owner) -> None:
-    """Without a mover a copy waits, and fails at its deadline: nobody can be writing its targets."""
+    """Without a mover a copy waits and fails at its deadline, since nobody can be writing its targets."""
     link.send(7, _copy(1), with_checksums=False)
 
     link.tick(asyncio.get_running_loop().time() + 20)
@@ -293,7 +293,7 @@ async def test_copy_that_no_mover_got_has_failed(link: MoverLink, owner: Owner) 
 async def test_dead_mover_ends_everything_on_its_way(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """When a mover is proven dead the cores are told once, and nothing of it is repeated to the next one."""
+    """When a mover is proven dead the cores are told once, and its copies are not sent to the next mover."""
     link.send(7, _copy(1), with_checksums=False)
 
     link.died(1)
@@ -307,7 +307,7 @@ async def test_dead_mover_ends_everything_on_its_way(
 
 
 async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: ScriptedMover) -> None:
-    """A new mover is told of every pool before the copies that waited for it."""
+    """A new mover is told of every pool before it gets copies that waited for it."""
     fd = os.memfd_create("test")
     link.map(_pool(), [fd])
     kinds = [protocol.MAP, protocol.PIECES]
@@ -325,7 +325,7 @@ async def test_next_mover_maps_the_pools_first(link: MoverLink, mover: ScriptedM
 async def test_full_socket_delays_and_loses_nothing(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """More batches than a mover is given at once are sent as it answers, in their order."""
+    """Batches above a mover's limit are sent as it answers, in their order."""
     for number in range(3_000):
         link.send(7, _copy(number), with_checksums=False)
     answered = 0
@@ -345,7 +345,7 @@ async def test_full_socket_delays_and_loses_nothing(
 
 
 async def test_few_batches_are_out_of_hand_at_once(link: MoverLink, mover: ScriptedMover) -> None:
-    """A mover gets the next batch when it has answered one; figures tell where the others are."""
+    """A mover gets the next batch when it has answered one; figures tell where the other batches are."""
     for number in range(5):
         link.send(7, _copy(number), with_checksums=False)
 
@@ -374,7 +374,7 @@ async def test_few_batches_are_out_of_hand_at_once(link: MoverLink, mover: Scrip
 async def test_what_somebody_waits_for_overtakes_what_is_written_back(
     link: MoverLink, mover: ScriptedMover, urgent: Direction, other: Direction
 ) -> None:
-    """Of batches that were not sent yet, those that a request waits for go first, in their order."""
+    """Of batches that are not sent yet, those that a request waits for go first, in their order."""
     for number in range(4):
         link.send(7, _copy(number, direction=other), with_checksums=False)
     for number in range(4, 6):
@@ -389,7 +389,7 @@ async def test_what_somebody_waits_for_overtakes_what_is_written_back(
 async def test_urgent_batches_are_sent_beside_what_is_written_back(
     link: MoverLink, mover: ScriptedMover
 ) -> None:
-    """A mover that lets urgent batches pass within others has them at once, but few of either kind."""
+    """A mover that takes urgent batches during others gets them at once, but only a few of either kind."""
     for number in range(3):
         link.send(7, _copy(number, direction=Direction.STORE), with_checksums=False)
     for number in range(3, 6):
@@ -407,7 +407,7 @@ async def test_urgent_batches_are_sent_beside_what_is_written_back(
 
 
 async def test_what_is_written_back_has_its_turn(link: MoverLink, mover: ScriptedMover) -> None:
-    """However much is urgent, a batch that was overtaken often enough is sent."""
+    """A batch that was overtaken often enough is sent, however much is urgent."""
     for number in range(4):
         link.send(7, _copy(number), with_checksums=False)
     for number in range(4, 24):
@@ -420,7 +420,7 @@ async def test_what_is_written_back_has_its_turn(link: MoverLink, mover: Scripte
 
 
 async def test_batch_is_cut_by_its_bytes_too(owner: Owner) -> None:
-    """A batch of large blocks has fewer of them, but one at least."""
+    """A batch of large blocks has fewer of them, but at least one."""
     fd = os.memfd_create("test")
     for bytes_per_block, expected in ((300, [3, 1]), (5_000, [1, 1, 1, 1])):
         limits = LinkLimits(seconds_max=10, copies_a_batch_max=100, bytes_a_batch_max=1_000)
@@ -436,7 +436,7 @@ async def test_batch_is_cut_by_its_bytes_too(owner: Owner) -> None:
 
 
 async def test_labelled_batch_has_a_packets_worth_of_labels(owner: Owner) -> None:
-    """Labels are split as the ids are, and no batch has more of them than a packet takes."""
+    """Labels are split as ids are, and no batch has more labels than a packet takes."""
     link = MoverLink(owner, LinkLimits(seconds_max=10, copies_a_batch_max=4096), Mover.DISK)
     count = protocol.LABELS_A_PACKET_MAX + 5
     labels = b"".join(number.to_bytes(BYTES_PER_LABEL, "little") for number in range(count))
@@ -453,7 +453,7 @@ async def test_labelled_batch_has_a_packets_worth_of_labels(owner: Owner) -> Non
 
 
 async def test_questions_go_before_batches_and_are_heard(owner: Owner) -> None:
-    """A question waits for no batch; what a store says of itself reaches the owner as it was said."""
+    """A question does not wait for batches; a store's messages reach the owner unchanged."""
     link = MoverLink(owner, LIMITS, Mover.DISK)
     question = Ask(number=1, pool=7, labels=b"")
     assert not link.ask(question)
@@ -498,7 +498,7 @@ async def test_owner_learns_that_nobody_answers(
 async def test_copies_of_a_deleted_cache_are_not_sent(
     link: MoverLink, mover: ScriptedMover
 ) -> None:
-    """Batches that wait are dropped with their cache; it is forgotten behind those that were sent."""
+    """A deleted cache's waiting batches are dropped, and its pools are unmapped behind the batches already sent."""
     fd = os.memfd_create("test")
     link.map(_pool(), [fd])
     for number in range(5):
@@ -515,7 +515,7 @@ async def test_copies_of_a_deleted_cache_are_not_sent(
 async def test_copy_of_which_nothing_was_sent_has_failed_at_the_deadline(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """What a silent mover has may still be written; what it never got is not."""
+    """Copies that a silent mover was sent are lost, as it may still write; copies that it was not sent have failed."""
     for number in range(3):
         link.send(7, _copy(number), with_checksums=False)
 
@@ -529,7 +529,7 @@ async def test_copy_of_which_nothing_was_sent_has_failed_at_the_deadline(
 async def test_waiting_copies_can_be_failed_alone(
     link: MoverLink, mover: ScriptedMover, owner: Owner
 ) -> None:
-    """What the mover has goes on, also where it has only a part, and what is of other directions waits on."""
+    """Copies sent whole or in part go on, and copies in other directions wait on."""
     for copy_id, count in ((1, 2), (2, 6), (3, 2)):
         link.send(7, _copy(copy_id, count, Direction.LOAD), with_checksums=False)
     for copy_id in range(4, 7):
@@ -543,7 +543,7 @@ async def test_waiting_copies_can_be_failed_alone(
 
 
 async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverLink) -> None:
-    """A store is looked through until its end was told once, whichever mover told it."""
+    """A store is looked through by each new mover until one has told its end."""
     fd = os.memfd_create("test")
     link.map(_pool(), [fd])
     told: list[str] = []
@@ -560,7 +560,7 @@ async def test_next_mover_looks_through_what_was_not_looked_through(link: MoverL
 
 
 async def test_starting_mover_has_more_time_than_a_batch(link: MoverLink, owner: Owner) -> None:
-    """Copies fail at their deadline, and were never sent; the mover is replaced when its first word is overdue."""
+    """Copies for a starting mover fail at their deadline unsent; it is replaced if its first word is overdue."""
     with closing(ScriptedMover()) as mover:
         link.attach(mover.theirs, 1)
         link.send(7, _copy(1), with_checksums=False)
@@ -576,7 +576,7 @@ async def test_starting_mover_has_more_time_than_a_batch(link: MoverLink, owner:
 
 
 async def test_nothing_is_asked_of_a_starting_mover(link: MoverLink) -> None:
-    """A question to a mover that has not said yet that it is there has nobody to answer it."""
+    """A mover that has not said its first word is asked nothing."""
     with closing(ScriptedMover()) as mover:
         link.attach(mover.theirs, 1)
 
@@ -585,7 +585,7 @@ async def test_nothing_is_asked_of_a_starting_mover(link: MoverLink) -> None:
 
 
 async def test_slow_start_of_a_process_is_no_silence(owner: Owner) -> None:
-    """A mover that takes longer to start than it may for a batch is not killed, and carries out what comes then."""
+    """A mover that takes longer to start than a batch may take is not killed, and carries out later batches."""
     link = MoverLink(owner, LinkLimits(seconds_max=0.001, copies_a_batch_max=4))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", SLOW_MOVER, str(theirs.fileno())]
@@ -608,7 +608,7 @@ async def test_slow_start_of_a_process_is_no_silence(owner: Owner) -> None:
     owner.changed.clear()
     await _heard(owner)
 
-    # It has no pools, so it answers that nothing was written.
+    # The mover has no pools, so it answers that nothing was written.
     assert owner.answers[1:] == [(7, CopyFailed(copy_id=CopyId(2)))]
     assert owner.recycled == []
     link.close()

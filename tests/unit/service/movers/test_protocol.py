@@ -63,7 +63,7 @@ def test_pool_maps_arrive_as_they_were_sent() -> None:
 
 
 def test_pieces_arrive_in_as_many_packets_as_it_takes() -> None:
-    """More pieces than one packet holds follow in further ones, in their order, each within the limit."""
+    """Pieces above a packet's limit follow in further packets, in their order, each within the limit."""
     pieces = tuple(
         Piece(
             rank=number % 2,
@@ -88,7 +88,7 @@ def test_pieces_arrive_in_as_many_packets_as_it_takes() -> None:
 
 
 def test_largest_packets_fit() -> None:
-    """The largest batch and the largest completion are within what is received in one piece."""
+    """The largest batch and the largest completion fit into the buffer that receives a packet."""
     ids, sums = bytes(4 * COPIES_A_BATCH_MAX), bytes(8 * COPIES_A_BATCH_MAX)
     batch = Batch(
         number=1, pool=1, direction=Direction.RELOAD, with_checksums=True,

@@ -1,4 +1,4 @@
-"""Bytes that all ranks keep alike lie once in every tier below the device, and come back to every rank."""
+"""Bytes that all ranks keep alike lie once in each lower tier, and come back to every rank."""
 
 import os
 import socket
@@ -49,7 +49,7 @@ TARGETS: Final = [0, 7]
 
 @dataclass
 class Ranks:
-    """The daemon's end of any mover, and the memory of all ranks."""
+    """The daemon's end of any mover, with the memory of all ranks."""
 
     link: socket.socket
     devices: list[NDArray[np.uint8]]
@@ -58,7 +58,7 @@ class Ranks:
     number: int = 0
 
     def map(self) -> None:
-        """Tell of the pools."""
+        """Map the pools."""
         first, *rest = pool_map(1, PLAN).packets()
         socket.send_fds(self.link, [first], self.fds)
         for packet in rest:
@@ -67,7 +67,7 @@ class Ranks:
     def ask(
         self, direction: Direction, sources: list[int], targets: list[int], *, labelled: bool = True
     ) -> Completion:
-        """Have a batch carried out."""
+        """Send a batch and wait for its end."""
         self.number += 1
         batch = Batch(
             number=self.number,
@@ -95,7 +95,7 @@ class Ranks:
 
 @contextmanager
 def _served(make: Callable[[socket.socket], Engine], ranks: Ranks | None = None) -> Iterator[Ranks]:
-    """Run a mover in a thread, over the memory of other ranks or over new one."""
+    """Run a mover in a thread, over another node's memory or over new memory."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(60)
     if ranks is None:
@@ -123,7 +123,7 @@ def _served(make: Callable[[socket.socket], Engine], ranks: Ranks | None = None)
 
 @pytest.fixture
 def offloaded() -> Iterator[Ranks]:
-    """Two blocks in the host pool, and other bytes on the devices since."""
+    """Two blocks in the host pool, after which the devices got other bytes."""
     with _served(Engine) as ranks:
         done = ranks.ask(Direction.OFFLOAD, SOURCES, SLOTS, labelled=False)
         assert done.is_done
@@ -134,7 +134,7 @@ def offloaded() -> Iterator[Ranks]:
 
 
 def _wipe(ranks: Ranks) -> list[list[bytes]]:
-    """Have no byte left on any device; returns what was in the blocks, by rank."""
+    """Overwrite all bytes on the devices; return what was in the blocks, by rank."""
     kept = [[ranks.block(rank, block) for block in SOURCES] for rank in range(RANKS)]
     for device in ranks.devices:
         device[:] = 0
@@ -153,7 +153,7 @@ def test_slot_has_the_bytes_of_one_rank() -> None:
 
 
 def test_disk_store_has_them_once(tmp_path: Path, offloaded: Ranks) -> None:
-    """A slot of the store takes no more than a slot of the host pool, and a load fills the blocks of all ranks."""
+    """A slot of the store is as large as a host slot, and a load fills the blocks of all ranks."""
     place = StorePlace(tmp_path / "disk", 0)
     with _served(lambda link: DiskEngine(link, place), offloaded) as ranks:
         stored = ranks.ask(Direction.STORE, SLOTS, [9, 4])

@@ -1,4 +1,4 @@
-"""Spans are the bytes of a batch, each once, as few as there can be, and none across a boundary that counts."""
+"""Spans cover each byte of a batch once, are as few as possible, and cross no boundary that counts."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def _ids(*ids: int) -> NDArray[np.int32]:
 
 
 def _bytes_of(spans: Spans) -> dict[int, int]:
-    """Return the source of each byte that is written, and see that none is written twice."""
+    """Return the source of each byte that is written, and check that none is written twice."""
     found: dict[int, int] = {}
     for source, target, num_bytes in zip(
         spans.sources.tolist(), spans.targets.tolist(), spans.num_bytes.tolist(), strict=True
@@ -51,7 +51,7 @@ ways = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(
 def test_spans_are_the_bytes_of_the_batch(
     ways: list[Way], sources: list[int], targets: list[int]
 ) -> None:
-    """Every byte of every piece goes where it belongs, once, and no two spans could be one."""
+    """Every byte of every piece goes once to its place, and no two spans could be merged."""
     pairs = list(zip(sources, targets, strict=False))
 
     spans = Spans.of(ways, _ids(*sources), _ids(*targets[: len(sources)]))
@@ -77,7 +77,7 @@ def test_spans_are_the_bytes_of_the_batch(
 def test_cut_spans_move_the_same_and_cross_no_boundary(
     sizes: list[int], chunk_bytes: int, *, at_source: bool
 ) -> None:
-    """Cutting changes no byte, and no part lies in two chunks; with chunks large enough nothing is cut."""
+    """Cutting changes no byte and leaves no part in two chunks; with chunks large enough nothing is cut."""
     starts = np.cumsum([0, *sizes[:-1]]) * 2
     spans = Spans(BASE + starts, OTHER + starts, np.array(sizes, np.int64))
     origin = BASE if at_source else OTHER
@@ -93,7 +93,7 @@ def test_cut_spans_move_the_same_and_cross_no_boundary(
 
 
 def test_adjacent_blocks_are_one_span() -> None:
-    """Blocks that are one piece each and adjacent at both ends are copied at once, in whatever order they are named."""
+    """Blocks of one piece that are adjacent at both ends are one span, in whatever order they are named."""
     way = Way(End(BASE, 64), End(OTHER, 64), 64)
 
     spans = Spans.of([way], _ids(5, 3, 4, 9), _ids(8, 6, 7, 0))
@@ -103,7 +103,7 @@ def test_adjacent_blocks_are_one_span() -> None:
 
 
 def test_pieces_that_are_adjacent_in_both_are_one_span() -> None:
-    """A block whose pieces lie side by side at both ends is copied at once."""
+    """A block whose pieces are adjacent at both ends is one span."""
     pieces = [Way(End(BASE + at, 64), End(OTHER + at, 64), 16) for at in (0, 16, 32, 48)]
 
     spans = Spans.of(pieces, _ids(2, 3), _ids(1, 5))
@@ -112,14 +112,14 @@ def test_pieces_that_are_adjacent_in_both_are_one_span() -> None:
 
 
 def test_nothing_is_no_span() -> None:
-    """A batch of no block, or of blocks without a piece, has no span."""
+    """A batch without blocks, or of blocks without pieces, has no span."""
     way = Way(End(BASE, 64), End(OTHER, 64), 64)
 
     assert len(Spans.of([way], _ids(), _ids())) == len(Spans.of([], _ids(1), _ids(2))) == 0
 
 
 def test_copies_are_parted_by_what_is_pinned() -> None:
-    """Spans of pinned memory come apart from those of memory that is not, cut where chunks end."""
+    """Spans of pinned and of other memory are separate, cut where chunks end."""
     host = np.zeros(100, np.uint8)
     start = host.ctypes.data
     pins = Pins(Pinner(), host, chunk_bytes=40)
@@ -135,7 +135,7 @@ def test_copies_are_parted_by_what_is_pinned() -> None:
 
 
 def test_pinning_ends_where_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be pinned is said once, is not tried again, and what was pinned is let go of."""
+    """If pinning is refused, that is said once and not tried again, and what was pinned is unpinned."""
     host = np.zeros(100, np.uint8)
     pinner = Pinner(ranges_max=1)
     pins = Pins(pinner, host, chunk_bytes=40)
@@ -150,7 +150,7 @@ def test_pinning_ends_where_it_is_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_last_chunk_ends_with_the_pool() -> None:
-    """All of the pool is pinned and nothing behind it."""
+    """All of the pool is pinned, and nothing behind it."""
     host = np.zeros(100, np.uint8)
     pinner = Pinner()
     pins = Pins(pinner, host, chunk_bytes=40)

@@ -1,4 +1,4 @@
-"""What a store says of a slot is believed only if every bit of it is as it was written."""
+"""A store's cell is believed only if every bit of it is as it was written."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def _cells() -> Cells:
 
 
 def test_written_cells_are_whole() -> None:
-    """Cells as they are made say what they were made of."""
+    """A cell that was just made tells what it was made of."""
     cells = _cells()
 
     assert are_whole(SHAPE, SLOTS, cells).all()
@@ -24,7 +24,7 @@ def test_written_cells_are_whole() -> None:
 
 
 def test_flipped_bit_makes_a_cell_nothing() -> None:
-    """Any single bit that is not as it was takes all belief from its cell, and none from the next one."""
+    """A flipped bit makes its own cell unreadable, and not the next one."""
     for bit in range(CELL.itemsize * 8):
         cells = _cells()
         cells.view(np.uint8)[bit // 8] ^= 1 << bit % 8
@@ -33,7 +33,7 @@ def test_flipped_bit_makes_a_cell_nothing() -> None:
 
 
 def test_cell_of_another_slot_or_layout_is_nothing() -> None:
-    """A whole cell in the wrong place, or of a store of other bytes, is not believed."""
+    """A whole cell in another slot's place, or of a store with another layout, is not believed."""
     other = replace(SHAPE, layout=bytes(32))
 
     assert not are_whole(SHAPE, SLOTS + 1, _cells()).any()
@@ -41,5 +41,5 @@ def test_cell_of_another_slot_or_layout_is_nothing() -> None:
 
 
 def test_zeros_are_nothing() -> None:
-    """What was never written claims nothing."""
+    """A cell of zeros, which was never written, claims nothing."""
     assert not are_whole(SHAPE, SLOTS, np.zeros(2, CELL)).any()

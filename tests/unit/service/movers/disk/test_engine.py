@@ -38,7 +38,7 @@ def _served(
     file_id: str = "",
     seconds_between_looks: float = 60.0,
 ) -> Iterator[Driver]:
-    """Run a mover in a thread; its daemon's end has the pools mapped."""
+    """Run a mover in a thread; yield the daemon's end, with the pools mapped."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = None if directory is None else StorePlace(directory, bytes_max)
     engine = DiskEngine(theirs, place, 0.02, seconds_between_looks)
@@ -60,7 +60,7 @@ def _fill(driver: Driver, contents: list[int], hosts: list[int]) -> list[int]:
 
 
 def _stored(driver: Driver, contents: list[int] = SLOTS, slots: list[int] = SLOTS) -> list[int]:
-    """Store contents whose numbers are those of their slots; returns their checksums."""
+    """Store contents that are numbered like their slots; return their checksums."""
     sums = _fill(driver, contents, HOSTS)
     done = driver.store(slots, labels_of(contents), HOSTS, sums)
     assert (done.is_done, done.failed) == (True, ())
@@ -68,7 +68,7 @@ def _stored(driver: Driver, contents: list[int] = SLOTS, slots: list[int] = SLOT
 
 
 def _served_blocks(driver: Driver, done: Completion) -> dict[int, bytes]:
-    """Return the bytes of the blocks of which a load of BLOCKS says that they are there."""
+    """Return the bytes of those of BLOCKS that a load has found."""
     assert done.is_done
     return {
         position: driver.block(block)
@@ -97,7 +97,7 @@ def _flip(path: Path, offset: int) -> None:
 
 @every_pools
 def test_what_was_stored_is_loaded(tmp_path: Path, pools: Pools) -> None:
-    """Scattered blocks come back byte for byte, to other blocks than they were in, with their checksums."""
+    """Scattered blocks come back byte for byte into other blocks, with their checksums."""
     with _served(tmp_path / "disk", pools) as driver:
         sums = _stored(driver)
 
@@ -108,10 +108,10 @@ def test_what_was_stored_is_loaded(tmp_path: Path, pools: Pools) -> None:
 
 @every_pools
 def test_next_life_finds_exactly_what_was_acknowledged(tmp_path: Path, pools: Pools) -> None:
-    """A mover that is started anew tells labels and checksums of all that is there, and loads it."""
+    """A mover that is started anew tells labels and checksums of all that is stored, and loads it."""
     with _served(tmp_path / "disk", pools) as driver:
         sums = _stored(driver)
-        # What was stored in this life is no news.
+        # What was stored in this life is not told.
         assert driver.look() == {}
 
     with _served(tmp_path / "disk", pools) as driver:
@@ -135,7 +135,7 @@ def test_store_of_many_slots_is_looked_through_in_parts(tmp_path: Path) -> None:
 
 
 def test_overwritten_slot_holds_only_the_new(tmp_path: Path) -> None:
-    """Another content in the same slot replaces the label that was there."""
+    """A slot that is written again loses its earlier label."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         _stored(driver, contents=[20, 21, 22, 23, 24, 25])
@@ -152,7 +152,7 @@ def test_overwritten_slot_holds_only_the_new(tmp_path: Path) -> None:
     [("key", np.void(b"x" * 32)), ("tenant", 99), ("generation", 2), ("position", 99)],
 )
 def test_other_label_is_a_miss(tmp_path: Path, field: str, wrong: object) -> None:
-    """Whoever asks for a slot under any other label does not get its bytes."""
+    """A load under a label other than the slot's gets no bytes."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         labels = labels_of(SLOTS)
@@ -165,7 +165,7 @@ def test_other_label_is_a_miss(tmp_path: Path, field: str, wrong: object) -> Non
 
 
 def test_source_that_changed_is_not_stored(tmp_path: Path) -> None:
-    """A host slot whose bytes are not what their checksum says reaches no store; the others do."""
+    """A host slot whose bytes do not match their checksum is not stored; the others are."""
     with _served(tmp_path / "disk", Pools()) as driver:
         sums = _fill(driver, SLOTS, HOSTS)
         driver.host[HOSTS[1], 100] ^= 1
@@ -178,7 +178,7 @@ def test_source_that_changed_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_checksum_that_the_daemon_remembers_counts(tmp_path: Path) -> None:
-    """Bytes that are whole but not those that the daemon remembers are a miss; 0 stands for no memory."""
+    """A load with another checksum than the stored one is a miss; 0 means that the daemon remembers none."""
     with _served(tmp_path / "disk", Pools()) as driver:
         sums = _stored(driver)
 
@@ -189,7 +189,7 @@ def test_checksum_that_the_daemon_remembers_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", range(BYTES_PER_CELL))
 def test_changed_cell_is_a_miss(tmp_path: Path, offset: int) -> None:
-    """Whichever byte of a slot's cell is changed, the slot is neither found nor loaded, and the others are."""
+    """If any byte of a slot's cell is changed, that slot is neither found nor loaded, and the others are."""
     pools = Pools()
     with _served(tmp_path / "disk", pools) as driver:
         _stored(driver)
@@ -203,7 +203,7 @@ def test_changed_cell_is_a_miss(tmp_path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize("offset", range(0, 8192, 257))
 def test_changed_payload_is_a_miss_once(tmp_path: Path, offset: int) -> None:
-    """Whichever byte of a payload is changed, the slot is not loaded, and the next life does not find it any more."""
+    """If any byte of a payload is changed, the slot is not loaded, and the next life does not find it."""
     pools = Pools()
     with _served(tmp_path / "disk", pools) as driver:
         _stored(driver)
@@ -219,7 +219,7 @@ def test_changed_payload_is_a_miss_once(tmp_path: Path, offset: int) -> None:
 
 
 def test_cell_torn_at_any_byte_is_no_cell(tmp_path: Path) -> None:
-    """A cell of which only the first bytes were written, over zeros or over another one, is never believed."""
+    """A cell that was written in part, over zeros or over another cell, is never believed."""
     pools = Pools()
     with _served(tmp_path / "disk", pools) as driver:
         _stored(driver)
@@ -242,7 +242,7 @@ def test_cell_torn_at_any_byte_is_no_cell(tmp_path: Path) -> None:
 
 
 def test_loads_overtake_stores(tmp_path: Path) -> None:
-    """Of batches that wait, loads are carried out first; nothing overtakes the mapping of pools."""
+    """Of waiting batches, loads are carried out first; nothing overtakes the mapping of pools."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = StorePlace(tmp_path / "disk", 0)
     with closing(theirs), Driver(ours, Pools()) as driver:
@@ -267,7 +267,7 @@ def test_loads_overtake_stores(tmp_path: Path) -> None:
 def test_batch_out_of_bounds_is_refused(
     tmp_path: Path, slots: list[int], hosts: list[int], num_labels: int
 ) -> None:
-    """A batch that names what is not there changes nothing, and the next one is served."""
+    """A batch that names blocks or slots out of bounds changes nothing, and the next batch is served."""
     with _served(tmp_path / "disk", Pools()) as driver:
         labels = labels_of(list(range(num_labels)))
 
@@ -277,14 +277,14 @@ def test_batch_out_of_bounds_is_refused(
 
 
 def test_batch_of_nothing_is_done(tmp_path: Path) -> None:
-    """A batch without copies has nothing to fail."""
+    """A batch without copies is done."""
     with _served(tmp_path / "disk", Pools()) as driver:
         assert driver.store([], labels_of([]), []).is_done
         assert driver.load([], labels_of([]), []).is_done
 
 
 def test_unmapped_store_is_free_for_the_next(tmp_path: Path) -> None:
-    """A store that was let go of is mapped again with all that is in it."""
+    """A store that was unmapped is mapped again with all that is in it."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.look()
@@ -297,7 +297,7 @@ def test_unmapped_store_is_free_for_the_next(tmp_path: Path) -> None:
 
 
 def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:
-    """Once a purge is answered the file has no name; a cache that stays has another store, which holds nothing."""
+    """After a purge the file is deleted; a cache that stays mapped gets a new, empty store."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.look()
@@ -313,7 +313,7 @@ def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:
 
 
 def test_purged_store_that_is_unmapped_stays_away(tmp_path: Path) -> None:
-    """Who lets go of the cache with the answer finds no file of it again."""
+    """If the cache is unmapped with the answer to its purge, no file of it comes back."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.purge()
@@ -324,7 +324,7 @@ def test_purged_store_that_is_unmapped_stays_away(tmp_path: Path) -> None:
 
 
 def test_store_that_is_off_is_not_purged(tmp_path: Path) -> None:
-    """What the mover cannot lay hands on it does not call gone: the answer says why, and no file is touched."""
+    """A store that the mover may not use is not purged: the answer says why, and no file is touched."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         file = _file(tmp_path / "disk")
@@ -336,7 +336,7 @@ def test_store_that_is_off_is_not_purged(tmp_path: Path) -> None:
 
 
 def test_store_that_is_known_is_not_looked_through(tmp_path: Path) -> None:
-    """A daemon that still knows what is where is told nothing, and served."""
+    """A daemon that knows the store's file is served at once, and is told no slots."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.until_on()
@@ -350,14 +350,14 @@ def test_store_that_is_known_is_not_looked_through(tmp_path: Path) -> None:
 
 
 def test_without_a_directory_the_store_is_off() -> None:
-    """No directory is a reason, and no batch is done."""
+    """Without a directory the store is off with that reason, and no batch is done."""
     with _served(None, Pools()) as driver:
         assert "disk_dir" in driver.until_off()
         assert not driver.load([0], labels_of([0]), [0]).is_done
 
 
 def test_store_comes_back_by_itself(tmp_path: Path) -> None:
-    """A directory that was removed turns the store off at the next batch; a new one is used without being asked."""
+    """If the directory is removed, the next batch turns the store off; a new directory is used by itself."""
     with _served(tmp_path / "disk", Pools()) as driver:
         _stored(driver)
         driver.until_on()
@@ -379,7 +379,7 @@ def test_store_comes_back_by_itself(tmp_path: Path) -> None:
 
 
 def test_flow_of_stores_keeps_no_other_store_waiting(tmp_path: Path) -> None:
-    """While one cache stores without a pause, another's store is looked through, and tried again where it was off."""
+    """While one cache stores without a pause, another's store is looked through, and one that is off is tried again."""
     pools = Pools(num_disk_slots=64)
     other = replace(pools.message(), pool=9, num_disk_slots=3000, store_id="bb")
     shape = replace(pools.shape, num_slots=3000, store_id="bb")
@@ -396,7 +396,7 @@ def test_flow_of_stores_keeps_no_other_store_waiting(tmp_path: Path) -> None:
         for _ in range(2):
             send()
         driver.map_other(other)
-        # Two more wait whenever one is answered, so that there is never an idle moment.
+        # Two more batches are sent for each answer, so that there is never an idle moment.
         for _ in range(400):
             driver.answer()
             send()
@@ -410,7 +410,7 @@ def test_flow_of_stores_keeps_no_other_store_waiting(tmp_path: Path) -> None:
 
 
 def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) -> None:
-    """A file that the daemon does not know is named, and what is in it told, whichever it knew before."""
+    """A file that the daemon does not know is named, and its content is told, whichever file it knew before."""
     for name in ("one", "two"):
         with _served(tmp_path / name, Pools()) as driver:
             _stored(driver, slots=SLOTS if name == "one" else SLOTS[::-1])
@@ -435,7 +435,7 @@ def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) 
 
 
 def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
-    """A file that is cut off turns the store off, not the process down; filled up again it has what was not cut."""
+    """A truncated file turns the store off without a crash; made longer again, it has all that was not cut off."""
     pools = Pools()
     with _served(tmp_path / "disk", pools) as driver:
         _stored(driver)
@@ -453,7 +453,7 @@ def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_overwritten_store_is_on_again_with_what_was_left(tmp_path: Path) -> None:
-    """Where a store's beginning and a slot were overwritten, it is looked through anew, and has all but that slot."""
+    """If a store's head and a slot are overwritten, it is looked through anew and has all slots but that one."""
     directory, pools = tmp_path / "disk", Pools()
     with _served(directory, pools, seconds_between_looks=0.02) as driver:
         _stored(driver)
@@ -473,7 +473,7 @@ def test_overwritten_store_is_on_again_with_what_was_left(tmp_path: Path) -> Non
 
 
 def test_store_that_was_moved_away_turns_off_without_being_asked(tmp_path: Path) -> None:
-    """A directory that others may enter, or that was renamed, turns the idle store off; put back, it is on again."""
+    """An idle store is off while its directory is open to others or renamed, and on once that is undone."""
     directory = tmp_path / "disk"
     with _served(directory, Pools(), seconds_between_looks=0.02) as driver:
         sums = _stored(driver)

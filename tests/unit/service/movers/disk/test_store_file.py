@@ -1,4 +1,4 @@
-"""A store whose file fails in part loses that part; what fails as a whole is said, and claims nothing afterwards."""
+"""A file that fails in part loses that part; a store that fails as a whole says so and claims nothing afterwards."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Iterator[StorePlace]:
 
 @pytest.fixture
 def path(place: StorePlace, tmp_path: Path) -> Path:
-    """The file of a store in which SLOTS hold contents of their own number."""
+    """The file of a store in which each of SLOTS holds the content with its own number."""
     _write(place.open(POOLS.shape))
     (path,) = (tmp_path / "disk").glob("*.store")
     return path
@@ -52,7 +52,7 @@ def _write(store: StoreFile) -> None:
 
 
 def _split(path: Path, payload: Path, flags: int) -> StoreFile:
-    """Return a store whose cells are in one file and whose bytes of slots are in another, opened in some way."""
+    """Return a store with its cells in one file and its payloads in another, which is opened with `flags`."""
     return StoreFile(
         POOLS.shape,
         "ab",
@@ -63,7 +63,7 @@ def _split(path: Path, payload: Path, flags: int) -> StoreFile:
 
 
 def _read(store: StoreFile) -> tuple[list[int], list[bytes]]:
-    """Read SLOTS; returns the positions that failed and the bytes of all blocks."""
+    """Read SLOTS; return the positions that failed and the bytes of all blocks."""
     device = np.zeros(POOLS.num_blocks * POOLS.bytes_per_block, np.uint8)
     pools = CpuPools.laid(
         (device,),
@@ -83,7 +83,7 @@ def _claims(store: StoreFile) -> list[int]:
 
 
 def test_slots_that_cannot_be_read_are_lost_alone(path: Path, tmp_path: Path) -> None:
-    """Of adjacent slots that are read at once, those that can be read are served although others cannot."""
+    """Of adjacent slots that are read at once, only those that cannot be read are lost."""
     cut = tmp_path / "cut"
     cut.write_bytes(path.read_bytes()[: POOLS.shape.slot_offset_bytes(4) + 1])
     store = _split(path, cut, os.O_RDWR)
@@ -97,7 +97,7 @@ def test_slots_that_cannot_be_read_are_lost_alone(path: Path, tmp_path: Path) ->
 
 
 def test_slot_that_cannot_be_read_now_keeps_its_label(path: Path) -> None:
-    """An error of a read is a miss and no proof of wrong bytes: the next life may try again."""
+    """A read error is a miss but no proof of wrong bytes, so the next life may try the slot again."""
     store = _split(path, path, os.O_WRONLY)
 
     failed, _ = _read(store)
@@ -110,7 +110,7 @@ def test_slot_that_cannot_be_read_now_keeps_its_label(path: Path) -> None:
 def test_cells_that_cannot_be_read_hold_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bad sector of cells is a miss of the slots that have theirs in it; the store goes on."""
+    """If cells cannot be read, as in a bad sector, their slots are misses, and the store goes on."""
     store, bad = _split(path, path, os.O_RDWR), POOLS.shape.cell_offset_bytes(SLOTS[1])
     preadv = os.preadv
 
@@ -129,7 +129,7 @@ def test_cells_that_cannot_be_read_hold_nothing(
 
 
 def test_failed_write_leaves_no_claims(path: Path) -> None:
-    """A store that cannot write the bytes of slots says so, and no slot of the batch claims to hold anything."""
+    """If payloads cannot be written, the store says so, and no slot of the batch claims to hold anything."""
     store = _split(path, path, os.O_RDONLY)
 
     with pytest.raises(StoreError, match="write"):
@@ -140,7 +140,7 @@ def test_failed_write_leaves_no_claims(path: Path) -> None:
 
 
 def test_closed_store_is_an_error(place: StorePlace) -> None:
-    """Whoever goes on with a store that was closed meets an error, and no other file."""
+    """Using a store after it was closed is an error, and reaches no other file."""
     store = place.open(POOLS.shape)
     place.close(store)
 
@@ -153,7 +153,7 @@ def test_closed_store_is_an_error(place: StorePlace) -> None:
 
 
 def test_others_have_their_turn_in_the_middle_of_a_write(place: StorePlace) -> None:
-    """A write of many bytes lets others act before its end, when none of its slots claims anything yet."""
+    """A write of many bytes yields to others before its end, at a time when none of its slots claims anything."""
     pools = Pools(num_disk_slots=20, bytes_per_slot=2 << 20)
     store = place.open(pools.shape)
     images = np.zeros((1, pools.bytes_per_slot), np.uint8)

@@ -1,4 +1,4 @@
-"""A directory of stores is ours alone, never fuller than allowed, and nothing in it that is not ours is touched."""
+"""A directory of stores is private and within its limit, and nothing foreign in it is touched."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def place(directory: Path) -> Iterator[StorePlace]:
-    """The place of that directory, without a limit."""
+    """The store place of that directory, without a limit."""
     place = StorePlace(directory, 0)
     yield place
     place.leave()
@@ -57,7 +57,7 @@ def _files(directory: Path) -> dict[str, int]:
 
 
 def test_stores_of_two_owners_are_two_files(place: StorePlace, directory: Path) -> None:
-    """Each finds its own again, whichever is opened first, though their shapes are equal."""
+    """Each of two owners finds its own store, whichever is opened first, even if their shapes are equal."""
     shapes = [replace(SHAPE, store_id=owner) for owner in ("aa", "bb")]
     first = [place.open(shape) for shape in shapes]
     for store in first:
@@ -70,7 +70,7 @@ def test_stores_of_two_owners_are_two_files(place: StorePlace, directory: Path) 
 
 
 def test_store_takes_all_of_its_bytes_and_is_private(place: StorePlace, directory: Path) -> None:
-    """Directory and file are for this user alone, and no byte is still to be had from the file system."""
+    """Directory and file are private, and all of the file's bytes are allocated."""
     place.open(SHAPE)
 
     status = _name(directory).stat()
@@ -82,14 +82,14 @@ def test_store_takes_all_of_its_bytes_and_is_private(place: StorePlace, director
 @pytest.mark.parametrize("num_slots", [1, 2, 31, 32, 33, 1000])
 @pytest.mark.parametrize("bytes_per_slot", [1, 4095, 4096, 65_536])
 def test_store_takes_no_more_than_a_plan_counts(num_slots: int, bytes_per_slot: int) -> None:
-    """A store is never larger than a sector and the sectors of its bytes for each slot, as plans count."""
+    """A store is no larger than plans count: a sector, and for each slot the sectors of its bytes."""
     shape = replace(SHAPE, num_slots=num_slots, bytes_per_slot=bytes_per_slot)
 
     assert shape.file_bytes <= num_slots * (4096 + -(-bytes_per_slot // 4096) * 4096)
 
 
 def test_caches_of_one_shape_have_a_store_each(place: StorePlace, directory: Path) -> None:
-    """A second cache of the same shape gets another file, a closed one serves again, and there is an end."""
+    """A second cache of the same shape gets another file, a closed file serves again, and their number is limited."""
     first = place.open(SHAPE)
     others = [place.open(SHAPE) for _ in range(STORES_OF_A_SHAPE_MAX - 1)]
     assert str(STORES_OF_A_SHAPE_MAX) in _refusal(place)
@@ -101,7 +101,7 @@ def test_caches_of_one_shape_have_a_store_each(place: StorePlace, directory: Pat
 
 
 def test_other_shape_is_another_file(place: StorePlace, directory: Path) -> None:
-    """Layout, slots and bytes of a slot each lead to another name."""
+    """Layout, number of slots and bytes of a slot each change the file's name."""
     for shape in (
         SHAPE,
         replace(SHAPE, layout=bytes(32)),
@@ -149,7 +149,7 @@ def _foreign(directory: Path) -> None:
 def test_directory_of_others_is_refused(
     place: StorePlace, directory: Path, make: Callable[[Path], None], complaint: str
 ) -> None:
-    """What others may enter, or was put in the way, is not used; the reason says which."""
+    """A directory that others may enter, or that is no plain directory, is refused with the reason."""
     make(directory)
 
     reason = _refusal(place)
@@ -219,7 +219,7 @@ def _socket(path: Path) -> None:
 def test_file_of_others_is_refused_and_not_touched(
     place: StorePlace, directory: Path, make: Callable[[Path], None], complaint: str
 ) -> None:
-    """Whatever has a store's name and is none stays as it is, and the reason says what it is."""
+    """A foreign file with a store's name stays as it is, and the reason says what it is."""
     _private(directory)
     make(_name(directory))
     kept = {path.name: path.lstat() for path in directory.iterdir()}
@@ -240,7 +240,7 @@ def test_file_of_others_is_refused_and_not_touched(
 
 @pytest.mark.parametrize("offset", range(0, 128, 5))
 def test_changed_head_is_a_store_of_others(directory: Path, offset: int) -> None:
-    """A store whose own cell was changed anywhere is not believed."""
+    """A store with any changed byte in its head is refused as foreign."""
     place = StorePlace(directory, 0)
     place.open(SHAPE)
     place.leave()
@@ -255,7 +255,7 @@ def test_changed_head_is_a_store_of_others(directory: Path, offset: int) -> None
 
 
 def test_file_is_another_one_only_where_bytes_were_lost(directory: Path) -> None:
-    """A store has its own id for as long as all of it is there; a new one has another, and one that was cut off too."""
+    """A store keeps its file id while all of it is there; a new one, or one that was cut off, has another id."""
     found = []
     for change in (
         lambda: None,
@@ -283,7 +283,7 @@ def _entered(directory: Path, bytes_max: int = 0) -> Iterator[StorePlace]:
 
 
 def test_second_process_is_kept_out(place: StorePlace, directory: Path) -> None:
-    """Two movers never have one directory; the second has it when the first has ended."""
+    """Two movers never share a directory; the second one gets it once the first has ended."""
     place.open(SHAPE)
     code = f"""
 import sys; from pathlib import Path
@@ -307,7 +307,7 @@ place.leave()
 
 
 def test_limit_counts_all_stores(directory: Path) -> None:
-    """A store that would be above the limit is refused with the numbers, and nothing of it is left."""
+    """A store that would exceed the limit is refused with the numbers, and leaves nothing behind."""
     with _entered(directory, 2 * SHAPE.file_bytes) as ours:
         ours.open(SHAPE)
         ours.open(SHAPE)
@@ -319,7 +319,7 @@ def test_limit_counts_all_stores(directory: Path) -> None:
 
 
 def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
-    """What an earlier life left is removed where the limit needs it, the longest unused first, and no sooner."""
+    """If the limit needs it, stores of earlier lives are removed, the longest unused first."""
     shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(4)]
     with _entered(directory) as earlier:
         for number, shape in enumerate(shapes[:3]):
@@ -340,7 +340,7 @@ def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
 
 
 def test_file_cut_off_is_filled_up_again(directory: Path) -> None:
-    """A store that has lost bytes gets them back, as zeros."""
+    """A store that was cut off gets its bytes back as zeros."""
     with _entered(directory) as earlier:
         earlier.open(SHAPE)
     os.truncate(_name(directory), SHAPE.file_bytes - 5000)
@@ -353,7 +353,7 @@ def test_file_cut_off_is_filled_up_again(directory: Path) -> None:
 
 
 def test_left_over_of_a_creation_is_replaced(place: StorePlace, directory: Path) -> None:
-    """A store that was begun and never finished is begun anew."""
+    """A store whose creation was not finished is created anew."""
     _private(directory)
     _name(directory).with_suffix(".store.new").write_bytes(b"begun")
 
@@ -391,7 +391,7 @@ attempt(11)
 
 
 def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> None:
-    """No space and no writing are reasons; nothing is left of a store that did not fit."""
+    """A full or read-only file system turns the store off with that reason, and leaves nothing behind."""
     can = subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False)
     if can.returncode:
         pytest.skip(f"unshare is not permitted: {can.stderr.decode().strip()}")
@@ -431,7 +431,7 @@ print(sorted(path.name for path in (mount / "disk").iterdir()))
 
 
 def test_file_system_that_sets_no_bytes_aside_turns_the_store_off(tmp_path: Path) -> None:
-    """Where bytes could only be had by writing all of them, the store is off with that reason, and nothing is left."""
+    """A file system that cannot allocate bytes without writing them turns the store off, and leaves nothing behind."""
     can = subprocess.run(
         ["unshare", "-rm", "mount", "-t", "ramfs", "ramfs", str(tmp_path)],
         capture_output=True,
@@ -453,7 +453,7 @@ def test_file_system_that_sets_no_bytes_aside_turns_the_store_off(tmp_path: Path
 
 
 def test_process_serves_and_outlives_a_kill(directory: Path) -> None:
-    """The process that the daemon starts stores; after SIGKILL the next one finds and serves what it had."""
+    """After SIGKILL, the next mover process finds and serves what the first has stored."""
     settings_fd = os.memfd_create("settings")
     os.write(
         settings_fd, json.dumps({"disk_dir": str(directory), "disk_bytes_max": 1 << 20}).encode()
@@ -507,7 +507,7 @@ def _file_replaced(directory: Path) -> None:
 
 
 def _overwrite(directory: Path, offset: int) -> None:
-    """Change a byte of a store; the first 128 are its own, and those behind them the first slot's."""
+    """Change a byte of a store: the first 128 are its head, and the first slot's cell follows."""
     with _name(directory).open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -516,7 +516,7 @@ def _overwrite(directory: Path, offset: int) -> None:
 
 
 def test_overwritten_store_is_found_again_as_another(place: StorePlace, directory: Path) -> None:
-    """One whose beginning was damaged while it was open is in nobody's way, and all in it is looked through anew."""
+    """A store whose head was damaged while it was open does not stay in the way; it is looked through anew."""
     store = place.open(SHAPE)
     before = store.file_id
     _overwrite(directory, 5)
@@ -549,7 +549,7 @@ def test_overwritten_store_is_found_again_as_another(place: StorePlace, director
 def test_open_store_is_seen_after(
     place: StorePlace, directory: Path, change: Callable[[Path], object], complaint: str
 ) -> None:
-    """A store that its path does not lead to any more, or not us alone, is told with the path that is wrong."""
+    """If a store's path leads elsewhere or is open to others, the error names the path that is wrong."""
     store = place.open(SHAPE)
     change(directory)
 
@@ -577,7 +577,7 @@ def _nothing(_: Path) -> None:
 def test_directory_that_went_is_waited_for(
     directory: Path, put: Callable[[Path], None], complaint: str, *, is_next_process: bool
 ) -> None:
-    """No store is made where a file system was unmounted or a directory renamed; what comes back is found again."""
+    """If a file system is unmounted or a directory renamed, no store is made; once it is back it is found again."""
     with ExitStack() as stack:
         place = stack.enter_context(_entered(directory))
         store = place.open(SHAPE)
@@ -605,7 +605,7 @@ def test_directory_that_went_is_waited_for(
 def test_directory_that_others_may_enter_stays_off(
     directory: Path, *, is_next_process: bool
 ) -> None:
-    """A store does not come back before its directory is private again, however often it is tried."""
+    """A store stays off until its directory is private again, however often it is tried."""
     with ExitStack() as stack:
         place = stack.enter_context(_entered(directory))
         place.close(place.open(SHAPE))
@@ -624,7 +624,7 @@ def test_directory_that_others_may_enter_stays_off(
 
 
 def test_directory_that_was_removed_is_not_made_again(place: StorePlace, directory: Path) -> None:
-    """What is gone for good may be followed by a new one, but only where somebody makes that."""
+    """A directory that was removed is not made again, but used once somebody makes a new one."""
     before = place.open(SHAPE)
     place.close(before)
     shutil.rmtree(directory)
@@ -673,7 +673,7 @@ print(sorted(path.name for path in mount.iterdir()))
 def test_nothing_is_stored_below_a_mount_that_went(
     tmp_path: Path, before: str, complaint: str
 ) -> None:
-    """When a file system is unmounted, the private directory below it is not filled up in its place."""
+    """If the file system is unmounted, nothing is stored in the directory below the mount."""
     can = subprocess.run(
         ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)],
         capture_output=True,

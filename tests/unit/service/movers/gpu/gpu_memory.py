@@ -1,4 +1,4 @@
-"""Streams over memory of the host: work is done no sooner than when its end has been asked for twice."""
+"""Play a GPU's streams over host memory: work is done only when its end has been asked for twice."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from kvleased.movers.spans import Spans
 
 @dataclass(frozen=True)
 class Region:
-    """A device region that is an array."""
+    """An array that stands for a device region."""
 
     array: NDArray[np.uint8]
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Return the address at which the region begins."""
         return self.array.ctypes.data
 
     def __len__(self) -> int:
@@ -34,15 +34,15 @@ class Region:
 
 @dataclass
 class Stream:
-    """A queue of copies, which goes on only when somebody looks at it."""
+    """A queue of copies that goes on only when its end is asked for."""
 
     waiting: list[Callable[[], None]] = field(default_factory=list)
     copied: list[tuple[Spans, bool]] = field(default_factory=list)
-    """What was asked for, and whether it was said to be pinned."""
+    """The copies that were asked for, and whether each was said to be pinned."""
     num_looks: int = 0
 
     def copy(self, spans: Spans, *, is_pinned: bool) -> None:
-        """Have spans copied later, the last first."""
+        """Queue copies of spans, the last span first."""
         self.copied.append((spans, is_pinned))
         for source, target, num_bytes in reversed(_rows(spans)):
             assert num_bytes > 0, "nothing to copy"
@@ -53,27 +53,27 @@ class Stream:
             )
 
     def zero(self, spans: Spans) -> None:
-        """Have targets filled with zeros later."""
+        """Queue the filling of targets with zeros."""
         for _, target, num_bytes in _rows(spans):
             self.waiting.append(
                 lambda target=target, num_bytes=num_bytes: ctypes.memset(target, 0, num_bytes)
             )
 
     def mark(self) -> "Mark":
-        """Return the place behind all that waits."""
+        """Return a mark behind all work that waits."""
         return Mark(self)
 
 
 @dataclass
 class Mark:
-    """The end of what was given to a stream."""
+    """The end of the work that a stream has got so far."""
 
     stream: Stream
     num_looks: int = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether this is the second look at least."""
+        """Tell whether the end was asked for before; if so, do the work."""
         self.num_looks += 1
         if self.num_looks == 1:
             return False
@@ -92,7 +92,7 @@ class Streams:
 
 @dataclass
 class Pinner:
-    """Remember what is pinned; refuse from a number of ranges on."""
+    """Remember pinned ranges, and refuse any above a number of them."""
 
     ranges_max: int = 1 << 30
     ranges: dict[int, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def laid_on_gpu(
     pieces: Sequence[Piece],
     chunk_bytes: int = 100,
 ) -> CudaPools:
-    """Lay pools as the mover of a GPU does, half of the host pool pinned, in chunks that no block respects."""
+    """Lay pools as a GPU's mover does: half of the host pool is pinned, and chunks end within blocks."""
     pins = Pins(Pinner(), host, chunk_bytes=chunk_bytes)
     for _ in range(pins.num_chunks // 2):
         pins.pin_next()

@@ -1,4 +1,4 @@
-"""The daemon's end of a GPU's mover gets the memory that it asked for, whichever mover makes it."""
+"""The daemon's end of a GPU's mover gets the memory that it asks for, whichever mover makes it."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from tests.unit.service.movers.test_link import LIMITS, Owner
 
 
 class FakeMover:
-    """The other end of a link."""
+    """The mover's end of a link."""
 
     def __init__(self, link: DeviceLink, generation: int) -> None:
         ours, self.sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -24,12 +24,12 @@ class FakeMover:
         self.sock.send(protocol.HERE)
 
     async def asked(self) -> Allocate:
-        """Return the next question."""
+        """Return the next question of the daemon."""
         await asyncio.sleep(0)
         return Allocate.decode(self.sock.recv(protocol.PACKET_BYTES_MAX))
 
     def answer(self, answer: Allocated, fds: list[int] = []) -> None:  # noqa: B006 - never changed
-        """Answer it."""
+        """Answer a question."""
         socket.send_fds(self.sock, [answer.encode()], fds)
 
 
@@ -42,7 +42,7 @@ async def link() -> AsyncIterator[DeviceLink]:
 
 
 async def test_memory_comes_with_what_is_to_be_known_of_it(link: DeviceLink) -> None:
-    """The descriptor is the one that the mover sent, and becomes the caller's."""
+    """The descriptor that the mover sends becomes the caller's, with the region's description."""
     mover = FakeMover(link, 1)
     wanted = asyncio.ensure_future(link.allocate(1000))
     asked = await mover.asked()
@@ -60,7 +60,7 @@ async def test_memory_comes_with_what_is_to_be_known_of_it(link: DeviceLink) -> 
 
 
 async def test_start_is_over_with_the_first_word_of_a_mover(link: DeviceLink) -> None:
-    """Nobody takes the daemon for ready while its GPU is being woken."""
+    """The start waits for the mover's first word, so the daemon is not ready while its GPU wakes up."""
     started = asyncio.ensure_future(link.started())
     await asyncio.sleep(0)
     assert not started.done()
@@ -73,7 +73,7 @@ async def test_start_is_over_with_the_first_word_of_a_mover(link: DeviceLink) ->
 
 
 async def test_refusal_says_why(link: DeviceLink) -> None:
-    """What the driver has against it reaches who asked."""
+    """The driver's reason for a refusal reaches the caller."""
     mover = FakeMover(link, 1)
     wanted = asyncio.ensure_future(link.allocate(1000))
     asked = await mover.asked()
@@ -86,7 +86,7 @@ async def test_refusal_says_why(link: DeviceLink) -> None:
 
 
 async def test_next_mover_is_asked_for_what_the_last_one_did_not_make(link: DeviceLink) -> None:
-    """A mover that ends before it answers costs time and nothing else; so does one that is not there yet."""
+    """If a mover ends before it answers, or has not come yet, the next mover is asked the same question."""
     wanted = asyncio.ensure_future(link.allocate(1000))
     await asyncio.sleep(0)
     first = FakeMover(link, 1)
@@ -107,7 +107,7 @@ async def test_next_mover_is_asked_for_what_the_last_one_did_not_make(link: Devi
 
 
 async def test_memory_that_nobody_waits_for_is_let_go_of(link: DeviceLink) -> None:
-    """A late answer leaves no descriptor open, which would keep the memory for ever."""
+    """The descriptor of a late answer is closed, since it would keep the memory for ever."""
     mover = FakeMover(link, 1)
     wanted = asyncio.ensure_future(link.allocate(1000))
     asked = await mover.asked()
@@ -127,7 +127,7 @@ async def test_memory_that_nobody_waits_for_is_let_go_of(link: DeviceLink) -> No
 
 
 async def test_memory_that_comes_as_its_caller_leaves_is_let_go_of(link: DeviceLink) -> None:
-    """So does an answer that is there when the caller is cancelled, and has not gone on with it yet."""
+    """If the caller is cancelled after its answer has come, the descriptor is closed, too."""
     mover = FakeMover(link, 1)
     wanted = asyncio.ensure_future(link.allocate(1000))
     asked = await mover.asked()
@@ -148,7 +148,7 @@ async def test_memory_that_comes_as_its_caller_leaves_is_let_go_of(link: DeviceL
 async def test_mover_that_never_comes_is_waited_for_no_longer_than_said(
     link: DeviceLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registration ends by its deadline, and says where to look."""
+    """If no mover comes, a registration ends at its deadline and says where to look."""
     monkeypatch.setattr(device_link, "ALLOCATE_SECONDS_MAX", 0.01)
 
     with pytest.raises(PoolFullError, match="the daemon's log says why"):

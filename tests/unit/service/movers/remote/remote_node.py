@@ -1,4 +1,4 @@
-"""Own a node as a remote mover sees it: pools in memory, and the daemon's end of the link."""
+"""A node as a remote mover sees it: pools in memory, and the daemon's end of the link."""
 
 import json
 import os
@@ -32,12 +32,12 @@ NUM_LAYERS = 4
 SLOT_BYTES = NUM_LAYERS * PAGE_BYTES
 FINGERPRINT = blake3(b"a layout").hexdigest()
 PLENTY_SECONDS = 30.0
-"""A budget that no test shall come near."""
+"""A budget that is never used up in a test."""
 POOL = 7
 
 
 def labels(names: list[int], *, tenant: int = 5) -> bytes:
-    """Return labels of blocks that a test knows by numbers."""
+    """Return labels of blocks that tests name by numbers."""
     packed = np.zeros(len(names), LABEL)
     for position, name in enumerate(names):
         packed[position]["key"] = blake3(str(name).encode()).digest()
@@ -47,7 +47,7 @@ def labels(names: list[int], *, tenant: int = 5) -> bytes:
 
 
 class Node:
-    """One node's pools, host slots of random bytes, and what its remote mover says."""
+    """One node's pools, host slots of random bytes, and its remote mover's messages."""
 
     def __init__(
         self,
@@ -105,16 +105,16 @@ class Node:
         return np.array([checksum(self.slots[one].data) for one in slot_ids], np.uint64).tobytes()
 
     def share(self, slot_ids: list[int], names: list[int], *, sums: bytes = b"") -> Completion:
-        """Have slots put into the store under the names of blocks."""
+        """Store slots under the names of blocks, and wait for the end."""
         return self.completion(self.send_share(slot_ids, names, sums=sums))
 
     def send_share(self, slot_ids: list[int], names: list[int], *, sums: bytes = b"") -> int:
-        """Send that without waiting."""
+        """Send a batch that stores slots, without waiting."""
         ids = np.array(slot_ids, np.int32).tobytes()
         return self.send(Direction.SHARE, labels(names), source_ids=ids, sums=sums)
 
     def fetch(self, block_ids: list[int], names: list[int], *, tenant: int = 5) -> Completion:
-        """Have blocks brought from the store."""
+        """Fetch blocks from the store, and wait for the end."""
         ids = np.array(block_ids, np.int32).tobytes()
         return self.completion(
             self.send(Direction.FETCH, labels(names, tenant=tenant), target_ids=ids)
@@ -152,17 +152,17 @@ class Node:
         return answer.is_present
 
     def send_ask(self, names: list[int]) -> int:
-        """Send that without waiting."""
+        """Ask which blocks the store has, without waiting."""
         self._number += 1
         self.link.send(Ask(number=self._number, pool=POOL, labels=labels(names)).encode())
         return self._number
 
     def unmap(self) -> None:
-        """Have the pools forgotten."""
+        """Unmap the pools."""
         self.link.send(protocol.encode_unmap(POOL))
 
     def completion(self, number: int) -> Completion:
-        """Wait for what became of a batch."""
+        """Wait for the end of a batch."""
         answer = self.answer(number)
         assert isinstance(answer, Completion)
         return answer
@@ -175,11 +175,11 @@ class Node:
 
     @property
     def order_heard(self) -> list[int]:
-        """The numbers of the answers that nobody has asked for yet, in the order in which they came."""
+        """Return the numbers of the answers not yet asked for, in the order in which they came."""
         return list(self._answers)
 
     def hear(self) -> None:
-        """Take in one packet."""
+        """Receive one packet."""
         packet = self.link.recv(protocol.PACKET_BYTES_MAX)
         assert packet, "the mover has ended"
         if packet == protocol.HERE:
@@ -192,13 +192,13 @@ class Node:
         self._answers[answer.number] = answer
 
     def status(self) -> Status:
-        """Wait for the next thing that is said of the store."""
+        """Wait for the store's next status."""
         while not self.statuses:
             self.hear()
         return self.statuses.popleft()
 
     def until_on(self) -> None:
-        """Wait until the store is said to work."""
+        """Wait until a status says that the store is on."""
         while not self.status().is_on:
             pass
 
@@ -213,7 +213,7 @@ def served(
     idle_seconds: float = 0.1,
     **shape: object,
 ) -> Iterator[Node]:
-    """Run a remote mover in a thread, and be its daemon."""
+    """Run a remote mover in a thread, with the node as its daemon."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     store = Bounded(store_opener(url, ttl_seconds=ttl_seconds, seconds_max=seconds_max))
     breaker = breaker or Breaker(open_seconds_first=0.05, open_seconds_max=0.2)
@@ -239,7 +239,7 @@ def served_by_process(
     environment: Mapping[str, str] | None = None,
     **shape: object,
 ) -> Iterator[tuple[Node, subprocess.Popen[bytes]]]:
-    """Run a remote mover as the supervisor does, and be its daemon."""
+    """Run a remote mover as the supervisor does, with the node as its daemon."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     settings = {
         "remote_url": url,
@@ -268,7 +268,7 @@ def served_by_process(
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     end = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < end, "what is waited for does not come"

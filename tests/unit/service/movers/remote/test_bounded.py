@@ -1,4 +1,4 @@
-"""No call of a store is waited for longer than its deadline, and none overlaps another."""
+"""No call of a store is waited for beyond its deadline, and no two calls overlap."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from tests.unit.service.movers.remote.remote_node import PLENTY_SECONDS, wait_un
 
 
 class Store:
-    """A store of one operation, which waits until it is let go on."""
+    """A store with one operation, which waits until the test lets it go on."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -20,22 +20,22 @@ class Store:
         self.advice = ""
 
     def wait(self) -> str:
-        """Wait for a test."""
+        """Wait for the test."""
         assert self.may_end.wait(60)
         return "late"
 
     def cut(self) -> None:
-        """Count."""
+        """Count the cut."""
         self.num_cuts += 1
 
     def close(self) -> None:
-        """Note it."""
+        """Note that the store was closed."""
         self.is_closed.set()
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """One that ends with its test."""
+    """A store whose waiting call ends with the test."""
     store = Store()
     yield store
     store.may_end.set()
@@ -52,7 +52,7 @@ def _late(bounded: Bounded, store: Store) -> None:
 
 
 def test_answers_come_back(store: Store) -> None:
-    """A call in time returns what the store said; the last one closes it."""
+    """A call in time returns the store's answer; the last call closes the store."""
     bounded = _bounded(store)
 
     assert bounded.call(lambda _: 7, PLENTY_SECONDS) == 7
@@ -61,7 +61,7 @@ def test_answers_come_back(store: Store) -> None:
 
 
 def test_late_answer_is_never_taken_for_another(store: Store) -> None:
-    """A call that was given up is cut off; until it ends others are refused, and its answer is nobody's."""
+    """A late call is cut off; until it ends, other calls are refused, and its answer is given to none of them."""
     bounded = _bounded(store)
     bounded.call(lambda _: None, PLENTY_SECONDS)
     _late(bounded, store)
@@ -78,7 +78,7 @@ def test_late_answer_is_never_taken_for_another(store: Store) -> None:
 
 
 def test_late_call_is_told_with_what_the_store_advises(store: Store) -> None:
-    """What the store knows of the call that it is in is said with the deadline, as it was before it was cut off."""
+    """The error of a late call has the store's advice along with the deadline, as it was before the cut."""
     bounded = _bounded(store)
     bounded.call(lambda _: None, PLENTY_SECONDS)
     store.advice = "name it otherwise"
@@ -88,7 +88,7 @@ def test_late_call_is_told_with_what_the_store_advises(store: Store) -> None:
 
 
 def test_call_that_never_ends_costs_the_process(store: Store) -> None:
-    """After its time a call that hangs is a reason to end."""
+    """A call that hangs beyond its time is a reason to end the process."""
     bounded = _bounded(store, stuck_seconds_max=0.0)
     bounded.check()
     _late(bounded, store)
@@ -98,7 +98,7 @@ def test_call_that_never_ends_costs_the_process(store: Store) -> None:
 
 
 def test_store_that_cannot_be_opened_is_opened_again() -> None:
-    """Each call tries anew until the store is there."""
+    """If a store cannot be opened, each call tries again until it can."""
     outcomes: Iterator[Callable[[], Store]] = iter((_refuse, Store))
 
     def opened() -> Store:
@@ -113,7 +113,7 @@ def test_store_that_cannot_be_opened_is_opened_again() -> None:
 
 
 def test_oddest_failure_is_only_a_failure(store: Store) -> None:
-    """Whatever a library raises is a miss, and the next call is made."""
+    """Whatever a library raises is a failed call, and the next call is made."""
     bounded = _bounded(store)
 
     with pytest.raises(RemoteError, match="ZeroDivisionError"):
@@ -123,7 +123,7 @@ def test_oddest_failure_is_only_a_failure(store: Store) -> None:
 
 
 def test_reasons_can_be_shown() -> None:
-    """What a server said is cut short and has no control characters in it."""
+    """A server's words are cut short and stripped of control characters."""
     assert str(RemoteError("a\x1b[31m\n" + 400 * "b")) == "a?[31m?" + 233 * "b"
 
 

@@ -1,4 +1,4 @@
-"""A breaker lets nothing through to a store that fails, and comes back by itself."""
+"""A breaker lets no call through to a store that fails, and closes again by itself."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ def _failed(times: int, **limits: float) -> Breaker:
 
 
 def test_failures_in_a_row_open_it() -> None:
-    """One less than the limit keeps it closed."""
+    """One failure less than the limit leaves it closed."""
     assert _failed(2, failures_max=3).is_closed
     assert not _failed(3, failures_max=3).is_closed
 
@@ -32,7 +32,7 @@ def test_success_between_failures_keeps_it_closed() -> None:
 
 
 def test_grave_failure_opens_at_once() -> None:
-    """What has cost a whole budget costs no second one."""
+    """One failure that cost a whole budget opens the breaker."""
     breaker = Breaker()
 
     breaker.fail(5.0, is_grave=True)
@@ -55,7 +55,7 @@ def test_pauses_double_up_to_their_limit() -> None:
 
 
 def test_trial_closes_it() -> None:
-    """After its pause a trial is due, and if that goes well everything is let through."""
+    """After the pause a trial is due, and if it succeeds all calls are let through."""
     breaker = Breaker(open_seconds_first=1.0)
     breaker.fail(0.0, is_grave=True)
 
@@ -71,7 +71,7 @@ def test_trial_closes_it() -> None:
 def test_pauses_start_anew_once_more_than_the_trial_went_well(
     num_successes: int, pause: float
 ) -> None:
-    """A store that answers trials and nothing else is tried ever less often."""
+    """If only the trial succeeded, the next pause is longer; after another success, pauses start anew."""
     breaker = Breaker(open_seconds_first=1.0)
     breaker.fail(0.0, is_grave=True)
 
@@ -98,7 +98,7 @@ def test_trial_is_always_near(events: list[str]) -> None:
 
 
 def test_years_without_a_store_overflow_nothing() -> None:
-    """The pause stays at its limit for ever."""
+    """However long the store is away, the pause stays at its limit."""
     breaker = _failed(3_000)
 
     assert breaker.seconds_to_trial(0.0) == breaker.open_seconds_max

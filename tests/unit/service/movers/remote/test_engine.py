@@ -1,4 +1,4 @@
-"""A remote mover moves exactly the bytes that labels name, through a real server, and takes nothing else for them."""
+"""A remote mover moves exactly the bytes that labels name, through a real server, and takes no others for them."""
 
 import socket
 import threading
@@ -33,13 +33,13 @@ def _names(server: RedisServer) -> list[bytes]:
 
 
 def _lives(server: RedisServer) -> list[int]:
-    """Return the seconds for which each value lives, -1 for those that do for good."""
+    """Return each value's seconds to live, and -1 for values without a limit."""
     with server.client() as client:
         return sorted(client.ttl(name) for name in client.scan_iter())
 
 
 def test_hit_prolongs_a_life_and_never_shortens_one(redis: RedisServer) -> None:
-    """What is loaded lives as long as if it had been stored now; what others keep for longer stays as it is."""
+    """A loaded value lives as long as a new one; a value that another node keeps for longer is left as it is."""
     with served(redis.url, ttl_seconds=100) as node:
         node.share([0, 1, 2, 3], [0, 1, 2, 3])
         with redis.client() as client:
@@ -61,7 +61,7 @@ def test_hit_prolongs_a_life_and_never_shortens_one(redis: RedisServer) -> None:
 
 
 def test_life_without_a_limit_is_left_alone(redis: RedisServer) -> None:
-    """Where blocks are kept until the server needs the room, loading one says nothing of its life."""
+    """Without a time to live, loading a value does not change its life."""
     with served(redis.url) as node:
         node.share([0], [0])
         node.fetch([0], [0])
@@ -70,7 +70,7 @@ def test_life_without_a_limit_is_left_alone(redis: RedisServer) -> None:
 
 
 def test_hit_counts_although_its_life_cannot_be_prolonged(redis: RedisServer) -> None:
-    """A user who may not write, or a server too old, still serves what it has."""
+    """If the user may not write or the server is too old, a hit is served, and its life stays as it is."""
     with served(redis.url) as node:
         node.share([0], [0])
     with redis.client() as client:
@@ -83,7 +83,7 @@ def test_hit_counts_although_its_life_cannot_be_prolonged(redis: RedisServer) ->
 
 
 def test_what_one_node_shares_another_fetches(redis: RedisServer) -> None:
-    """Blocks come to the device of another node as they lay in the host slots of the first, with their checksums."""
+    """Blocks come to another node's device as they lay in the first node's host slots, with their checksums."""
     with served(redis.url) as here, served(f"unix://{redis.socket}", seed=2) as there:
         shared = here.share(EVERY_SLOT, EVERY_SLOT, sums=here.sums(EVERY_SLOT))
         fetched = there.fetch([20, 3, 4], [7, 0, 11])
@@ -99,7 +99,7 @@ def test_what_one_node_shares_another_fetches(redis: RedisServer) -> None:
 
 
 def test_what_is_not_there_fails_by_position(redis: RedisServer) -> None:
-    """A miss leaves its block as it was, has no checksum, and does not keep the others from coming."""
+    """A miss leaves its block as it was and has no checksum; the other blocks come."""
     with served(redis.url) as node:
         node.device[:] = 9
         node.share([1, 2], [1, 2])
@@ -114,7 +114,7 @@ def test_what_is_not_there_fails_by_position(redis: RedisServer) -> None:
 
 
 def test_slot_that_is_not_what_it_was_is_not_shared(redis: RedisServer) -> None:
-    """A host slot with a flipped bit fails its position, and the store never gets it."""
+    """A host slot with a flipped bit fails at its position, and never reaches the store."""
     with served(redis.url) as node:
         sums = node.sums([0, 1, 2])
         node.slots[1, 100] ^= 4
@@ -127,7 +127,7 @@ def test_slot_that_is_not_what_it_was_is_not_shared(redis: RedisServer) -> None:
 
 
 def test_slots_without_checksum_are_shared_as_they_are(redis: RedisServer) -> None:
-    """Where no checksum was taken before, the one in the header is taken of what is sent."""
+    """If a slot has no checksum, the header gets the checksum of the bytes that are sent."""
     with served(redis.url) as node:
         shared = node.share([3], [3], sums=bytes(8))
         fetched = node.fetch([0], [3])
@@ -137,7 +137,7 @@ def test_slots_without_checksum_are_shared_as_they_are(redis: RedisServer) -> No
 
 
 def test_what_is_in_the_store_is_not_sent_again(redis: RedisServer) -> None:
-    """A block that any node has shared is not sent a second time, and counts as shared."""
+    """A block that any node has shared is not sent again, and counts as shared."""
     with served(redis.url) as here, served(redis.url, seed=2) as there:
         here.share([0, 1], [0, 1])
         shared = there.share([4, 5, 6], [0, 1, 2])
@@ -147,7 +147,7 @@ def test_what_is_in_the_store_is_not_sent_again(redis: RedisServer) -> None:
 
 
 def test_values_of_others_are_never_taken(redis: RedisServer) -> None:
-    """Another tenant, or another layout, has other names, even for the same block key."""
+    """The same block key has another name in another tenant or another layout."""
     with served(redis.url) as here, served(redis.url, fingerprint="ab" * 32) as there:
         here.share([0], [0])
 
@@ -168,7 +168,7 @@ def test_layout_that_nobody_knows_has_no_values(redis: RedisServer, fingerprint:
 
 
 def test_names_tell_nothing_that_a_client_said(redis: RedisServer) -> None:
-    """All names are the prefix and a digest."""
+    """Each name consists of the prefix and a digest."""
     with served(redis.url) as node:
         node.share([0, 1], [0, 1])
 
@@ -204,7 +204,7 @@ def _flip(value: bytes, at: int) -> bytes:
 def test_spoiled_value_is_a_miss_and_goes(
     redis: RedisServer, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """Whatever lies under a name, only what was put there by its label is taken; the rest makes room for good ones."""
+    """A value that was not stored under its label is a miss, and is deleted to make room."""
     with served(redis.url) as node, redis.client() as client:
         node.device[:] = 9
         node.share([0, 1], [0, 1])
@@ -224,7 +224,7 @@ def test_spoiled_value_is_a_miss_and_goes(
 
 
 def test_swapped_values_are_misses(redis: RedisServer) -> None:
-    """Two whole values, each under the other's name, are two misses."""
+    """Two whole values, each under the other's name, are both misses."""
     with served(redis.url) as node, redis.client() as client:
         node.share([0, 1], [0, 1])
         first, second = client.keys()
@@ -238,7 +238,7 @@ def test_swapped_values_are_misses(redis: RedisServer) -> None:
 
 
 def test_name_of_another_kind_is_a_miss(redis: RedisServer) -> None:
-    """A list under one of our names fails its block alone."""
+    """A list under the name of a block fails that block alone."""
     with served(redis.url) as node, redis.client() as client:
         node.share([0, 1], [0, 1])
         listed = client.keys()[0]
@@ -267,7 +267,7 @@ def test_name_of_another_kind_is_a_miss(redis: RedisServer) -> None:
 def test_batch_out_of_bounds_is_refused(
     redis: RedisServer, direction: Direction, ids: list[int], num_labels: int
 ) -> None:
-    """A batch that cannot be done as a whole is not begun, and the next one is served."""
+    """A batch with a position out of bounds is refused whole, and the next batch is served."""
     packed = np.array(ids, np.int32).tobytes()
     end = "source_ids" if direction is Direction.SHARE else "target_ids"
     with served(redis.url) as node:
@@ -278,7 +278,7 @@ def test_batch_out_of_bounds_is_refused(
 
 
 def test_pools_that_are_not_mapped_have_nothing(redis: RedisServer) -> None:
-    """After the unmapping batches are refused, and what was sent before it is done."""
+    """After the pools are unmapped batches are refused; batches sent before are done."""
     with served(redis.url) as node:
         before = node.send_share([0, 1], [0, 1])
         node.unmap()
@@ -291,7 +291,7 @@ def test_pools_that_are_not_mapped_have_nothing(redis: RedisServer) -> None:
 
 
 def test_questions_and_fetches_go_before_shares(redis: RedisServer) -> None:
-    """What somebody waits for is answered before what was to be written back anyway."""
+    """Questions and fetches, for which requests wait, go before shares."""
     redis.stop()
     try:
         with served(redis.url) as node:
@@ -309,7 +309,7 @@ def test_questions_and_fetches_go_before_shares(redis: RedisServer) -> None:
 
 
 def test_process_serves_as_the_supervisor_starts_it(redis: RedisServer) -> None:
-    """The role of the command line takes its settings and its link by descriptors, and ends with its link."""
+    """The command line's role takes settings and link as descriptors, and ends with its link."""
     with served_by_process(redis.url) as (node, process):
         node.share([0], [0])
         fetched = node.fetch([9], [0])
@@ -321,7 +321,7 @@ def test_process_serves_as_the_supervisor_starts_it(redis: RedisServer) -> None:
 
 
 def test_nothing_is_connected_before_a_cache_is_mapped() -> None:
-    """An engine without a cache calls no store."""
+    """A mover without a mapped cache connects to no store."""
     calls: list[str] = []
 
     def opened() -> RemoteStore:
@@ -338,7 +338,7 @@ def test_nothing_is_connected_before_a_cache_is_mapped() -> None:
 
 
 def test_call_that_never_ends_ends_the_engine() -> None:
-    """An engine whose store hangs for good says so, and its process ends."""
+    """If a call hangs for ever, the engine says so, and its process ends."""
     may_end = threading.Event()
 
     def opened() -> RemoteStore:
@@ -360,7 +360,7 @@ def test_call_that_never_ends_ends_the_engine() -> None:
 
 
 def test_large_values_travel_in_several_calls(redis: RedisServer) -> None:
-    """More bytes than one call carries arrive whole."""
+    """Values above one call's limit arrive whole."""
     with served(redis.url, page_bytes=1 << 18) as node:
         shared = node.share(EVERY_SLOT, EVERY_SLOT)
         fetched = node.fetch(EVERY_SLOT, EVERY_SLOT)
@@ -370,7 +370,7 @@ def test_large_values_travel_in_several_calls(redis: RedisServer) -> None:
 
 
 def test_node_shows_its_life(redis: RedisServer) -> None:
-    """The first thing that a mover says of its store is whether it is there."""
+    """The first message of a mover says whether its store is there."""
     with served(redis.url) as node:
         assert node.status().is_on
     assert isinstance(node, Node)

@@ -1,4 +1,4 @@
-"""Whatever a server or the way to it does, each packet is answered, and a store that is back is used again."""
+"""Whatever the server or the network does, each packet is answered, and a store that is back is used again."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.unit.service.movers.remote.remote_node import (
 )
 
 SHORT_SECONDS = 0.5
-"""A budget that faults exhaust."""
+"""A budget that faults use up."""
 EVERY_SLOT = list(range(NUM_SLOTS))
 
 
@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def _comes_back(node: Node) -> bool:
-    """Wait until the store is on, without any traffic, and then have a block go there and back."""
+    """Wait until the store is on, without traffic, and then move a block there and back."""
     node.until_on()
     return _works(node)
 
@@ -46,7 +46,7 @@ def _works(node: Node) -> bool:
 
 
 def test_killed_server_gives_misses_and_comes_back(server: RedisServer) -> None:
-    """A server that dies gives misses; when one is there again it is found without being asked for anything."""
+    """A killed server gives misses; a new one is found without any request."""
     with served(server.url) as node:
         node.share([0], [0])
         assert node.status().is_on
@@ -64,7 +64,7 @@ def test_killed_server_gives_misses_and_comes_back(server: RedisServer) -> None:
 
 
 def test_restarted_server_costs_nothing(server: RedisServer) -> None:
-    """A connection that the server closed while it was idle is noticed before it is used."""
+    """A connection that the server closed while idle is noticed before it is used."""
     with served(server.url, breaker=Breaker(failures_max=1), idle_seconds=60) as node:
         assert node.ask([0]) == b"\0"
         server.kill()
@@ -75,7 +75,7 @@ def test_restarted_server_costs_nothing(server: RedisServer) -> None:
 
 
 def test_stopped_server_gives_misses_within_the_budget(server: RedisServer) -> None:
-    """A server that hangs costs one budget, then nothing more, until it goes on by itself."""
+    """A server that hangs costs one budget and then nothing, until it goes on by itself."""
     with served(server.url, seconds_max=SHORT_SECONDS) as node:
         node.until_on()
         server.stop()
@@ -93,7 +93,7 @@ def test_stopped_server_gives_misses_within_the_budget(server: RedisServer) -> N
 
 
 def test_no_server_from_the_start_is_said_and_not_waited_for(tmp_path: Path) -> None:
-    """A mover whose store never was there starts, answers at once and says why there are only misses."""
+    """A mover whose store was never there starts, answers at once and says why there are only misses."""
     with served(f"unix://{tmp_path}/none.sock") as node:
         status = node.status()
 
@@ -103,7 +103,7 @@ def test_no_server_from_the_start_is_said_and_not_waited_for(tmp_path: Path) -> 
 
 
 def test_address_that_is_none_is_said() -> None:
-    """A mover with a URL that cannot be used serves misses, and says what is wrong with it."""
+    """A mover with a malformed URL gives misses and says what is wrong with the URL."""
     with served("redis://u:pw@") as node:
         status = node.status()
         assert node.ask([0]) == b""
@@ -116,7 +116,7 @@ def test_address_that_is_none_is_said() -> None:
 
 @pytest.mark.parametrize("fault", sorted(set(Fault) - {Fault.NONE, Fault.SLOW}, key=str))
 def test_broken_answers_are_misses(server: RedisServer, fault: Fault) -> None:
-    """Bytes that come too slowly, not at all, in part, or that mean nothing are misses, and the way back is found."""
+    """Answers that are slow, missing, cut or meaningless are misses, and the store is used again afterwards."""
     with faulty_server(str(server.socket)) as way:
         url = f"redis://127.0.0.1:{way.port}"
         with served(url, seconds_max=SHORT_SECONDS) as node, served(server.url) as other:
@@ -142,7 +142,7 @@ def _is_off(node: Node) -> bool:
 
 @pytest.mark.parametrize("direction", ["fetch", "share"])
 def test_slow_way_gives_what_the_budget_allows(server: RedisServer, direction: str) -> None:
-    """Of a batch that takes longer than its budget the first positions are done, and the store stays on."""
+    """If a batch takes longer than its budget, its first positions are done, and the store stays on."""
     with faulty_server(str(server.socket)) as way:
         way.fault = Fault.SLOW
         url = f"redis://127.0.0.1:{way.port}"
@@ -167,7 +167,7 @@ def test_slow_way_gives_what_the_budget_allows(server: RedisServer, direction: s
 
 
 def test_full_server_takes_nothing_and_still_gives(tmp_path: Path) -> None:
-    """At its limit a server that may not evict refuses what is shared; what it has is still fetched."""
+    """A server at its limit that may not evict takes no new value, and still serves those that it has."""
     server = RedisServer(tmp_path, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
     try:
         with served(server.url) as node, server.client() as client:
@@ -185,7 +185,7 @@ def test_full_server_takes_nothing_and_still_gives(tmp_path: Path) -> None:
 
 
 def test_evicted_values_are_misses(tmp_path: Path) -> None:
-    """What a server at its limit has evicted is missed; what it has not is right."""
+    """A value that the server evicted is a miss; those that it kept are right."""
     server = RedisServer(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
     try:
         with served(server.url, page_bytes=1 << 16) as node, server.client() as client:
@@ -203,7 +203,7 @@ def test_evicted_values_are_misses(tmp_path: Path) -> None:
 
 
 def test_values_live_as_long_as_the_settings_say(server: RedisServer) -> None:
-    """With a time to live each value has it from when it was put, and without one none."""
+    """With a time to live each value has it from its put; without one it has no limit."""
     with served(server.url, ttl_seconds=500) as node, server.client() as client:
         node.share([0], [0])
         (name,) = client.keys()
@@ -223,7 +223,7 @@ ACL = "--user cache on >p%ss/w#rd ~kvlease:* +get +getrange +strlen +set +unlink
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that lets in one user, who may do no more than is documented."""
+    """A server with one user, who has only the documented rights."""
     server = RedisServer(tmp_path, *ACL.split(), "--user", "default", "off")
     yield server
     server.kill()
@@ -231,7 +231,7 @@ def guarded(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.mark.parametrize("place", ["tcp", "unix"])
 def test_user_with_the_least_rights_is_enough(guarded: RedisServer, place: str) -> None:
-    """A user and a password in the URL, and the commands that the documentation names, are all that it takes."""
+    """A user and password in the URL, and the documented commands, are enough."""
     entry = "cache:p%25ss%2Fw%23rd@"
     urls = {
         "tcp": f"redis://{entry}127.0.0.1:{guarded.port}/3",
@@ -242,7 +242,7 @@ def test_user_with_the_least_rights_is_enough(guarded: RedisServer, place: str) 
 
 
 def test_refused_user_is_said_without_the_password(guarded: RedisServer) -> None:
-    """Where the server does not let us in the reason says so; no line that is written has the password in it."""
+    """If the server refuses the user, the reason says so, and no log line has the password."""
     url = f"redis://cache:wr0ng-s3cret@127.0.0.1:{guarded.port}"
     with served_by_process(url) as (node, process):
         status = node.status()
@@ -260,7 +260,7 @@ def test_refused_user_is_said_without_the_password(guarded: RedisServer) -> None
 
 
 def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> None:
-    """A first trial that was only slow does not hide for good that the password is wrong."""
+    """The reason is that of the latest trial: a slow first trial does not hide a wrong password."""
     guarded.stop()
     url = f"redis://cache:wr0ng@127.0.0.1:{guarded.port}"
     with served(url, seconds_max=SHORT_SECONDS) as node:
@@ -282,7 +282,7 @@ def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> Non
     ],
 )
 def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str) -> None:
-    """A server that answers no more than pings is off, for good, and says what its user lacks."""
+    """A server that answers pings only is off, and the reason says what its user may not do."""
     server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
     try:
         with served(f"redis://some:any@127.0.0.1:{server.port}") as node:
@@ -295,7 +295,7 @@ def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str)
 
 
 def test_right_that_is_taken_away_ends_the_store_until_it_is_given_back(tmp_path: Path) -> None:
-    """A user who may no longer read makes no tier that is on and never hits, though other calls go well in between."""
+    """Once its user may not read, the store goes off although other calls succeed, until the right is back."""
     rights = "+ping +strlen +getrange +set +expire"
     server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
     try:
@@ -317,7 +317,7 @@ def test_right_that_is_taken_away_ends_the_store_until_it_is_given_back(tmp_path
 
 
 def test_node_of_a_cluster_is_said_to_be_one(tmp_path: Path) -> None:
-    """A server that has a part of the values is off, as it would refuse most names, and the reason is no number."""
+    """A cluster's node is off, as it would refuse most names, and the reason says so in words."""
     nodes = (tmp_path / "cluster-nodes.conf").resolve()
     server = RedisServer(tmp_path, "--cluster-enabled", "yes", "--cluster-config-file", str(nodes))
     try:
@@ -336,7 +336,7 @@ def test_node_of_a_cluster_is_said_to_be_one(tmp_path: Path) -> None:
 def test_full_server_is_said_with_what_to_do(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Puts that a server has no room for fail, the log says what to set, and the store stays on."""
+    """Puts without room fail and the log says what to set; the store stays on."""
     server = RedisServer(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
     try:
         with served(server.url) as node:
@@ -368,14 +368,14 @@ def test_user_who_may_only_read_still_gets(tmp_path: Path) -> None:
 
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that speaks TLS, with a certificate of its own making."""
+    """A server that speaks TLS with a certificate that it made itself."""
     server = RedisServer(tmp_path, is_tls=True)
     yield server
     server.kill()
 
 
 def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> None:
-    """TLS works with the authority that the URL names, and not with those of the system."""
+    """TLS works with the authority that the URL names, and not with the system's authorities."""
     base = f"rediss://127.0.0.1:{encrypted.port}"
     with served(f"{base}?ssl_ca_certs={encrypted.certificate}") as node:
         assert _works(node)
@@ -388,7 +388,7 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
 
 
 def test_encrypted_server_named_as_a_plain_one_is_told(encrypted: RedisServer) -> None:
-    """A port that speaks TLS hangs up on who does not: the reason names the scheme to try."""
+    """If a port speaks TLS and the URL does not, the connection ends, and the reason names the scheme to try."""
     with served(encrypted.url) as node:
         status = node.status()
 
@@ -397,7 +397,7 @@ def test_encrypted_server_named_as_a_plain_one_is_told(encrypted: RedisServer) -
 
 
 def test_plain_server_named_as_an_encrypted_one_is_told(server: RedisServer) -> None:
-    """A port without TLS waits for the rest of what it is told, or refuses it: the reason names the scheme to try."""
+    """If the URL asks for TLS and the port has none, the call waits or fails; the reason names the scheme to try."""
     with served(f"rediss://127.0.0.1:{server.port}", seconds_max=SHORT_SECONDS) as node:
         status = node.status()
 
@@ -406,7 +406,7 @@ def test_plain_server_named_as_an_encrypted_one_is_told(server: RedisServer) -> 
 
 
 def test_server_that_has_answered_is_not_asked_for_its_scheme(server: RedisServer) -> None:
-    """Who hangs up later on does so for another reason."""
+    """If a server that has answered ends the connection later, the reason does not speak of the scheme."""
     with faulty_server(str(server.socket)) as way:
         url = RemoteUrl.parse(f"redis://127.0.0.1:{way.port}")
         store = RedisStore(url, ttl_seconds=0, seconds_max=5.0)
@@ -425,7 +425,7 @@ def test_server_that_has_answered_is_not_asked_for_its_scheme(server: RedisServe
 def test_file_that_cannot_be_used_is_named(
     encrypted: RedisServer, tmp_path: Path, option: str, content: str | None
 ) -> None:
-    """The reason names the file, whether it is missing or no certificate."""
+    """The reason names the file, whether it is missing or malformed."""
     file = tmp_path / "given.pem"
     if content is not None:
         file.write_text(content)
@@ -441,7 +441,7 @@ def test_file_that_cannot_be_used_is_named(
 def test_named_authority_is_the_only_one(
     encrypted: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that an authority of the system vouches for is refused where the URL names another one."""
+    """If the URL names an authority, a server of one of the system's authorities is refused."""
     named = tmp_path / "named"
     named.mkdir()
     other = RedisServer(named, is_tls=True)
@@ -460,7 +460,7 @@ def test_named_authority_is_the_only_one(
 def test_authorities_of_the_system_are_read_once(
     encrypted: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that connects again goes by what it read at first, which takes long; the next store reads anew."""
+    """Authorities take long to read, so a store reads them once for all connections; the next store reads anew."""
     monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.certificate))
     url = RemoteUrl.parse(f"rediss://127.0.0.1:{encrypted.port}")
     store, next_store = (RedisStore(url, ttl_seconds=0, seconds_max=5.0) for _ in range(2))
@@ -475,7 +475,7 @@ def test_authorities_of_the_system_are_read_once(
 
 
 def test_stopped_encrypted_server_is_cut_off(encrypted: RedisServer) -> None:
-    """A call through TLS ends at its budget as any other, and the connection is made again."""
+    """A call through TLS ends at its budget like any other, and the store connects again."""
     url = f"rediss://127.0.0.1:{encrypted.port}?ssl_ca_certs={encrypted.certificate}"
     with served(url, seconds_max=SHORT_SECONDS * 2) as node:
         node.until_on()

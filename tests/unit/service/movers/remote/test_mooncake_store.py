@@ -1,4 +1,4 @@
-"""A real Mooncake Store serves as any other remote store: whole values or misses, within the budget, and back again."""
+"""A real Mooncake Store serves like any other store: whole values or misses, in time, and again after a fault."""
 
 import subprocess
 import sys
@@ -44,14 +44,14 @@ def master(tmp_path: Path) -> Iterator[MooncakeMaster]:
 
 @pytest.fixture
 def node(master: MooncakeMaster) -> Iterator[Node]:
-    """A node whose store it is."""
+    """A node that uses it as its store."""
     with served_by_process(master.url, environment=mooncake.environment()) as (node, _):
         node.until_on()
         yield node
 
 
 def test_what_one_node_shares_another_fetches(master: MooncakeMaster, node: Node) -> None:
-    """Blocks come whole out of the memory of another client; what nobody has is a miss."""
+    """Blocks come whole from another client's memory; a block that nobody has is a miss."""
     with served_by_process(master.url, environment=mooncake.environment(), seed=2) as (there, _):
         shared = node.share(EVERY_SLOT, EVERY_SLOT, sums=node.sums(EVERY_SLOT))
         asked = there.ask([*EVERY_SLOT, 99])
@@ -66,7 +66,7 @@ def test_what_one_node_shares_another_fetches(master: MooncakeMaster, node: Node
 
 
 def test_values_larger_than_a_call_travel_whole(master: MooncakeMaster) -> None:
-    """A value above what a call carries takes a call of its own."""
+    """A value above one call's limit takes a call of its own."""
     environment = mooncake.environment()
     shape = {"page_bytes": 5 << 19, "num_slots": 2, "num_blocks": 3}
     with served_by_process(master.url, environment=environment, **shape) as (node, _):
@@ -77,7 +77,7 @@ def test_values_larger_than_a_call_travel_whole(master: MooncakeMaster) -> None:
 
 @pytest.mark.parametrize("excess_bytes", [0, -1, 1])
 def test_foreign_value_is_a_miss(master: MooncakeMaster, node: Node, excess_bytes: int) -> None:
-    """What another client put under one of our names first is never taken for ours, whatever its length."""
+    """A value that another client put under one of our names is never taken for ours, whatever its length."""
     form = ValueForm.of(FINGERPRINT, SLOT_BYTES)
     assert form is not None
     names = [form.name(block) for block in blocks_of(labels([0]))]
@@ -98,7 +98,7 @@ def test_foreign_value_is_a_miss(master: MooncakeMaster, node: Node, excess_byte
 
 
 def test_killed_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
-    """Without its master a store gives misses, although its library blocks for seconds; then it is there again."""
+    """Without its master a store gives misses, although its library blocks for seconds; later it is used again."""
     environment = mooncake.environment()
     with served_by_process(master.url, environment=environment, ms_max=1_000) as (node, process):
         node.until_on()
@@ -121,7 +121,7 @@ def test_killed_master_gives_misses_and_comes_back(master: MooncakeMaster) -> No
 
 
 def test_stopped_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
-    """A master that hangs costs one budget, whatever its library waits for, and is used again when it goes on."""
+    """A master that hangs costs one budget, however long its library waits, and is used again when it goes on."""
     environment = mooncake.environment()
     with served_by_process(master.url, environment=environment, ms_max=1_000) as (node, process):
         node.until_on()
@@ -141,7 +141,7 @@ def test_stopped_master_gives_misses_and_comes_back(master: MooncakeMaster) -> N
 
 
 def test_master_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """A mover whose master never was there starts, and says why there are only misses."""
+    """A mover whose master was never there starts and says why there are only misses."""
     gone = MooncakeMaster(tmp_path)
     gone.kill()
 

@@ -1,4 +1,4 @@
-"""What goes in one call fits into the time that is left."""
+"""A call is only as large as the time that is left allows."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def test_first_call_is_small_and_later_ones_follow_the_rate() -> None:
-    """Nothing is known at first; then a call takes an eighth of the budget, within the limit of its bytes."""
+    """A first call takes an eighth of the budget, within the limit of its bytes; later ones go by the rate."""
     pace = Pace(0.25)
     first = pace.count(MIB // 4, 0.25, is_first=True)
 
@@ -23,7 +23,7 @@ def test_first_call_is_small_and_later_ones_follow_the_rate() -> None:
 
 
 def test_nothing_is_begun_that_would_not_end() -> None:
-    """Where not even one value fits into what is left, none is asked for."""
+    """If not even one value fits into the time that is left, none is asked for."""
     pace = Pace(0.25)
     pace.travelled(MIB, 0.1)
 
@@ -32,7 +32,7 @@ def test_nothing_is_begun_that_would_not_end() -> None:
 
 
 def test_slow_call_is_not_held_against_the_store_for_ever() -> None:
-    """The first call of a packet is made however slow the last one was."""
+    """A packet's first call is made, however slow the last call was."""
     pace = Pace(0.25)
     pace.travelled(1, 10.0)
 
@@ -57,7 +57,7 @@ def test_calls_without_bytes_tell_nothing() -> None:
 def test_no_call_has_more_bytes_than_the_limit(
     value_bytes: int, left: float, rate: int, *, is_first: bool
 ) -> None:
-    """Only a single value may be larger than what a call carries."""
+    """Only a single value may be larger than the limit of a call."""
     pace = Pace(0.25)
     pace.travelled(rate, 1.0)
 

@@ -1,4 +1,4 @@
-"""What is said of a Redis server that refuses: its words, and what to do where that is known."""
+"""Messages about a Redis server that refuses: its words, and advice where there is any."""
 
 import errno
 
@@ -47,12 +47,12 @@ CLUSTER = (
     ],
 )
 def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
-    """redis-py takes away the first word of what it knows."""
+    """The advice comes although redis-py removes the first word of errors that it knows."""
     assert said(DefaultParser.parse_error(answer)) == shown
 
 
 def test_error_without_words_is_told_by_its_name() -> None:
-    """Nobody is shown an empty reason."""
+    """An error without a text is reported by its name, so that no reason is empty."""
     assert said(ConnectionResetError()) == "ConnectionResetError"
 
 
@@ -77,7 +77,7 @@ def test_error_without_words_is_told_by_its_name() -> None:
     ],
 )
 def test_advice_is_whole_behind_words_that_are_cut(error: Exception, advice: str) -> None:
-    """However much a server or a library says, what to do about it is told to its end."""
+    """However long a server's or library's message is, the advice behind it is whole."""
     text = str(RemoteError(said_by_none(error)))
 
     assert len(text) == 240
@@ -85,7 +85,7 @@ def test_advice_is_whole_behind_words_that_are_cut(error: Exception, advice: str
 
 
 def test_secret_is_taken_out_before_words_are_cut() -> None:
-    """A part of a secret that the cut has left would be shown."""
+    """Secrets are removed before the message is cut, as the cut could leave a part of one."""
     told = said(DefaultParser.parse_error(f"READONLY {'w' * 195}secret {'w' * 99}"), "secret")
 
     assert told.startswith(195 * "w" + "***")

@@ -1,4 +1,4 @@
-"""A value passes only as the bytes of the block that it was made of."""
+"""A value passes only as the bytes of the block that it was made from."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def _value(slot: bytes = SLOT, block: BlockName = BLOCK, form: ValueForm | None 
 
 
 def test_value_has_the_bytes_of_its_slot() -> None:
-    """What was encoded comes back with its checksum, whatever kind of buffer it travelled in."""
+    """An encoded slot comes back with its checksum, from any kind of buffer."""
     for kind in (bytes, bytearray, memoryview):
         decoded = _form().decode(BLOCK, kind(_value()))
 
@@ -36,7 +36,7 @@ def test_value_has_the_bytes_of_its_slot() -> None:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    """No bit of header or slot can change without the value being refused."""
+    """A change of any bit of header or slot refuses the value."""
     value = _value()
     for bit in range(8 * len(value)):
         flipped = bytearray(value)
@@ -49,13 +49,13 @@ def test_every_flipped_bit_is_noticed() -> None:
     "length", [*range(HEADER_BYTES + SLOT_BYTES), HEADER_BYTES + SLOT_BYTES + 1]
 )
 def test_any_other_length_is_refused(length: int) -> None:
-    """A value that is cut off anywhere, or goes on, is none."""
+    """A value that is cut off or too long is refused."""
     assert _form().decode(BLOCK, (_value() + b"\0")[:length]) is None
 
 
 @given(st.binary(max_size=2 * (HEADER_BYTES + SLOT_BYTES)))
 def test_foreign_bytes_are_refused(foreign: bytes) -> None:
-    """Bytes that somebody else put there are no value, of whatever length."""
+    """Foreign bytes are refused, whatever their length."""
     assert _form().decode(BLOCK, foreign) is None
     assert (
         _form().decode(
@@ -76,7 +76,7 @@ def test_foreign_bytes_are_refused(foreign: bytes) -> None:
     ],
 )
 def test_value_of_another_block_is_refused(block: BlockName, form: ValueForm) -> None:
-    """A whole value under a name that is not its own is none."""
+    """A whole value under another block's name is refused."""
     assert form.decode(block, _value()) is None
 
 
@@ -88,7 +88,7 @@ def test_slots_are_told_apart_by_their_bytes_alone() -> None:
 
 
 def test_names_differ_where_blocks_do() -> None:
-    """Key, tenant and layout are in the name; the position is not, as the key decides it."""
+    """Key, tenant and layout are in a name; the position is not, as the key decides it."""
     names = {
         _form().name(BLOCK),
         _form().name(BLOCK._replace(key=b"j" * 32)),
@@ -101,14 +101,14 @@ def test_names_differ_where_blocks_do() -> None:
 
 
 def test_names_stay_as_they_are() -> None:
-    """Nodes of different versions find each other's values: a name is a digest of packed numbers."""
+    """Names stay as they are, so that nodes of different versions find each other's values."""
     digest = blake3(BLOCK.key + BLOCK.tenant.to_bytes(8, "little") + b"f" * 32).hexdigest()
 
     assert _form().name(BLOCK) == f"kvlease:1:{digest}"
 
 
 def test_labels_are_read_as_the_core_writes_them() -> None:
-    """Each label names one block; generation and spare are no part of it."""
+    """Each label names one block, whatever its generation and spare bytes."""
     packed = np.zeros(2, LABEL)
     packed["key"] = [BLOCK.key, b"\0" * 32]
     packed["tenant"] = [BLOCK.tenant, 1]
@@ -128,10 +128,10 @@ def test_labels_are_read_as_the_core_writes_them() -> None:
     ],
 )
 def test_cache_that_is_not_known_has_no_form(fingerprint: str, slot_bytes: int) -> None:
-    """Where nothing tells what the bytes mean there are no values."""
+    """A cache without a known layout has no form of values."""
     assert ValueForm.of(fingerprint, slot_bytes) is None
 
 
 def test_form_comes_of_the_hex_of_a_fingerprint() -> None:
-    """The fingerprint is its bytes."""
+    """A form takes the fingerprint's bytes from its hex."""
     assert ValueForm.of("66" * 32, SLOT_BYTES) == _form()
