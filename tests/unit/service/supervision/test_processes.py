@@ -1,4 +1,4 @@
-"""What a process is started with."""
+"""The environment and the scheduling policy that a process starts with."""
 
 import os
 import socket
@@ -27,14 +27,14 @@ _OURS = "glibc.cpu.x86_non_temporal_threshold=0x5000"
 def test_movers_write_past_the_caches_unless_told_otherwise(
     told: str | None, expected: str
 ) -> None:
-    """What an operator says of the C library's copies goes first, and nothing else of the environment changes."""
+    """An operator's own setting for the C library's copies goes first, and no other variable changes."""
     environment = {"HOME": "/"} | ({} if told is None else {"GLIBC_TUNABLES": told})
 
     assert _for_copies(environment) == {"HOME": "/", "GLIBC_TUNABLES": expected}
 
 
 def test_mover_gives_way_to_who_wakes_it() -> None:
-    """A mover that is there does not take the core away from the process that hands it a batch."""
+    """A mover that is running does not take the core from the process that hands it a batch."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

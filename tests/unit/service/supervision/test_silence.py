@@ -1,4 +1,4 @@
-"""Laws of silence: only time that both sides had counts, and only after a sign of life."""
+"""Laws of silence: it is counted only while both sides run, and only after a sign of life."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def test_silence_is_too_long_after_as_many_ticks() -> None:
 
 
 def test_time_that_the_counter_stood_still_is_one_tick() -> None:
-    """However late a tick comes, it is one: the other stood still as well, and is heard of before the next."""
+    """A late tick counts once: the other process stood still as well, and is heard of before the next tick."""
     silence = Silence(3)
     silence.heard(100.0)
 
@@ -33,7 +33,7 @@ def test_time_that_the_counter_stood_still_is_one_tick() -> None:
 
 @pytest.mark.parametrize("seconds_max", [0, 3])
 def test_nothing_is_counted_before_the_first_sign(seconds_max: float) -> None:
-    """A process that starts may take its time, and so may any where no silence is too long, or where it has ended."""
+    """No silence is counted while a process starts, if the limit is off, or after it has ended."""
     silence = Silence(seconds_max)
 
     assert silence.due == inf
@@ -45,13 +45,13 @@ def test_nothing_is_counted_before_the_first_sign(seconds_max: float) -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 2.9])
 def test_silence_shorter_than_beats_is_refused(seconds: float) -> None:
-    """A setting that would end every control process is none."""
+    """A limit that would end every control process is refused."""
     with pytest.raises(ValueError, match="at least 3"):
         Settings(control_silent_seconds_max=seconds)
 
 
 async def test_signs_of_life_never_fill_the_link() -> None:
-    """While the supervisor reads nothing there is one at most, and whoever sends it does not wait."""
+    """If the supervisor reads nothing, at most one sign of life waits, and sending it never blocks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         link = KeeperLink(theirs)

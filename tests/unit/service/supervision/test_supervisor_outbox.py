@@ -1,4 +1,4 @@
-"""Laws of what the supervisor has to tell: all arrives in order, with its descriptors, however few it may have."""
+"""Laws of the supervisor's outbox: all messages arrive in order with their descriptors, however few it may open."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ Ends = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """The supervisor's end of a link, and the other one."""
+    """The supervisor's end of a link, and the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with ours, theirs:
@@ -29,7 +29,7 @@ def num_open() -> int:
 
 
 def fill(outbox: SupervisorOutbox, link: socket.socket) -> int:
-    """Send until there is no room; return how many messages that took, the one that waits among them."""
+    """Send until there is no room; return the number of messages, including the one that waits."""
     count = 0
     while not outbox:
         outbox.send(link, {"number": count, "filling": "x" * 10_000}, stays=True)
@@ -38,7 +38,7 @@ def fill(outbox: SupervisorOutbox, link: socket.socket) -> int:
 
 
 def arrived(outbox: SupervisorOutbox, ends: Ends, count: int) -> list[int]:
-    """Read so many messages, with the outbox flushed meanwhile; return the descriptors of the last."""
+    """Read so many messages and flush the outbox meanwhile; return the descriptors of the last."""
     fds: list[int] = []
     for number in range(count):
         outbox.flush(ends[0])
@@ -50,7 +50,7 @@ def arrived(outbox: SupervisorOutbox, ends: Ends, count: int) -> list[int]:
 
 
 def test_descriptor_that_is_closed_meanwhile_arrives(ends: Ends) -> None:
-    """A message that has to wait has a descriptor of its own."""
+    """A message that waits has its own copy of its descriptor."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0])
     fd = os.memfd_create("kept")
@@ -67,7 +67,7 @@ def test_descriptor_that_is_closed_meanwhile_arrives(ends: Ends) -> None:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
 def test_what_stays_open_takes_no_other_descriptor(ends: Ends, *, waits: bool) -> None:
-    """What is handed over can be as much as this process may have at all."""
+    """A descriptor that stays open is sent without a copy, so the process may be at its limit of descriptors."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0]) if waits else 0
     with no_descriptor_left():
@@ -80,7 +80,7 @@ def test_what_stays_open_takes_no_other_descriptor(ends: Ends, *, waits: bool) -
 
 
 def test_message_goes_without_its_descriptor_where_there_is_none(ends: Ends) -> None:
-    """Whoever gets it knows what that means; nothing else would come any more, were it not sent."""
+    """If no descriptor can be copied, the message goes without it and does not hold up those behind it."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0])
     with no_descriptor_left():
@@ -90,7 +90,7 @@ def test_message_goes_without_its_descriptor_where_there_is_none(ends: Ends) -> 
 
 
 def test_who_has_gone_is_told_nothing(ends: Ends) -> None:
-    """Nothing waits for who reads no more, and what was discarded left no descriptor open."""
+    """To a reader that has gone nothing is sent, and a discarded message leaves no descriptor open."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0])
     before = num_open()
