@@ -1,4 +1,4 @@
-"""Where everything is: an event of the log, whose addresses can be opened, and a banner at a terminal."""
+"""The addresses of a daemon: an event of the log with addresses that can be opened, and a banner at a terminal."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def addresses(tmp_path: Path, **changes: Any) -> dict[str, str]:
 
 
 def test_log_has_no_line_but_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where nobody looks at a terminal, the addresses are one event, and nothing stands between the lines."""
+    """Without a terminal the addresses are one event, and the log has nothing between its lines."""
     with capture_logs() as lines:
         announce(3, addresses(tmp_path), 0.1)
 
@@ -32,7 +32,7 @@ def test_log_has_no_line_but_events(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_banner_is_for_people(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a terminal the same addresses can be read, one a line."""
+    """At a terminal the same addresses are shown for people, one a line."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     found = addresses(tmp_path)
 
@@ -44,7 +44,7 @@ def test_banner_is_for_people(
 
 
 def test_all_addresses_are_there(tmp_path: Path) -> None:
-    """Those of gRPC over TCP and of the probes are told, too; of what is not there nothing is."""
+    """The addresses of gRPC over TCP and of the probes are told, too, and no address that is not listened at."""
     found = addresses(tmp_path, grpc_port=7071, probe_host="10.0.0.7")
 
     assert found["gRPC on TCP"] == "grpc://127.0.0.1:7071"
@@ -63,7 +63,7 @@ def test_all_addresses_are_there(tmp_path: Path) -> None:
     ],
 )
 def test_addresses_can_be_opened(tmp_path: Path, host: str, opened: str, listens: str) -> None:
-    """Where all addresses are listened on, what is told is one that this machine can open, and that others can."""
+    """If all addresses are listened on, the log has one that this machine can open and one that others can."""
     found = addresses(tmp_path, tcp_host=host, probe_host=host, insecure_tcp_without_tls=True)
 
     assert found["REST on TCP"] == f"http://{opened}:7070"
@@ -74,7 +74,7 @@ def test_addresses_can_be_opened(tmp_path: Path, host: str, opened: str, listens
 
 
 def test_page_s_address_is_left_beside_the_sockets(tmp_path: Path) -> None:
-    """Who knows the directory alone finds the page by it; nobody else may read or change it."""
+    """The page's address can be found by the directory alone; no other user may read or change it."""
     leave_page(tmp_path, addresses(tmp_path))
     leave_page(tmp_path, addresses(tmp_path, tcp_host="::1"))
 
@@ -84,7 +84,7 @@ def test_page_s_address_is_left_beside_the_sockets(tmp_path: Path) -> None:
 
 
 def test_page_that_is_no_more_leaves_no_address(tmp_path: Path) -> None:
-    """A daemon without TCP takes away what an earlier one left."""
+    """A daemon without TCP removes the address that an earlier one left."""
     leave_page(tmp_path, addresses(tmp_path))
 
     leave_page(tmp_path, {"local socket": "unix:///run/kvlease.sock"})
@@ -93,7 +93,7 @@ def test_page_that_is_no_more_leaves_no_address(tmp_path: Path) -> None:
 
 
 def test_address_that_cannot_be_left_ends_nothing(tmp_path: Path) -> None:
-    """A daemon whose directory cannot be written serves all the same, and says so."""
+    """A daemon that cannot write to its directory serves all the same, and says so."""
     (tmp_path / "page.url").mkdir()
 
     with capture_logs() as lines:

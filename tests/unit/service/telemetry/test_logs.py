@@ -53,7 +53,7 @@ def test_logs_are_lines_of_json_without_values() -> None:
 
 
 def test_log_that_takes_nothing_ends_nobody() -> None:
-    """A full disk below the log costs lines; who writes them, in whatever way, goes on."""
+    """If the disk below the log is full, lines are lost; whoever writes them goes on."""
     script = f"from kvleased.telemetry import logs; logs.hold_up_nobody(){SCRIPT}sys.stdout.write('went on')"
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
@@ -77,7 +77,7 @@ def test_log_that_takes_nothing_ends_nobody() -> None:
     ],
 )
 def test_unexpected_exception_is_one_event(fail: str) -> None:
-    """Whatever nobody caught is one line of JSON, so that no reader of logs meets half a traceback."""
+    """An uncaught exception is one line of JSON, so that no reader of logs meets half a traceback."""
     script = "import logging\nfrom threading import Thread\nfrom kvleased.telemetry import logs\n"
     script += f"logs.catch_all('mover')\nlogging.basicConfig(handlers=[logs._Lines()])\n{fail}"
 

@@ -1,4 +1,4 @@
-"""What a service manager is told, and that nobody minds where there is none."""
+"""What a service manager is told, and that its absence harms nothing."""
 
 import secrets
 import socket
@@ -25,14 +25,14 @@ def test_service_manager_hears(tmp_path: Path, *, is_abstract: bool) -> None:
 
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all"])
 def test_nobody_need_listen(address: str) -> None:
-    """A daemon without a service manager, or with one that has gone, goes on."""
+    """A daemon goes on without a service manager, or after the service manager has gone."""
     Notifier(address).tell(READY)
 
     assert repr(Notifier(address)) == f"<Notifier {address!r}>"
 
 
 class Heard(Notifier):
-    """Remembers what it was to tell."""
+    """A notifier that remembers what it was to tell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Heard(Notifier):
 
 
 def test_watchdog_hears_the_control_process_and_no_one_else() -> None:
-    """Signs of life are passed on as they come; what a process that is being replaced still sends is none."""
+    """Signs of life of the current control process are passed on; those of one that is being replaced are not."""
     heard = Heard()
     supervisor = Supervisor(-1, 0.0, notifier=heard)
 

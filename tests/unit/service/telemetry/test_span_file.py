@@ -1,4 +1,4 @@
-"""A file of spans that fails: what is lost is told, and nobody waits for it or ends by it."""
+"""A file of spans that fails: lost spans are logged, and nobody waits for the file or ends because of it."""
 
 import fcntl
 import json
@@ -14,13 +14,13 @@ pytest.importorskip("opentelemetry.sdk")
 
 
 def events(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, int]]:
-    """Return the events that were logged since the last look, and how many spans each says to be lost."""
+    """Return the events logged since the last look, with the number of lost spans that each tells."""
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     return [(line["event"], line.get("lost", 0)) for line in lines]
 
 
 def test_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """The daemon's end was an error where the disk was full, and each second had a traceback in the log."""
+    """A full disk is logged once, without a traceback, and the daemon's end is no error."""
     out = SpanFile(Path("/dev/full"))
     for _ in range(3):
         out.write("{}\n")
@@ -31,7 +31,7 @@ def test_full_disk_is_told_once_and_ends_nothing(capsys: pytest.CaptureFixture[s
 
 
 def test_tracing_over_a_full_disk_stops(capsys: pytest.CaptureFixture[str]) -> None:
-    """Stopping is a part of the daemon's end, behind which stores are let go of."""
+    """Tracing over a full disk stops without an error, so that the daemon can end and let go of its stores."""
     spans = Tracing(endpoint="", file=Path("/dev/full"), epoch=1)
     spans.start()
     spans.call("stats", "rest", "").end()
@@ -41,7 +41,7 @@ def test_tracing_over_a_full_disk_stops(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
-    """To open it to write waits for a reader, without a word."""
+    """A pipe without a reader is refused at once: opening it for writing would wait without a word."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a pipe that nobody reads"):
         SpanFile(tmp_path / "pipe")
@@ -50,7 +50,7 @@ def test_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
 def test_pipe_that_is_read_again_gets_whole_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reader that stands still loses spans; half a line that it got is not taken for the beginning of the next."""
+    """A slow reader loses spans, and the rest of a line that was cut is not joined to the next line."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     out = SpanFile(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""Laws of the standard streams of a daemon: whoever reads them, or does not, nobody waits and nothing fails."""
+"""Laws of a daemon's standard streams: whether or not somebody reads them, nobody waits and nothing fails."""
 
 import json
 import os
@@ -16,12 +16,12 @@ SECONDS = 30
 
 
 def lost(num_lines: int) -> str:
-    """Tell of lines that are missing."""
+    """Return the line that tells of missing lines."""
     return f"lost {num_lines}\n"
 
 
 def test_what_is_written_comes_in_its_order() -> None:
-    """Who reads gets every line."""
+    """A reader gets every line in its order."""
     reader, writer = os.pipe()
     stream = Unhurried(writer, lost)
 
@@ -35,7 +35,7 @@ def test_what_is_written_comes_in_its_order() -> None:
 
 
 def test_who_stops_reading_holds_up_nobody_and_is_told_what_is_missing() -> None:
-    """What finds no place is lost, counted, and told of when somebody reads again."""
+    """Lines without room are lost and counted, and the count is written when somebody reads again."""
     reader, writer = os.pipe()
     stream = Unhurried(writer, lost)
     line = "x" * 999 + "\n"
@@ -55,7 +55,7 @@ def test_who_stops_reading_holds_up_nobody_and_is_told_what_is_missing() -> None
 
 
 def test_reader_who_is_gone_breaks_nothing() -> None:
-    """To write where nobody reads any more fails for nobody."""
+    """Writing after the reader has gone raises nothing."""
     reader, writer = os.pipe()
     os.close(reader)
     stream = Unhurried(writer, lost)
@@ -68,7 +68,7 @@ def test_reader_who_is_gone_breaks_nothing() -> None:
 
 
 def test_full_disk_costs_lines_and_the_next_line_begins_anew(tmp_path: Path) -> None:
-    """A line that was cut short is not continued by the next one."""
+    """The rest of a line that was cut short is not joined to the next line."""
     file = tmp_path / "log"
     script = (
         "import resource, signal, sys\n"
@@ -88,7 +88,7 @@ def test_full_disk_costs_lines_and_the_next_line_begins_anew(tmp_path: Path) -> 
 
 
 def test_descriptor_that_somebody_made_one_that_does_not_wait_is_waited_for() -> None:
-    """A full pipe that says so is written to when there is room."""
+    """A full pipe in non-blocking mode is written to when there is room."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     stream = Unhurried(writer, lost)
@@ -107,7 +107,7 @@ def test_descriptor_that_somebody_made_one_that_does_not_wait_is_waited_for() ->
 
 @pytest.mark.parametrize("fds", ["", "1>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_stream_gets_something_that_swallows_all(fds: str, tmp_path: Path) -> None:
-    """No file that is opened later gets the number of a standard stream, and to write to one works."""
+    """A closed standard stream accepts all that is written, and no file opened later gets its number."""
     out = tmp_path / "out"
     script = (
         "import json, os, sys\n"

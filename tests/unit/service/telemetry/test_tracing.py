@@ -1,4 +1,4 @@
-"""Spans of calls and copies: whose parent is which, how they end, and that there are not too many."""
+"""Spans of calls and copies: their parents, their ends, and their limit."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(tmp_path: Path) -> Tracing:
-    """Tracing into a file of the test's own."""
+    """Tracing into a file of the test."""
     found = Tracing(endpoint="", file=tmp_path / "spans", epoch=5)
     found.start()
     return found
@@ -41,12 +41,12 @@ def written(spans: Tracing) -> list[dict[str, Any]]:
 
 
 def _microseconds(written_time: str) -> int:
-    """Return a time of a span, which is written to the microsecond, by way of a float: one more or less is the same."""
+    """Return a span's time in microseconds; it passes through a float, so one more or less is equal."""
     return round(datetime.fromisoformat(written_time).timestamp() * 1e6)
 
 
 def test_file_of_spans_is_this_users_alone(spans: Tracing) -> None:
-    """Whatever the umask; one that an operator has made keeps its mode."""
+    """The file is private, whatever the umask; a file that an operator has made keeps its mode."""
     assert spans._file is not None
     assert spans._file.stat().st_mode & 0o777 == 0o600
 
@@ -70,7 +70,7 @@ def a_copy(number: int) -> Copy:
 
 
 def test_copies_of_a_call_hang_below_it_and_tell_how_they_ended(spans: Tracing) -> None:
-    """Done, failed, lost or their mover dead; a copy that no call led to is none of them."""
+    """A copy's span is below its call's and tells how the copy ended; a copy without a call has no span."""
     spans.copy_began(1, "main", a_copy(9))
     span = spans.call("reserve", "local", PARENT)
     for number in range(5):
@@ -100,7 +100,7 @@ def test_copies_of_a_call_hang_below_it_and_tell_how_they_ended(spans: Tracing) 
 
 
 def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> None:
-    """A copy is at its mover for a part of its time; what is left is the way there and the queue."""
+    """The mover's span covers a part of the copy's; the rest is transport and queue."""
     span = spans.call("evict", "local", PARENT)
     spans.copy_began(1, "main", a_copy(3))
     spans.leave()
@@ -127,7 +127,7 @@ def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> Non
 
 
 def test_copies_under_way_are_bounded(spans: Tracing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those above the limit have no span; those that never end are ended with the daemon."""
+    """Copies above the limit have no span; copies that never end are ended with the daemon."""
     monkeypatch.setattr(tracing, "_COPIES_MAX", 2)
     tracing.finish(spans.call("evict", "grpc", ""), "OK")
     for number in range(4):
@@ -139,7 +139,7 @@ def test_copies_under_way_are_bounded(spans: Tracing, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("traceparent", ["", "nonsense", "00-0-0-01", "\0" * 55])
 def test_malformed_parent_is_none(spans: Tracing, traceparent: str) -> None:
-    """As the standard says: what cannot be read is passed over, and a trace begins."""
+    """A parent that cannot be read is ignored, as the standard says, and a trace begins."""
     tracing.finish(spans.call("stats", "rest", traceparent), "INTERNAL")
 
     (span,) = written(spans)
@@ -148,7 +148,7 @@ def test_malformed_parent_is_none(spans: Tracing, traceparent: str) -> None:
 
 
 async def test_calls_that_wait_are_spans_to_their_answers(spans: Tracing) -> None:
-    """Answered at once, refused, and answered later, refused later or given up: each under its code."""
+    """A span ends with its call's code: answered at once, refused, or, after a wait, answered, refused or given up."""
     futures: list[asyncio.Future[Message]] = [
         asyncio.get_running_loop().create_future() for _ in range(4)
     ]
@@ -187,7 +187,7 @@ async def test_calls_that_wait_are_spans_to_their_answers(spans: Tracing) -> Non
 def test_missing_opentelemetry_says_what_to_install(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an extra, asked for only by those that want traces."""
+    """Tracing without opentelemetry is refused with what to install, as it is an optional extra."""
     monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(MissingOtelError, match=r"kvlease\[otel\]"):
