@@ -1,4 +1,4 @@
-"""A node with all tiers, whose movers are the tests' ends of sockets."""
+"""A node with all tiers; the test has the movers' ends of the sockets."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ from tests.unit.service.planning.specs import full
 
 @dataclass
 class Node:
-    """Two caches, the first of which has all tiers, and what their cores were told."""
+    """Hold two caches, the first with all tiers, and the commands that their cores got."""
 
     registry: Registry
     tiers: Tiers
@@ -37,12 +37,12 @@ class Node:
     scanned: list[str] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, c.Command]]:
-        """Return what the cores were told since the last time."""
+        """Return the commands that the cores got since the last call."""
         told, self.told[:] = list(self.told), []
         return told
 
     async def until(self, count: int = 1) -> list[tuple[str, c.Command]]:
-        """Wait until the cores were told so much, and return it."""
+        """Wait until the cores have got so many commands, and return them."""
         async with asyncio.timeout(5):
             while len(self.told) < count:  # noqa: ASYNC110 - it comes by callbacks of the loop
                 await asyncio.sleep(0)
@@ -50,7 +50,7 @@ class Node:
 
 
 def cache_of(registry: Registry, name: str, **tiers: int) -> CacheEntry:
-    """Add a cache with a host pool, unless it shall have 0 bytes, and with stores of so many bytes below it."""
+    """Add a cache with a host pool, unless that has 0 bytes, and with stores of so many bytes below it."""
     tiers.setdefault("host_bytes", 1 << 20)
     planned = plan(PlanInputs(layers=(full(),), tokens_per_block=16, device_blocks=8, **tiers))
     entry = CacheEntry(
@@ -69,7 +69,7 @@ def cache_of(registry: Registry, name: str, **tiers: int) -> CacheEntry:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    """A node with all three movers, none of which is there yet."""
+    """A node with all three movers, none of which has come yet."""
     settings = Settings(disk_dir=tmp_path, remote_url="redis://host:1", remote_ms_max=50)
     registry = Registry(epoch=1, max_caches=4, max_workers=4)
     told: list[tuple[str, c.Command]] = []
@@ -79,7 +79,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
     def apply(entry: CacheEntry, command: c.Command) -> object:
         told.append((entry.name, command))
-        # As if all but one of the slots were another block's by now.
+        # As if all but one of the slots held another block by now.
         is_adopt = isinstance(command, c.Adopt)
         return Adopted(num_adopted=len(command.slot_ids) // 4 - 1) if is_adopt else Done()
 
@@ -98,7 +98,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def ends(node: Node) -> AsyncIterator[dict[str, socket.socket]]:
-    """All three movers, attached: the tests' ends of their sockets, by role."""
+    """The test's ends of the sockets of all three movers, by role."""
     found: dict[str, socket.socket] = {}
     for role in ("mover", "disk-mover", "remote-mover"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,7 +115,7 @@ async def ends(node: Node) -> AsyncIterator[dict[str, socket.socket]]:
 
 
 def packets(end: socket.socket) -> list[bytes]:
-    """Return what a mover was sent so far."""
+    """Return the packets that a mover was sent."""
     found = []
     try:
         while packet := end.recv(protocol.PACKET_BYTES_MAX):
@@ -131,7 +131,7 @@ def labels(count: int) -> bytes:
 
 
 async def switched_on(node: Node, end: socket.socket) -> CacheEntry:
-    """Have the disk store of the deep cache on; returns the cache."""
+    """Turn the disk store of the deep cache on; return the cache."""
     entry = node.registry.cache("deep")
     end.send(Status(is_on=True, pool=entry.pool, file_id="01").encode())
     await node.until()

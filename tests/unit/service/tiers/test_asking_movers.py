@@ -1,4 +1,4 @@
-"""Laws of what movers are asked: each question has one answer, and nobody waits for a mover that is away."""
+"""Laws of questions to movers: each has one answer, and nobody waits for a mover that is away."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ LABELS_MAX = protocol.LABELS_A_PACKET_MAX
 async def test_probe_is_answered_in_order_however_it_was_split(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """More labels than a packet takes are asked for in several, and told of as one."""
+    """Labels above a packet's limit are asked for in several packets, and the answer is one."""
     deep = node.registry.cache("deep")
     node.tiers.probe(deep, Probe(probe_id=9, labels=labels(LABELS_MAX + 1)))
     first, second = map(Ask.decode, packets(ends["remote-mover"]))
@@ -39,7 +39,7 @@ async def test_probe_is_answered_in_order_however_it_was_split(
 
 
 async def test_probe_ends_when_its_time_is_up(node: Node, ends: dict[str, socket.socket]) -> None:
-    """A store that does not answer in time has nothing; what it says later is not heard."""
+    """A store that does not answer in time counts as empty, and its late answer is ignored."""
     node.tiers.probe(node.registry.cache("deep"), Probe(probe_id=9, labels=labels(1)))
     (question,) = map(Ask.decode, packets(ends["remote-mover"]))
 
@@ -60,7 +60,7 @@ async def test_probe_without_a_mover_ends_at_once(node: Node) -> None:
 
 
 async def test_probe_ends_with_its_mover(node: Node, ends: dict[str, socket.socket]) -> None:
-    """A mover that goes while it is asked answers nothing any more, nor does one that knows nothing."""
+    """A probe ends when its mover goes, or when the mover does not know the cache."""
     deep = node.registry.cache("deep")
     for probe_id in (1, 2):
         node.tiers.probe(deep, Probe(probe_id=probe_id, labels=labels(1)))
@@ -75,7 +75,7 @@ async def test_probe_ends_with_its_mover(node: Node, ends: dict[str, socket.sock
 async def test_found_slots_are_adopted_until_the_last(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """What an earlier life left is handed to the core as it is found, and counts as far as that takes it over."""
+    """Slots of an earlier life go to the core as they are found, and those that it adopts are counted."""
     deep = node.registry.cache("deep")
     node.tiers.introduce(deep)
     ends["disk-mover"].send(Status(is_on=True).encode())
@@ -106,7 +106,7 @@ async def test_found_slots_are_adopted_until_the_last(
 async def test_core_forgets_a_disk_store_that_is_another_one(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """A core learns once that the file is new, before what is in it; the same file again is no news, in any life."""
+    """A core is told once that the file is new, before its content; the same file is no news, in any life."""
     deep = node.registry.cache("deep")
     deep.disk_file_id, deep.is_scanned, deep.num_found[Tier.DISK] = "old", True, 5
     fd = os.memfd_create("test")
@@ -144,7 +144,7 @@ async def test_core_forgets_a_disk_store_that_is_another_one(
 async def test_answers_for_deleted_caches_are_dropped(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """A cache that is deleted while a mover works for it needs no answer."""
+    """An answer for a cache that was deleted meanwhile is dropped."""
     deep = node.registry.cache("deep")
     node.tiers.probe(deep, Probe(probe_id=1, labels=labels(1)))
     node.registry.drop_cache(deep)
@@ -170,7 +170,7 @@ async def test_answers_for_deleted_caches_are_dropped(
 async def test_purge_is_answered_by_its_mover(
     node: Node, ends: dict[str, socket.socket], reason: str
 ) -> None:
-    """Whoever waits for a purge hears what the mover says of it, once for all who wait."""
+    """All callers that wait for a purge get the mover's answer, once."""
     entry = await switched_on(node, ends["disk-mover"])
     asked = [asyncio.ensure_future(node.tiers.purge(entry)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -185,7 +185,7 @@ async def test_purge_is_answered_by_its_mover(
 async def test_purge_of_a_mover_that_ends_is_not_certain(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """A mover that went before it answered may have left the file; the next purge is refused while none is there."""
+    """If the mover ends before it answers, the file may still exist; a purge without a mover is refused."""
     entry = await switched_on(node, ends["disk-mover"])
     asked = asyncio.ensure_future(node.tiers.purge(entry))
     await asyncio.sleep(0)

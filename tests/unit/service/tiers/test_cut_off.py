@@ -1,4 +1,4 @@
-"""Laws of a host pool whose file was cut off under the daemon: it is off for good, and nobody else's is."""
+"""Laws of a host pool whose file was cut off under the daemon: it is off for good, and other pools go on."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def entry(node: Node) -> Iterator[CacheEntry]:
 async def test_host_pool_is_off_once_its_file_was_cut_off(
     node: Node, entry: CacheEntry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its core is told once, its tier says why, and making the file longer again brings nothing back."""
+    """The core is told once and the tier says why; making the file longer again brings nothing back."""
     now = asyncio.get_running_loop().time()
     node.tiers.tick(now)
     assert node.take() == []
@@ -51,7 +51,7 @@ async def test_host_pool_is_off_once_its_file_was_cut_off(
 
 
 async def test_file_that_cannot_be_asked_counts_as_whole(node: Node, entry: CacheEntry) -> None:
-    """That the question for its size fails says nothing of it, and ends no clock."""
+    """If a file's size cannot be asked for, the file counts as whole, and the tick goes on."""
     fd, entry.fds[HOST] = entry.fds[HOST], -1
     node.tiers.tick(asyncio.get_running_loop().time())
     entry.fds[HOST] = fd
@@ -62,7 +62,7 @@ async def test_file_that_cannot_be_asked_counts_as_whole(node: Node, entry: Cach
 async def test_mover_that_answers_does_not_bring_it_back(
     node: Node, entry: CacheEntry, ends: dict[str, socket.socket]
 ) -> None:
-    """A mover that hung and works again says nothing of bytes that are gone."""
+    """A mover that hung and works again does not turn on a pool whose bytes are gone."""
     now = asyncio.get_running_loop().time()
     os.ftruncate(entry.fds[HOST], 4096)
     node.tiers.tick(now)

@@ -1,4 +1,4 @@
-"""Laws of a disk that hangs: its tier is off until it answers, and what was not begun goes elsewhere."""
+"""Laws of a disk that hangs: its tier is off until it answers, and copies not yet sent fail at once."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from .conftest import Node, labels, packets
 async def test_disk_that_hangs_is_off_until_it_answers(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Nobody is sent there meanwhile, and those that it was not given anything of go elsewhere at once."""
+    """While the disk hangs its tier is off, and copies that its mover was not sent fail at once."""
     entry, end, ids = node.registry.cache("deep"), ends["disk-mover"], np.zeros(1, np.int32)
     node.tiers.introduce(entry)
     end.send(Status(is_on=True, file_id="ab").encode())
@@ -50,7 +50,7 @@ async def test_disk_that_hangs_is_off_until_it_answers(
 async def test_core_forgets_a_store_that_was_replaced_while_the_disk_hung(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """It hears of the other file before it is told what that has, not only once the disk counts as one that works."""
+    """The core hears of the other file before its content, even while the disk still counts as hanging."""
     entry, end = node.registry.cache("deep"), ends["disk-mover"]
     node.tiers.introduce(entry)
     end.send(Status(is_on=True, file_id="ab").encode())

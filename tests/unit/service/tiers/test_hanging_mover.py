@@ -1,4 +1,4 @@
-"""Laws of a memory mover that hangs: the host pool is off until it answers, and what was not begun is called off."""
+"""Laws of a memory mover that hangs: the host pool is off until it answers, and copies not yet sent fail."""
 
 import asyncio
 import socket
@@ -16,13 +16,13 @@ from kvleased.registry import CacheEntry
 from .conftest import Node, cache_of, packets
 
 REASON = "no copy has ended for 3 s, so its mover hangs, or memory is too slow; after 30 s its mover is replaced"
-"""Why, with the seconds that are the default."""
+"""The reason, with the default of the setting in seconds."""
 
 
 async def test_host_pool_is_off_while_its_mover_hangs(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Nobody is to wait for it, and what it was not given anything of has failed, in whatever direction."""
+    """The host pool is off, and copies in any direction that the mover was not sent have failed."""
     entry, end = node.registry.cache("shallow"), ends["mover"]
     for number in range(4):
         _send(node, entry, number, Direction.RELOAD if number < 3 else Direction.OFFLOAD)
@@ -47,7 +47,7 @@ async def test_host_pool_is_off_while_its_mover_hangs(
 
 
 async def test_mover_that_starts_does_not_hang(node: Node) -> None:
-    """How long a process takes to start tells nothing: what is sent meanwhile waits for it."""
+    """A mover that is starting does not count as hanging, and copies wait for it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         node.tiers.mover_came("mover", theirs, 1)
@@ -59,7 +59,7 @@ async def test_mover_that_starts_does_not_hang(node: Node) -> None:
 
 
 async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> None:
-    """One that freezes as it starts holds up nobody for the minute that it has, nor again and again."""
+    """A mover that freezes at its start holds callers up neither for all of its start time nor again and again."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     entry = node.registry.cache("shallow")
     with ours:
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> No
 async def test_mover_that_was_given_up_is_not_said_to_answer(
     node: Node, ends: dict[str, socket.socket], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The next one starts, which ends the hanging; the log tells who answered, and here nobody did."""
+    """A replaced mover ends the hang without a log line that it answered."""
     assert ends
     _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
     now = asyncio.get_running_loop().time()
@@ -107,7 +107,7 @@ async def test_mover_that_was_given_up_is_not_said_to_answer(
 async def test_cache_that_comes_while_the_mover_hangs_is_told(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Its host pool is off from the beginning; a cache without one has nothing to be told."""
+    """A cache registered while the mover hangs has its host pool off; one without a host pool is told nothing."""
     assert ends
     _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
     node.tiers.tick(asyncio.get_running_loop().time() + 4)

@@ -1,4 +1,4 @@
-"""Laws of which tiers are on: what a mover says reaches the cores that it concerns, and its end, too."""
+"""Laws of which tiers are on: a mover's word, and its end, reach the cores that they concern."""
 
 import asyncio
 import os
@@ -84,7 +84,7 @@ async def test_pools_are_mapped_where_they_are_needed(
 async def test_store_is_off_until_its_mover_says_otherwise(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """A new cache learns that its stores are off; each word of a mover reaches the caches that use its store, once."""
+    """A new cache's stores are off; each word of a mover reaches the caches that use its store, once."""
     deep, shallow = node.registry.cache("deep"), node.registry.cache("shallow")
     for entry in (deep, shallow):
         node.tiers.introduce(entry)
@@ -114,7 +114,7 @@ async def test_store_is_off_until_its_mover_says_otherwise(
 async def test_latest_word_counts_for_a_cache_that_comes_later(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """What was said of all caches holds for those that nothing else was said of."""
+    """A mover's word on all caches holds for a later cache, unless there is one on that cache itself."""
     node.tiers.introduce(node.registry.cache("deep"))
     node.take()
     ends["remote-mover"].send(Status(is_on=True).encode())
@@ -132,7 +132,7 @@ async def test_latest_word_counts_for_a_cache_that_comes_later(
 async def test_store_is_off_while_its_mover_is_replaced(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """When a mover goes, its tier is off until the next one speaks, and its copies have failed when it is dead."""
+    """When a mover goes, its tier is off until the next mover speaks; its copies fail when it is proven dead."""
     node.tiers.introduce(node.registry.cache("deep"))
     ends["disk-mover"].send(Status(is_on=True).encode())
     await node.until(3)
@@ -151,7 +151,7 @@ async def test_store_is_off_while_its_mover_is_replaced(
 async def test_silent_store_is_replaced_and_nothing_else(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Each mover has its own deadline; the remote one's is a few times what a call may take."""
+    """Each mover has its own deadline; the remote mover's is a few times a call's limit."""
     ids = np.arange(2, dtype=np.int32).tobytes()
     for direction in (Direction.OFFLOAD, Direction.SHARE):
         copy = Copy(
@@ -175,7 +175,7 @@ async def test_silent_store_is_replaced_and_nothing_else(
 
 @pytest.mark.parametrize("tier", [Tier.HOST, Tier.DISK])
 async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier: Tier) -> None:
-    """It answers, but keeps nothing: its status, its metric and what readiness says tell so, and why."""
+    """If all slots are retired, the store answers but keeps nothing: status, metric and readiness say so, and why."""
     deep = node.registry.cache("deep")
     deep.stores[Tier.DISK] = Status(is_on=True)
     deep.is_scanned = True
@@ -193,7 +193,7 @@ async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier:
 async def test_remote_store_is_off_until_all_memory_of_a_cache_is_there(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Until then its mover has no pools of it, and would refuse what an earlier life left and the core offers."""
+    """Until then its mover has no pools of the cache, and would refuse the blocks of an earlier life."""
     entry = cache_of(node.registry, "late", remote_bytes=1 << 20)
     entry.status = POPULATING
     node.tiers.introduce(entry)
