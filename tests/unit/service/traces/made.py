@@ -36,7 +36,7 @@ def random_requests(seed: int, num_requests: int, num_keys: int, longest: int) -
 
 
 def plain_hits(requests: Requests, policy: str, num_blocks: int) -> int:
-    """Return how many keys are found: a list of keys, the next to leave first."""
+    """Return how many keys are found, by a list of keys with the next to leave first."""
     pool: list[int] = []
     num_hits = 0
     for keys in requests:
@@ -58,7 +58,7 @@ def plain_hits(requests: Requests, policy: str, num_blocks: int) -> int:
 
 
 def most_hits(requests: Requests, num_blocks: int) -> int:
-    """Return how many keys can be found at most, by trying everything that could be kept after each request."""
+    """Return the most keys that can be found, by trying all that could be kept after each request."""
     asked = [tuple(keys) for keys in requests]
 
     @cache

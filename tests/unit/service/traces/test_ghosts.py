@@ -1,4 +1,4 @@
-"""Laws of ghost caches: they find what the simulation finds, of a sample nearly so, and never keep too much waiting."""
+"""Laws of ghosts: they find what the simulation finds, or nearly so by a sample, and their backlog is bounded."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -32,12 +32,12 @@ def packed(keys: list[int]) -> bytes:
 
 
 def digests(keys: list[int]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """Return what a ghost looks at."""
+    """Return the part of each key that a ghost looks at."""
     return np.frombuffer(packed(keys), "<u8")[::4]
 
 
 def test_ghost_finds_what_the_simulation_finds() -> None:
-    """Fed with keys as they come, a ghost counts the hits of the same policy and size on the same trace."""
+    """A ghost that is fed keys one by one counts the hits of a simulation with the same policy, size and trace."""
     (expected,) = simulate(trace_of(REQUESTS), ["leaf-lru"], [200])
     ghosts = Ghosts(read_ghosts(["leaf-lru@200"]), num_blocks=16)
 
@@ -53,7 +53,7 @@ def test_ghost_finds_what_the_simulation_finds() -> None:
 
 @pytest.mark.parametrize("rate", [2, 4, 8])
 def test_sample_finds_nearly_as_much(rate: int) -> None:
-    """On what people really asked, a ghost that looks at some keys alone is within four points of the whole."""
+    """On a real trace, a ghost that looks at a sample of the keys is within four points of one that looks at all."""
     trace = read_trace(CUT)
     names, offsets = digests_of(trace), trace.offsets
     whole = GhostCache("leaf-lru", 4_096)
@@ -69,7 +69,7 @@ def test_sample_finds_nearly_as_much(rate: int) -> None:
 
 
 def test_ghost_without_blocks_is_as_large_as_the_cache() -> None:
-    """A policy alone is tried in a pool of the cache's own size; a key that takes two blocks halves it."""
+    """A ghost with a policy alone has the cache's own size; if a key takes two blocks, it has half as many keys."""
     ghosts = Ghosts(read_ghosts(["fifo", "lru@6"]), num_blocks=8, blocks_per_key=2.0)
 
     for keys in ([0, 1, 2, 3], [0, 1, 2, 3]):
@@ -83,7 +83,7 @@ def test_ghost_without_blocks_is_as_large_as_the_cache() -> None:
 
 
 def test_backlog_is_bounded_and_drops_are_counted() -> None:
-    """What comes while too much waits is dropped whole."""
+    """Keys that come while too many wait are dropped all together."""
     ghosts = Ghosts(read_ghosts(["fifo"]), num_blocks=8)
     half = bytes(32 * (KEYS_WAITING_MAX // 2))
 
@@ -95,7 +95,7 @@ def test_backlog_is_bounded_and_drops_are_counted() -> None:
 
 
 def test_keys_that_come_twice_count_once() -> None:
-    """A request that names a key twice, which none should, harms no ghost."""
+    """A request with a key twice, which should not happen, counts it once."""
     assert distinct(np.array([7, 5, 7, 9, 5], np.uint64)).tolist() == [7, 5, 9]
 
 

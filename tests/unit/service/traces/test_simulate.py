@@ -1,4 +1,4 @@
-"""Laws of simulation: it counts what a plain simulator counts, and nothing finds more than the bound."""
+"""Laws of simulation: it counts what a plain simulator counts, and no policy finds more than the bound."""
 
 import os
 from pathlib import Path
@@ -27,18 +27,18 @@ PERCENT = {
     "leaf-lru": (4.5, 5.4, 11.2, 21.2, 28.8, 35.5),
     BELADY: (19.1, 25.5, 34.1, 36.6, 36.6, 36.6),
 }
-"""What an independent simulator found of the conversation trace."""
+"""Hits that an independent simulator found in the conversation trace."""
 
 
 def hits(requests: Requests, policy: str, num_blocks: int) -> int:
-    """Return what the simulation counts."""
+    """Return the hits that the simulation counts."""
     (found,) = simulate(trace_of(requests), [policy], [num_blocks])
     return found.num_hits
 
 
 @pytest.mark.parametrize("policy", PLAIN)
 def test_counts_what_a_plain_simulator_counts(policy: str) -> None:
-    """On any small trace the hits are those of a list of keys, also where requests are longer than the pool."""
+    """On any small trace the hits equal the plain simulator's, also if requests are longer than the pool."""
     for seed in range(150):
         requests = random_requests(seed, num_requests=30, num_keys=14, longest=5)
         num_blocks = 2 + seed % 9
@@ -48,7 +48,7 @@ def test_counts_what_a_plain_simulator_counts(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", PLAIN)
 def test_counts_the_same_on_a_real_trace(policy: str) -> None:
-    """The same holds for what people really asked, in a pool where it matters."""
+    """The hits are also equal on a real trace, in a pool so small that the policy matters."""
     trace = read_trace(CUT, 250)
     requests = [trace.keys_of(request).tolist() for request in range(len(trace))]
 
@@ -58,7 +58,7 @@ def test_counts_the_same_on_a_real_trace(policy: str) -> None:
 
 
 def test_bound_is_the_most_that_can_be_found() -> None:
-    """On tiny traces no choice of what to keep finds more than the bound, and one finds as much."""
+    """On tiny traces the best possible choice of keys finds exactly as many as the bound."""
     for seed in range(40):
         requests = random_requests(seed, num_requests=7, num_keys=6, longest=3)
 
@@ -72,7 +72,7 @@ def test_bound_is_the_most_that_can_be_found() -> None:
     [pytest.param(6, marks=pytest.mark.thorough), pytest.param(12, marks=pytest.mark.thorough), 24],
 )
 def test_no_policy_finds_more_than_the_bound(num_blocks: int) -> None:
-    """Whoever does not know the future finds no more than who does, in a pool of the same size."""
+    """No policy finds more hits than the bound, which knows the future, in a pool of the same size."""
     for seed in range(60):
         requests = random_requests(seed, num_requests=60, num_keys=30, longest=6)
 
@@ -82,7 +82,7 @@ def test_no_policy_finds_more_than_the_bound(num_blocks: int) -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, BELADY])
 def test_pool_that_holds_all_finds_all_that_came_before(policy: str) -> None:
-    """Where nothing needs to leave, every policy finds each key but the first time."""
+    """If nothing needs to leave, every policy finds each key, except the first time."""
     requests = random_requests(1, num_requests=50, num_keys=20, longest=5)
     distinct = {key for keys in requests for key in keys}
 
@@ -105,7 +105,7 @@ def test_every_policy_and_size_is_simulated_unless_named() -> None:
 
 
 def test_lru_is_leaf_first() -> None:
-    """The usual name means the daemon's own policy, and naming both does not do the work twice."""
+    """"lru" means the daemon's own policy, "leaf-lru"; naming both simulates it once."""
     requests = random_requests(3, num_requests=20, num_keys=10, longest=4)
 
     assert [one.policy for one in simulate(trace_of(requests), ["lru", "leaf-lru"], [4])] == [
@@ -114,7 +114,7 @@ def test_lru_is_leaf_first() -> None:
 
 
 def test_what_is_named_twice_is_simulated_once() -> None:
-    """Policies and sizes are answered in the order in which they were named first, each once."""
+    """Policies and sizes are answered in the order in which they are first named, each once."""
     requests = random_requests(3, num_requests=20, num_keys=10, longest=4)
 
     results = simulate(trace_of(requests), ["fifo", "arc", "fifo"], [6, 4, 6])
@@ -125,7 +125,7 @@ def test_what_is_named_twice_is_simulated_once() -> None:
 
 
 def test_unknown_policy_is_refused_with_the_known_ones() -> None:
-    """The refusal says what there is, and what was probably meant."""
+    """The refusal lists the known policies and names the one that was probably meant."""
     with pytest.raises(InvalidError, match=r"did you mean fifo\?.*belady"):
         simulate(trace_of([[1]]), ["fifoo"], [4])
 
@@ -138,7 +138,7 @@ def test_size_that_is_none_is_refused(sizes: list[int]) -> None:
 
 
 def test_trace_without_keys_is_refused() -> None:
-    """There is no share of nothing."""
+    """A trace without keys has no hit ratio and is refused."""
     with pytest.raises(InvalidError, match="no keys"):
         simulate(trace_of([[], []]), ["fifo"], [4])
 
