@@ -1,4 +1,4 @@
-"""A core and a runner that answer by script, and a registry with one cache and one worker that use them."""
+"""A core and a runner that answer by script, and a registry with one cache and one worker for them."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def hybrid_plan() -> CachePlan:
 
 @dataclass
 class ScriptedRunner:
-    """Keeps the commands and answers all of them with one reply."""
+    """Keep the commands and answer each with the same reply."""
 
     reply: Any = None
     commands: list[Command] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ScriptedRunner:
         return respond(self.reply)
 
     def settle(self) -> None:
-        """Count."""
+        """Count the call."""
         self.num_settled += 1
 
     def apply(self, entry: CacheEntry, command: Command) -> object:
@@ -63,7 +63,7 @@ class ScriptedRunner:
 
 @dataclass
 class ScriptedCore:
-    """Lists what the script says."""
+    """List what the script says."""
 
     waiting: tuple[Any, ...] = ()
     tenants: tuple[Any, ...] = ()

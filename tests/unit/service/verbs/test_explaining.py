@@ -1,4 +1,4 @@
-"""Laws of explain: every reason is told in numbers and in a sentence, and nobody is told of other tenants by name."""
+"""Laws of explain: each reason is told in numbers and in a sentence, and other tenants' names stay hidden."""
 
 from dataclasses import replace
 from time import monotonic
@@ -45,13 +45,13 @@ async def reserve(node: Node, caller: Caller, **fields: Any) -> Any:
 
 
 async def explain(node: Node, lease_id: int, caller: Caller | None = None, cache: str = "") -> Any:
-    """Have a lease explained, to an operator where nobody else is named."""
+    """Explain a lease, to an operator unless another caller is given."""
     request = pb.ExplainRequest(lease_id=lease_id, cache=cache)
     return await (node.ask("explain", request, caller) if caller else node.ask("explain", request))
 
 
 async def cached(node: Node, num_blocks: int) -> Caller:
-    """Return a worker whose tenant has so many blocks cached."""
+    """Return a worker whose tenant has so many cached blocks."""
     worker = await node.attach(tenant="victim")
     num_tokens = 4 * num_blocks
     asked = pb.ReserveRequest(request_id="a", num_tokens=num_tokens)
@@ -65,7 +65,7 @@ async def cached(node: Node, num_blocks: int) -> Caller:
 
 
 async def crowd_out(node: Node) -> tuple[Caller, Caller]:
-    """Let one tenant's cached blocks make room for another's; returns who had them and who has the room."""
+    """Evict one tenant's cached blocks for another's request; return a worker of each."""
     await node.register(host_bytes=0)
     victim, other = await cached(node, 16), await node.attach(tenant="other")
     asked = pb.ReserveRequest(request_id="b", num_tokens=16, wait_ms=5_000)
@@ -75,7 +75,7 @@ async def crowd_out(node: Node) -> tuple[Caller, Caller]:
 
 
 async def test_reserve_tells_what_was_missed(node: Node) -> None:
-    """The answer to a reserve that asks has the runs; in a step and by tokens too, and its lease the same ones."""
+    """The answer to a reserve that asks has the runs of misses, also in a step and by tokens; so has its lease."""
     async with node.life():
         await node.register()
         worker = await cached(node, 4)
@@ -96,7 +96,7 @@ async def test_reserve_tells_what_was_missed(node: Node) -> None:
 
 
 async def test_tenants_are_named_to_operators_only(node: Node) -> None:
-    """A worker is told of its own tenant by name, and of others only that they are; an operator of all."""
+    """A worker is told of other tenants only as "another tenant"; an operator is told all names."""
     async with node.life():
         victim, _ = await crowd_out(node)
         lease = await reserve(
@@ -114,7 +114,7 @@ async def test_tenants_are_named_to_operators_only(node: Node) -> None:
 
 
 async def test_leases_of_others_are_not_explained(node: Node) -> None:
-    """A worker may ask about its own leases, and nobody about what is not there."""
+    """A worker may ask about its own leases only, and a lease that does not exist is refused for all."""
     async with node.life():
         victim, other = await crowd_out(node)
         lease = await reserve(node, victim, request_id="c", num_tokens=8, wait_ms=5_000)
@@ -136,7 +136,7 @@ async def test_leases_of_others_are_not_explained(node: Node) -> None:
 
 
 async def sentence(node: Node, miss: Missed, **changes: Any) -> str:
-    """Return what is said of a run of misses to a worker, for whose tenant room was made if for any."""
+    """Return the sentence that a worker gets about a run of misses; a tenant in it is the worker's own."""
     async with node.life() as daemon:
         await node.register(**changes)
         caller = await node.attach()
@@ -246,7 +246,7 @@ async def test_reason_is_a_sentence(node: Node, changes: dict[str, Any], told: s
 
 
 async def test_span_of_departures_is_told(node: Node) -> None:
-    """Where blocks left one after the other, the first and the last time are told."""
+    """If blocks left at different times, the first and the last time are told."""
     miss = replace(MISSED, first_left_at=HOUR_AGO, last_left_at=SECOND_AGO, policy="leaf-lru")
 
     told = await sentence(node, miss, host_bytes=0)
@@ -258,7 +258,7 @@ async def test_span_of_departures_is_told(node: Node) -> None:
 
 
 async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
-    """Where nothing is below, what an evict call takes is gone."""
+    """Without a host pool, the sentence says that an evict call drops blocks which a host pool would keep."""
     told = await sentence(node, MISSED, host_bytes=0)
 
     assert told == "an evict call took them off the device; a host pool keeps them"
@@ -282,7 +282,7 @@ async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
 async def test_departures_that_a_restart_forgot_are_told(
     node: Node, changes: dict[str, Any], before: str, after: str
 ) -> None:
-    """What left before it may have been these keys, of which nobody knows any more."""
+    """After a restart the sentence says that departures from before it are forgotten."""
     async with node.life():
         await node.register()
 
@@ -293,7 +293,7 @@ async def test_departures_that_a_restart_forgot_are_told(
 
 
 async def test_group_is_told_where_there_are_several(node: Node) -> None:
-    """The group whose block was missing is named, except where all are meant."""
+    """If there are several groups, the one whose block was missing is named, unless all are meant."""
     window = pb.LayerSpec(
         name="1",
         kind="sliding_window",
@@ -310,7 +310,7 @@ async def test_group_is_told_where_there_are_several(node: Node) -> None:
 
 
 async def test_missing_state_is_told_with_where_states_are_kept(node: Node) -> None:
-    """Of recurrent layers only states at the ends of calls are kept, which is said where one was not found."""
+    """For a missing recurrent state the sentence says that states are kept only at the ends of calls."""
     state = pb.LayerSpec(
         name="1",
         kind="state_space",

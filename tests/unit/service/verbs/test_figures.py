@@ -1,4 +1,4 @@
-"""Laws of the figures of a cache: tenants go by their names, and there are never more than are known by one."""
+"""Laws of a cache's figures: they name tenants, and the number of names is bounded."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 async def cached(node: Node, tenant: str, first: int = 1) -> None:
-    """Leave two cached blocks of a tenant that has no worker any more, under keys of its own."""
+    """Leave two cached blocks of a tenant, under keys of its own, without a worker."""
     worker = await node.attach(tenant=tenant)
     reserve = pb.ReserveRequest(request_id="r", num_tokens=8)
     lease = await node.ask("reserve", reserve, worker)
@@ -29,7 +29,7 @@ async def cached(node: Node, tenant: str, first: int = 1) -> None:
 
 
 async def test_tenants_who_have_gone_share_one_name(node: Node) -> None:
-    """Who is configured, attached or the default is told by name; however many have gone are told as one."""
+    """Tenants with settings or workers, and the default, have their own names; all that have gone share one."""
     async with node.life() as daemon:
         await node.register()
         for number, tenant in enumerate(("chat", "", "gone", "gone too")):
@@ -43,7 +43,7 @@ async def test_tenants_who_have_gone_share_one_name(node: Node) -> None:
 
 
 async def test_held_and_pinned_blocks_are_part_of_the_used_ones(node: Node) -> None:
-    """What a lease or a pin has of a tenant counts as used, too."""
+    """Blocks that a lease or a pin holds count as used, too."""
     async with node.life() as daemon:
         await node.register()
         await cached(node, "chat")
@@ -57,7 +57,7 @@ async def test_held_and_pinned_blocks_are_part_of_the_used_ones(node: Node) -> N
 
 
 async def test_waiting_calls_are_counted_by_priority(node: Node) -> None:
-    """Each waiting call counts under the priority that it has come to; together they are those of the census."""
+    """A waiting call counts under its current priority; all of them add up to the census."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()

@@ -1,4 +1,4 @@
-"""Laws of the lists of waiting calls and of tenants: where each stands, and nobody else's business."""
+"""Laws of the lists of waiting calls and of tenants: they show where each stands, to those who may see it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ def listed(
 
 
 def test_waiting_calls_are_listed_with_their_reasons() -> None:
-    """A waiting call is told with whose it is, where it stands, what it lacks and why, and its times."""
+    """A waiting call is listed with its owner, its place, what it lacks and why, and its times."""
     page = listed(registry_of(core=ScriptedCore(waiting=(waiting(1),))), "waiting")
 
     assert page.num_total == 1
@@ -55,7 +55,7 @@ def test_waiting_calls_are_listed_with_their_reasons() -> None:
 
 
 def test_waiting_calls_come_a_page_at_a_time() -> None:
-    """A page ends at its limit, and the next goes on after its last id."""
+    """A page ends at its limit, and the next page starts after its last id."""
     registry = registry_of(core=ScriptedCore(waiting=tuple(map(waiting, (1, 2, 3)))))
 
     first = listed(registry, "waiting", limit=2)
@@ -66,7 +66,7 @@ def test_waiting_calls_come_a_page_at_a_time() -> None:
 
 
 def test_tenants_are_listed_by_name() -> None:
-    """A tenant is told by the name that its workers attached with; one without workers by its digest."""
+    """A tenant is listed by the name that its workers attached with, and one without workers by its digest."""
     registry = registry_of()
     acme = next(iter(registry.by_id.values())).tenant_digest
     registry.revisions = {acme: 6}
@@ -82,7 +82,7 @@ def test_tenants_are_listed_by_name() -> None:
 
 
 def test_tenants_come_a_page_at_a_time() -> None:
-    """The number in the list is the id by which the next page goes on."""
+    """A tenant's number in the list is the id after which the next page starts."""
     registry = registry_of(core=ScriptedCore(tenants=tuple(map(tenant, (1, 2, 3)))))
 
     first = listed(registry, "tenants", limit=2)
@@ -93,7 +93,7 @@ def test_tenants_come_a_page_at_a_time() -> None:
 
 
 def test_worker_sees_its_own_tenant_alone() -> None:
-    """Who calls with a worker's token learns neither who else there is nor how many."""
+    """A caller with a worker's token sees neither other tenants nor how many there are."""
     registry = registry_of()
     add_worker(registry, "other", "rival")
     digests = [one.tenant_digest for one in registry.by_id.values()]
@@ -107,7 +107,7 @@ def test_worker_sees_its_own_tenant_alone() -> None:
 
 @pytest.mark.parametrize("what", ["tenants", "magazines"])
 def test_token_of_nobody_lists_no_tenants(what: str) -> None:
-    """A token that is not a worker's is no operator's, either."""
+    """An unknown token is not taken for an operator."""
     with pytest.raises(UnknownWorkerError):
         listed(registry_of(core=ScriptedCore()), what, Caller(transport="grpc", token="x"))
 
@@ -122,7 +122,7 @@ def magazine(number: int, digest: int, **changes: Any) -> SimpleNamespace:
 
 
 def test_magazines_are_listed_without_their_names() -> None:
-    """A magazine is told by a digest, with its tenant, its processes and its blocks, a page at a time."""
+    """A magazine is listed by a digest, with its tenant, processes and blocks, a page at a time."""
     registry = registry_of()
     acme = next(iter(registry.by_id.values())).tenant_digest
     of_both = (magazine(1, acme), magazine(3, 0xAB, age_seconds=None))
@@ -143,6 +143,6 @@ def test_magazines_are_listed_without_their_names() -> None:
 
 
 def test_list_that_is_none_is_refused_with_all_lists() -> None:
-    """The refusal names every list that there is."""
+    """The refusal names every list."""
     with pytest.raises(InvalidError, match="workers, leases, pins, waiting, tenants"):
         listed(registry_of(core=ScriptedCore()), "keys")

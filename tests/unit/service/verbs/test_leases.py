@@ -1,4 +1,4 @@
-"""Laws of the verbs on leases: what a request says is what the core is asked, and what it answers is what is told."""
+"""Laws of the verbs on leases: a request becomes the core's command, and the core's reply becomes the response."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ RESERVE = pb.ReserveRequest(request_id="r", num_tokens=8)
 
 
 def test_fork_asks_for_a_second_lease() -> None:
-    """Lease, request, tokens and patience reach the core, which answers with a lease like any other."""
+    """The core gets lease, request, tokens and time to wait, and answers with a lease like any other."""
     reply = e.Forked(lease=replace(GRANTED, num_blocks=COUNTS), num_shared=1, num_copied=2)
 
     command, response = asked("fork", FORK, reply), told("fork", FORK, reply)
@@ -57,7 +57,7 @@ def test_fork_asks_for_a_second_lease() -> None:
 
 
 def test_fork_waits_as_long_as_copies_may_take() -> None:
-    """A fork that names no patience waits as evict and reload do."""
+    """A fork without a time to wait waits as long as evict and reload do."""
     request = pb.ForkRequest(lease_id=5, request_id="child", num_tokens=12)
 
     command = asked("fork", request, e.Forked(lease=GRANTED, num_shared=0, num_copied=0))
@@ -66,7 +66,7 @@ def test_fork_waits_as_long_as_copies_may_take() -> None:
 
 
 def test_trim_asks_for_the_tokens_that_stay() -> None:
-    """Lease and tokens reach the core, which counts what it took back."""
+    """The core gets lease and tokens, and answers with the blocks that it took back."""
     reply = e.Trimmed(num_given_back=3)
 
     command, response = asked("trim", TRIM, reply), told("trim", TRIM, reply)
@@ -104,7 +104,7 @@ def test_trim_asks_for_the_tokens_that_stay() -> None:
     ],
 )
 def test_senseless_request_is_refused_by_name(verb: str, request_: Any, field: str) -> None:
-    """What is missing or above its limit is named, and the core is not asked."""
+    """A field that is missing or above its limit is named, and the core is not asked."""
     verbs, runner = lease_verbs()
 
     with pytest.raises(InvalidError) as caught:
@@ -116,7 +116,7 @@ def test_senseless_request_is_refused_by_name(verb: str, request_: Any, field: s
 
 @pytest.mark.parametrize(("verb", "request_"), [("fork", FORK), ("trim", TRIM)])
 def test_stranger_neither_forks_nor_trims(verb: str, request_: Any) -> None:
-    """A lease is its worker's."""
+    """Only a lease's own worker may fork or trim it."""
     verbs, _ = lease_verbs()
 
     with pytest.raises(UnknownWorkerError):
@@ -127,7 +127,7 @@ def test_stranger_neither_forks_nor_trims(verb: str, request_: Any) -> None:
     ("name", "number"), [("", 1), ("low", 0), ("normal", 1), ("high", 2)], ids=str
 )
 def test_priority_is_a_number_in_the_core(name: str, number: int) -> None:
-    """Who names no priority has the normal one."""
+    """A request without a priority has the normal one."""
     request = pb.ReserveRequest(request_id="r", num_tokens=8, priority=name, retain_seconds=60)
 
     command = asked("reserve", request, GRANTED)
@@ -136,7 +136,7 @@ def test_priority_is_a_number_in_the_core(name: str, number: int) -> None:
 
 
 def test_priority_that_is_none_is_refused_with_the_choices() -> None:
-    """A refusal names all that can be chosen, and where it stood."""
+    """The refusal lists all priorities and says where the wrong one stood."""
     verbs, _ = lease_verbs()
     reserves = [pb.ReserveRequest(request_id="r", num_tokens=8, priority="urgent")]
 
@@ -148,7 +148,7 @@ def test_priority_that_is_none_is_refused_with_the_choices() -> None:
 
 @pytest.mark.parametrize("number", [None, 0, 50, 100])
 def test_retain_priority_travels_where_it_is_given(number: int | None) -> None:
-    """0 is a number like others; what is left out is none."""
+    """A retain priority of 0 is a number like others; one that is left out is none."""
     request = pb.ReserveRequest(request_id="r", num_tokens=8, retain_priority=number)
 
     command = asked("reserve", request, GRANTED)
@@ -157,7 +157,7 @@ def test_retain_priority_travels_where_it_is_given(number: int | None) -> None:
 
 
 def test_retain_priority_that_is_none_is_refused_with_the_bounds() -> None:
-    """A refusal names the number, what it must be, and where it stood."""
+    """The refusal has the number, its bounds, and where it stood."""
     verbs, _ = lease_verbs()
     reserves = [pb.ReserveRequest(request_id="r", num_tokens=8, retain_priority=101)]
 
@@ -169,14 +169,14 @@ def test_retain_priority_that_is_none_is_refused_with_the_bounds() -> None:
 
 
 def test_who_asks_for_nothing_special_gets_nothing_special() -> None:
-    """A reserve without priority is the command that it always was."""
+    """A reserve without priority becomes the plain command."""
     command = asked("reserve", RESERVE, GRANTED)
 
     assert command == c.Reserve(worker_id=command.worker_id, request_id="r", keys=b"", num_tokens=8)
 
 
 def test_answers_of_one_group_say_nothing_of_groups() -> None:
-    """Where there is one group, answers are as short as without groups, but for the tokens that are covered."""
+    """With one group, answers leave out the counts by group, except for the covered tokens."""
     extended = e.Extended(block_ids=IDS, covered_tokens=8)
     extend = pb.ExtendRequest(lease_id=5, num_tokens=8)
     committed = e.Committed(num_committed=1, num_duplicates=0)
@@ -191,7 +191,7 @@ def test_answers_of_one_group_say_nothing_of_groups() -> None:
 
 
 def test_answers_of_several_groups_count_by_group() -> None:
-    """Each answer with ids says how many of them are each group's."""
+    """With several groups, each answer with ids says how many of them are each group's."""
     lease = {"lease_id": 5}
     extended = e.Extended(block_ids=IDS, num_blocks=COUNTS, covered_tokens=8)
     mapped = e.Mapped(row=3, num_kernel_blocks=2, kernel_blocks=COUNTS)
@@ -204,7 +204,7 @@ def test_answers_of_several_groups_count_by_group() -> None:
 
 
 def test_commit_and_lookup_tell_what_groups_share_and_give_back() -> None:
-    """A commit counts what left the lease, a lookup the tokens that all groups can serve."""
+    """A commit tells the blocks that left the lease, and a lookup the tokens that all groups can serve."""
     committed = e.Committed(num_committed=2, num_duplicates=1, num_given_back=4)
     found = e.Found(num_device_blocks=3, num_host_blocks=1, hit_tokens=64)
 
@@ -213,7 +213,7 @@ def test_commit_and_lookup_tell_what_groups_share_and_give_back() -> None:
 
 
 async def test_token_ids_become_keys_of_hash_tokens() -> None:
-    """A chain has a key for each hash_block_tokens, also where no block is as small; all else stays as asked."""
+    """A chain has a key for each `hash_block_tokens`, also if all blocks are larger; all else stays as asked."""
     planned = replace(hybrid_plan(), tokens_per_block=16, hash_block_tokens=4)
     verbs, runner = lease_verbs(GRANTED, planned)
     tokens = np.arange(9, dtype="<i4")

@@ -1,4 +1,4 @@
-"""Laws of what is told to onlookers: the truth of one instant, computed seldom, and only for those who may see it."""
+"""Laws of pictures: each shows one instant, is computed seldom, and is shown only to those who may see it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def gallery(node: Node, **changes: Any) -> Gallery:
 
 
 async def test_picture_shows_a_tenants_blocks(node: Node) -> None:
-    """A tenant that is attached is named in the picture, and its blocks are its own."""
+    """The picture names a tenant that is attached and gives it its own blocks."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="acme")
@@ -35,7 +35,7 @@ async def test_picture_shows_a_tenants_blocks(node: Node) -> None:
 
 
 async def test_picture_is_taken_once_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many look, a picture and the figures are computed once in a moment."""
+    """However many look, a picture and the figures are computed once a moment."""
     async with node.life():
         await node.register()
         seen = gallery(node)
@@ -52,7 +52,7 @@ async def test_picture_is_taken_once_a_moment(node: Node, monkeypatch: pytest.Mo
 async def test_sheet_tells_who_grants_nothing_new(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain of a cache is told of that cache, one of the daemon of all."""
+    """The sheet tells a cache's drain of that cache, and the daemon's drain of all caches."""
     monkeypatch.setattr(picturing, "FRESH_SECONDS", -1.0)
     async with node.life():
         await node.register()
@@ -71,7 +71,7 @@ async def test_sheet_tells_who_grants_nothing_new(
 
 
 async def test_pools_are_those_of_tiers_with_blocks(node: Node) -> None:
-    """There is a picture of each tier whose blocks are counted, of each cache or of one; of nothing else."""
+    """Each tier whose blocks are counted has a picture, of one cache or of each; anything else is refused."""
     async with node.life():
         await node.register()
         await node.register("other", host_bytes=0)
@@ -86,7 +86,7 @@ async def test_pools_are_those_of_tiers_with_blocks(node: Node) -> None:
 
 
 async def test_block_tells_its_lease_and_no_whole_key(node: Node) -> None:
-    """A block is told with its lease's id as text, its tenant's name and eight digits of its key."""
+    """A block shows its lease's id as text, its tenant's name and eight digits of its key."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="acme")
@@ -107,7 +107,7 @@ async def test_block_tells_its_lease_and_no_whole_key(node: Node) -> None:
 
 
 async def test_sheet_tells_of_leases_tenants_and_refusals(node: Node) -> None:
-    """The sheet is what `stats` and the lists say, ready to be written."""
+    """The sheet has what `stats` and the lists say, in a form that can be written out."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="acme")

@@ -1,4 +1,4 @@
-"""Laws of what is told of refusals: each counts once, the most frequent first, with its reason and what to do."""
+"""Laws of refusals: each counts once, the most frequent come first, and each has its reason and advice."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ RUNBOOK = Path(__file__).parents[4] / "docs/runbooks/KvleasePoolExhausted.md"
 
 
 def test_refusals_are_summed_over_transports_and_say_why() -> None:
-    """A refusal counts once, by whichever transport it was sent, the most frequent first, with what to do."""
+    """A refusal counts once over all transports; the most frequent come first, with advice."""
     codes = {
         ("reserve", "local", "POOL_FULL"): 2,
         ("reserve", "grpc", "POOL_FULL"): 3,
@@ -33,7 +33,7 @@ def test_refusals_are_summed_over_transports_and_say_why() -> None:
 
 
 def test_refusals_have_the_reason_of_their_metric() -> None:
-    """What too few leases refused is not told as a want of blocks; all together are what was answered."""
+    """Refusals for too few leases are not counted as for blocks, and all counts add up to the refusals answered."""
     tally = Tally()
     for _ in range(4):
         tally.refused("reserve", PoolFullError(rule="tenant_leases", resource="leases"))
@@ -45,7 +45,7 @@ def test_refusals_have_the_reason_of_their_metric() -> None:
 
     assert {kind: one["count"] for kind, one in found.items()} == {
         ("POOL_FULL", "tenant_leases"): 4,
-        # Of a cache that was deleted since.
+        # Refusals of a cache that was deleted since.
         ("POOL_FULL", ""): 2,
         ("POOL_FULL", "copies"): 1,
         ("NEVER_FITS", "blocks"): 1,
@@ -55,7 +55,7 @@ def test_refusals_have_the_reason_of_their_metric() -> None:
 
 
 def test_refusals_name_their_cache() -> None:
-    """What two caches refused alike is told of each; what came before any cache was asked is of none."""
+    """The same refusal by two caches is listed for each; one from before any cache was asked names no cache."""
     first, second = Tally(), Tally()
     first.refused("reserve", PoolFullError(rule="copies"))
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_refusals_name_their_cache() -> None:
 
 
 def test_refused_token_is_no_matter_of_workers_alone() -> None:
-    """Who reads of calls without a token learns where kvlease has one from, and who called."""
+    """Advice on calls without a token says where kvlease gets one, and where the log names the callers."""
     (found,) = refusals({("list_caches", "rest", "UNKNOWN_WORKER"): 3})
 
     assert "KVLEASE_TOKEN_FILE" in str(found["why"])
@@ -79,7 +79,7 @@ def test_refused_token_is_no_matter_of_workers_alone() -> None:
 
 
 def test_refusals_that_are_not_told_apart_are_told() -> None:
-    """Kinds above the limit of a tally are told by their codes."""
+    """Kinds above a tally's limit are listed by their codes."""
     tally = Tally()
     for number in range(REFUSALS_MAX + 3):
         tally.refused("pin", PoolFullError(rule=f"rule-{number}"))
@@ -91,6 +91,6 @@ def test_refusals_that_are_not_told_apart_are_told() -> None:
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_each_reason_has_its_advice(reason: Reason) -> None:
-    """There is a sentence for whatever keeps callers from room, and the runbook knows it, too."""
+    """Each reason for a lack of room has its advice, and the runbook describes it."""
     assert ADVICE[reason.value].endswith(".")
     assert f"`{reason.value}`" in RUNBOOK.read_text()

@@ -16,7 +16,7 @@ from tests.unit.service.conftest import OPERATOR, Node
 async def test_resize_whose_caller_leaves_ends_before_the_next_one(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next resize brings nothing back that a thread is still giving back."""
+    """The next resize waits, so it brings back nothing that a thread is still giving back."""
     began, goes_on, brings = (threading.Event() for _ in range(3))
     give_back, bring_back = holes.give_back, holes.bring_back
 
@@ -51,7 +51,7 @@ async def test_resize_whose_caller_leaves_ends_before_the_next_one(
 
 
 async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
-    """There is nothing to give back or to bring back; the refusal says what to do."""
+    """A host pool that was cut off cannot be resized; the refusal says what to do."""
     async with node.life() as daemon:
         await node.register()
         daemon.registry.cache("main").stores[Tier.HOST] = host_watch.CUT_OFF

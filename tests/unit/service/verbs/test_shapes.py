@@ -1,4 +1,4 @@
-"""Laws of shapes: what a core works with is what was planned, group by group."""
+"""Laws of shapes: a core works with the numbers of the plan, group by group."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 64, "dtype": "float16"
 
 
 def planned(*layers: LayerSpec, context_ranks: int = 1, **engine: Any) -> CachePlan:
-    """Return the plan of some layers for requests of 512 tokens, 64 of them a step."""
+    """Return the plan of some layers for requests of 512 tokens, with 64 tokens a step."""
     fields = {"longest_request_tokens": engine.pop("longest_request_tokens", 512)}
     fields["null_blocks"] = engine.pop("null_blocks", 1)
     inputs = PlanInputs(
@@ -47,12 +47,12 @@ def shape(*layers: LayerSpec, **changes: Any) -> CacheShape:
 
 
 def group(*layers: LayerSpec, **changes: Any) -> GroupShape:
-    """Return the shape of the group of the last of some layers."""
+    """Return the shape of the last group of some layers."""
     return shape(*layers, **changes).groups[-1]
 
 
 def test_one_group_of_full_attention_is_simple() -> None:
-    """The common case is made fast: one group, one key a block, prefixes that end with blocks."""
+    """The common case takes the fast path: one group, one key a block, and prefixes that end with blocks."""
     found = shape(full("0"), full("1"))
 
     assert found.is_simple
@@ -61,7 +61,7 @@ def test_one_group_of_full_attention_is_simple() -> None:
 
 
 def test_numbers_of_a_shape_are_those_of_plan_and_settings() -> None:
-    """Nothing is counted twice: what the core admits is what was planned, within the limits that are set."""
+    """A core admits what was planned, within the limits of the settings; no number is derived twice."""
     made = hybrid_plan()
     settings = Settings(max_leases=7, max_waiting=6, max_pins=5, ageing_seconds=2, wait_ms_max=3)
 
@@ -87,7 +87,7 @@ def test_table_of_a_shape_is_as_wide_as_planned() -> None:
 
 
 def test_window_keeps_what_precedes_the_next_token() -> None:
-    """A window keeps its tokens but the next one, and those that drafts may take back."""
+    """A window keeps all of its tokens but the next one, and those that drafts may take back."""
     plain, retaining = group(full(), window()), group(full(), window(), lookahead_tokens=6)
 
     assert (plain.keeps, plain.kept_tokens, plain.gives_back) == (Keeps.WINDOW, 127, True)
@@ -96,7 +96,7 @@ def test_window_keeps_what_precedes_the_next_token() -> None:
 
 
 def test_windows_of_one_group_keep_what_the_widest_retains() -> None:
-    """Windows that retain different numbers of tokens share a table; none loses what it must keep."""
+    """Windows that retain different numbers of tokens share a table, and the largest number counts."""
     layers = (window("0"), window("1", retained_tokens=9, num_kv_heads=4))
 
     (found,) = shape(*layers).groups
@@ -105,14 +105,14 @@ def test_windows_of_one_group_keep_what_the_widest_retains() -> None:
 
 
 def test_short_request_has_no_more_blocks_than_places() -> None:
-    """A window that a request never fills holds as many blocks as its row has places."""
+    """If a request never fills a window, its blocks are as many as the places of its row."""
     found = group(full(), window(), longest_request_tokens=64)
 
     assert (found.table_blocks, found.max_blocks) == (4, 4)
 
 
 def test_latent_window_that_is_replayed_is_not_shared() -> None:
-    """A window that is computed anew after a hit has no keys and does not keep others from being shared."""
+    """A window that is computed anew after a hit has no keys, and does not keep other groups from being shared."""
     found = shape(latent(), latent_window(is_replayed=True))
 
     assert [one.keys_per_block for one in found.groups] == [1, 0]
@@ -121,7 +121,7 @@ def test_latent_window_that_is_replayed_is_not_shared() -> None:
 
 
 def test_chunk_keeps_its_own_tokens() -> None:
-    """Chunked attention keeps the chunk that the next token is in."""
+    """Chunked attention keeps the chunk of the next token."""
     found = group(full(), chunk())
 
     assert (found.keeps, found.kept_tokens, found.gives_back) == (Keeps.CHUNK, 64, True)
@@ -129,7 +129,7 @@ def test_chunk_keeps_its_own_tokens() -> None:
 
 @pytest.mark.parametrize("num_speculative", [0, 2])
 def test_current_state_is_fixed_and_never_shared(num_speculative: int) -> None:
-    """Where only the current state is kept, no prefix can be found, whatever the other groups keep."""
+    """If only the current state is kept, no prefix can be found, whatever the other groups keep."""
     state = states(num_speculative_blocks=num_speculative)
 
     found = shape(full(), state, state_mode="none", prefix_caching=False)
@@ -141,7 +141,7 @@ def test_current_state_is_fixed_and_never_shared(num_speculative: int) -> None:
 
 @pytest.mark.parametrize("longest_request_tokens", [512, 16], ids=["long", "one block"])
 def test_aligned_states_leave_places_empty(longest_request_tokens: int) -> None:
-    """Aligned states are the newest and the next; speculative ones lie behind, and rows have places for all."""
+    """Aligned states are the newest, the next and then speculative ones, and rows have places for all."""
     state = states(num_speculative_blocks=2)
 
     found = group(full(), state, state_mode="align", longest_request_tokens=longest_request_tokens)
@@ -151,7 +151,7 @@ def test_aligned_states_leave_places_empty(longest_request_tokens: int) -> None:
 
 
 def test_all_states_are_kept_like_tokens() -> None:
-    """Where every block's state is kept, a group of states is found block by block."""
+    """If every block's state is kept, a group of states is found block by block."""
     found = group(full(), states(num_speculative_blocks=1), state_mode="all")
 
     assert (found.keeps, found.extra_blocks, found.table_blocks) == (Keeps.EVERYTHING, 1, 33)
@@ -159,7 +159,7 @@ def test_all_states_are_kept_like_tokens() -> None:
 
 @pytest.mark.parametrize("state_mode", ["align", "all"])
 def test_states_that_cannot_be_told_apart_are_not_shared(state_mode: str) -> None:
-    """In a request of two blocks aligned states count like all; neither must be found as the other."""
+    """In a request of two blocks, aligned states look like all states; neither may be found as the other."""
     found = shape(full(), states(), state_mode=state_mode, longest_request_tokens=32)
 
     assert found.groups[1].keeps is Keeps.FIXED
@@ -184,14 +184,14 @@ def test_cross_attention_and_rings_are_fixed() -> None:
 
 
 def test_nothing_is_shared_where_nothing_has_keys() -> None:
-    """A prefix of no groups would be found at any length."""
+    """Without any group that has keys, a prefix would be found at any length, so none is shared."""
     found = shape(CrossAttention(name="cross", **_HEADS), encoder_tokens_max=40)
 
     assert not found.shares_prefixes
 
 
 def test_keys_are_counted_in_hash_tokens() -> None:
-    """A block has as many keys as it has hash_tokens, so that one chain serves blocks of all sizes."""
+    """A block has one key for each of its `hash_tokens`, so that one chain serves blocks of all sizes."""
     found = shapes.shape_of(hybrid_plan(), Settings())
 
     assert found.hash_tokens == 16
@@ -202,7 +202,7 @@ def test_keys_are_counted_in_hash_tokens() -> None:
 
 
 def test_blocks_without_keys_of_their_own_are_not_shared() -> None:
-    """Where keys stand for more tokens than a block, its end has no name and no prefix can be found."""
+    """If a key stands for more tokens than a block, the block's end has no key and no prefix can be found."""
     layers = (full(tokens_per_block=32, num_kv_heads=1), window())
 
     found = shape(*layers, prefix_caching=False)
@@ -212,14 +212,14 @@ def test_blocks_without_keys_of_their_own_are_not_shared() -> None:
 
 
 def test_context_ranks_share_the_tokens_of_a_block() -> None:
-    """A block that ranks share covers the tokens of all of them."""
+    """A block that context ranks share covers the tokens of all of them."""
     found = group(full(), context_ranks=2)
 
     assert (found.tokens_per_block, found.keys_per_block, found.table_blocks) == (32, 1, 16)
 
 
 def test_prefixes_end_where_all_groups_end_a_block() -> None:
-    """Parts of blocks are not shared, even where the plan would let a prefix end inside of one."""
+    """Prefixes end at whole blocks, even if the plan would let one end inside a block."""
     layers = (full(tokens_per_block=16), states(tokens_per_block=64, bytes_per_page_padded=8192))
     made = planned(*layers, state_mode="align")
     assert made.hit_alignment_tokens < made.scheduler_block_tokens
@@ -236,7 +236,7 @@ def test_prefixes_end_where_all_groups_end_a_block() -> None:
     ],
 )
 def test_groups_that_give_back_need_a_null_block(layers: tuple[LayerSpec, ...]) -> None:
-    """Empty places read as block 0, which must be nobody's; the refusal says with what it would work."""
+    """Empty places read as block 0, which must be a null block; the refusal says which setting would work."""
     with pytest.raises(InvalidError, match="null_blocks=1") as caught:
         plans.require_servable(planned(*layers, null_blocks=0))
 
@@ -246,5 +246,5 @@ def test_groups_that_give_back_need_a_null_block(layers: tuple[LayerSpec, ...]) 
 
 
 def test_groups_that_keep_all_need_no_null_block() -> None:
-    """A row without empty places needs no block for them."""
+    """A table without empty places needs no null block."""
     plans.require_servable(planned(full(), null_blocks=0))

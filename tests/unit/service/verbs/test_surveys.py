@@ -1,4 +1,4 @@
-"""Laws of surveys: everything that metrics tell of a cache is of one instant, and goes by names that are bounded."""
+"""Laws of surveys: all metrics of a cache are of one instant, and their names are bounded."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> Settings:
 async def test_tenants_are_told_by_name_and_bounded(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has settings comes first, then who is attached, by name; all others share the last name."""
+    """Tenants with settings come first, then attached ones, by name; all others share the last name."""
     monkeypatch.setattr(module, "TENANTS_MAX", 3)
     async with node.life() as daemon:
         await node.register()
@@ -43,7 +43,7 @@ async def test_tenants_are_told_by_name_and_bounded(
 
 @pytest.mark.parametrize("name", [OTHERS, "(", "(nobody)"])
 async def test_names_of_the_metrics_own_are_no_tenants(node: Node, name: str) -> None:
-    """Wherever a tenant is named such a name is refused; one of an earlier build makes no second series."""
+    """A name that the metrics use is refused wherever a tenant is named, and an old one makes no second series."""
     async with node.life() as daemon:
         await node.register()
         for verb, request in (
@@ -64,7 +64,7 @@ async def test_names_of_the_metrics_own_are_no_tenants(node: Node, name: str) ->
 
 
 async def test_sizes_are_those_of_the_plan(node: Node) -> None:
-    """Blocks are told in bytes over all ranks; what a group's pages do not take of a block is padding."""
+    """Blocks are told in bytes over all ranks; the part of a block that a group's pages do not take is padding."""
     async with node.life() as daemon:
         await node.register()
         worker = await node.attach()
@@ -83,5 +83,5 @@ async def test_sizes_are_those_of_the_plan(node: Node) -> None:
 
 
 def test_states_fill_nothing_in_part() -> None:
-    """A group whose blocks are no arrays of tokens has none that are not there."""
+    """A group whose blocks are no arrays of tokens has no unfilled bytes."""
     assert unfilled_bytes(GroupFacts(tokens_per_block=0, bytes_filled=9, bytes_padded=0), 5) == 0
