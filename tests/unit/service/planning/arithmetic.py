@@ -1,4 +1,4 @@
-"""Evaluate the arithmetic of equations, and nothing else: whole numbers, four operators and six functions."""
+"""Evaluate the arithmetic of equations: whole numbers, four operators and six functions, and nothing else."""
 
 import ast
 import math
@@ -24,7 +24,7 @@ _FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
 
 
 def evaluated(arithmetic: str) -> Fraction:
-    """Return the number that an equation's arithmetic gives."""
+    """Return the value of an equation's arithmetic."""
     return _value(ast.parse(arithmetic, mode="eval").body)
 
 

@@ -1,4 +1,4 @@
-"""Build layers for the laws of grouping: small ones, of which each call changes what matters."""
+"""Build small layers for the laws of grouping; each call changes the fields that matter."""
 
 from dataclasses import replace
 from typing import Any
@@ -73,5 +73,5 @@ def grouped(*layers: LayerSpec, layout: str = "LBNHC", **engine: Any) -> tuple[G
 
 
 def names(groups: tuple[Group, ...]) -> list[list[str]]:
-    """Return the layers' names of each group."""
+    """Return the names of each group's layers."""
     return [list(group.layer_names) for group in groups]

@@ -1,4 +1,4 @@
-"""Laws of capacity: need grows with the request, and what is admitted is exactly what fits."""
+"""Laws of capacity: need grows with the request, and a request is admitted exactly if it fits."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def capacity(*specs: LayerSpec, num_blocks: int, null_blocks: int = 0) -> Capaci
 def test_largest_request_fits_and_one_token_more_does_not(
     specs: list[LayerSpec], num_blocks: int, most: int
 ) -> None:
-    """The largest request is the last one whose blocks are there, up to the most that is asked for."""
+    """The largest request is the last one with blocks enough, up to the limit that is asked for."""
     pool = capacity(*specs, num_blocks=num_blocks)
 
     largest = pool.largest_request_tokens(most)
@@ -66,14 +66,14 @@ def test_largest_request_fits_and_one_token_more_does_not(
 def test_longer_request_never_takes_fewer_blocks(
     specs: list[LayerSpec], num_tokens: int, more_tokens: int
 ) -> None:
-    """Need is monotone, on which the search for the largest request rests."""
+    """Need never falls with the request's length, as the search for the largest request relies on."""
     pool = capacity(*specs, num_blocks=0)
 
     assert pool.request_blocks(num_tokens) <= pool.request_blocks(num_tokens + more_tokens)
 
 
 def test_refused_request_names_what_it_needs() -> None:
-    """A refusal has the blocks needed and there, and names the rank, the hungriest group and the bytes."""
+    """The refusal has the blocks needed and available, and names the rank, the hungriest group and the bytes."""
     with pytest.raises(NeverFitsError) as refusal:
         capacity(STATE, FULL, num_blocks=5, null_blocks=1).check_request(100)
 
@@ -84,7 +84,7 @@ def test_refused_request_names_what_it_needs() -> None:
 
 
 def test_request_is_shortened_to_what_fits() -> None:
-    """Fitting keeps what was asked if it fits, else gives the most that does."""
+    """A request that fits is kept as asked, and else shortened to the longest that does."""
     pool = capacity(FULL, num_blocks=4)
 
     assert pool.fit_request(50) == 50
@@ -92,7 +92,7 @@ def test_request_is_shortened_to_what_fits() -> None:
 
 
 def test_nothing_that_fits_is_refused() -> None:
-    """Where not one token fits, fitting refuses, with the blocks of one token."""
+    """If not one token fits, the refusal has the blocks of one token."""
     with pytest.raises(NeverFitsError) as refusal:
         capacity(FULL, STATE, num_blocks=1).fit_request(500)
 
@@ -112,7 +112,7 @@ def test_nothing_that_fits_is_refused() -> None:
 def test_memory_without_a_block_to_grant_is_refused(
     num_blocks: int, null_blocks: int, extra_bytes: int
 ) -> None:
-    """Memory must hold more than the blocks that are never granted."""
+    """Memory for no more than the blocks that are never granted is refused."""
     pool = Capacity(
         specs_by_group=((FULL,),),
         demand=Demand(num_tokens=0),
@@ -128,19 +128,19 @@ def test_memory_without_a_block_to_grant_is_refused(
 
 
 def test_memory_with_a_block_to_grant_is_taken() -> None:
-    """One block beyond those never granted is enough to go on."""
+    """One block more than those never granted is enough."""
     capacity(FULL, num_blocks=2, null_blocks=1).check_memory()
 
 
 def test_group_takes_what_its_hungriest_layer_takes() -> None:
-    """Layers that share a table take as many blocks as the one that takes the most."""
+    """A group takes as many blocks as its layer that takes the most."""
     demand = Demand(num_tokens=1000, in_flight_tokens=0)
 
     assert group_blocks((WINDOW, FULL), demand) == group_blocks((FULL,), demand) == 63
 
 
 def test_table_row_is_as_long_as_the_encoders_input() -> None:
-    """A row for cross attention holds the encoder's tokens even where requests are shorter."""
+    """A row for cross attention has the encoder's tokens, even if requests are shorter."""
     demand = Demand(num_tokens=16, encoder_tokens=100)
 
     assert group_table_blocks((CROSS,), demand) == 7
@@ -148,7 +148,7 @@ def test_table_row_is_as_long_as_the_encoders_input() -> None:
 
 
 def test_rank_with_the_fewest_blocks_decides() -> None:
-    """Of ranks with equally many blocks, the one without a byte over decides, then the first."""
+    """Of ranks with equally many blocks, the one with no byte left over decides, then the first."""
     exact = memory(3, rank=2)
 
     assert fewest_blocks([memory(4), memory(3, rank=1, extra_bytes=5), exact]) is exact

@@ -1,4 +1,4 @@
-"""Laws of demand: how many blocks of each kind of layer one request takes, and how long its table row is."""
+"""Laws of demand: how many blocks one request takes for each kind of layer, and how long its table row is."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ STATES = states(num_speculative_blocks=3, num_checkpoint_blocks=1)
 
 
 def demand(**changes: Any) -> Demand:
-    """Return what a request of 1000 tokens demands, with 100 in flight and 40 tokens of an encoder."""
+    """Return the demand of a request of 1000 tokens, with 100 in flight and 40 tokens of an encoder."""
     fields: dict[str, Any] = {"num_tokens": 1000, "in_flight_tokens": 100, "encoder_tokens": 40}
     return Demand(**{**fields, **changes})
 
@@ -65,7 +65,7 @@ def test_request_takes_blocks_by_kind(
 
 
 def test_sharded_window_on_several_ranks_is_refused() -> None:
-    """Context parallel ranks cannot share a window."""
+    """A window that several context ranks share is refused."""
     with pytest.raises(InvalidError) as refusal:
         blocks_per_request(window(), demand(context_ranks=2))
 
@@ -73,5 +73,5 @@ def test_sharded_window_on_several_ranks_is_refused() -> None:
 
 
 def test_ranks_share_only_sharded_layers() -> None:
-    """A layer that is not split is whole on every rank."""
+    """Context ranks share only layers that are split; other layers are whole on each rank."""
     assert [ranks_sharing(spec, 4) for spec in (full(), states())] == [4, 1]

@@ -1,4 +1,4 @@
-"""Laws of the fingerprint: it tells apart what moves a byte or its meaning, and nothing else."""
+"""Laws of the fingerprint: it tells apart whatever moves a byte or changes its meaning, and nothing else."""
 
 import dataclasses
 
@@ -15,13 +15,13 @@ WINDOW = SlidingWindow(name="w", num_kv_heads=2, head_size=32, dtype="float16", 
 
 
 def fingerprint(**changes: object) -> str:
-    """Return the fingerprint of two layers with some fields of the inputs changed."""
+    """Return the fingerprint of two layers, with some fields of the inputs changed."""
     fields = {"layers": (LAYER, NEXT), "tokens_per_block": 16, "device_bytes": 409600} | changes
     return plan(PlanInputs(**fields)).layout_fingerprint  # type: ignore[arg-type]  # of several types
 
 
 def changed(**changes: object) -> tuple[FullAttention, ...]:
-    """Return the layers with the first one changed."""
+    """Return the layers with a change in the first one."""
     return (dataclasses.replace(LAYER, **changes), NEXT)  # type: ignore[arg-type]  # of several types
 
 
@@ -48,12 +48,12 @@ def changed(**changes: object) -> tuple[FullAttention, ...]:
     ],
 )
 def test_what_moves_a_byte_or_its_meaning_tells_layouts_apart(changes: dict[str, object]) -> None:
-    """Whatever changes where a byte lies or what it means changes the fingerprint."""
+    """Whatever changes a byte's place or meaning changes the fingerprint."""
     assert fingerprint(**changes) != fingerprint()
 
 
 def test_ranks_that_share_tokens_are_told_apart() -> None:
-    """Ranks that share a block's tokens have other bytes under its key, even where all places are the same."""
+    """If ranks share a block's tokens, the fingerprint differs, even if all places are the same."""
     layers = (
         dataclasses.replace(LAYER, num_kv_heads=1),
         dataclasses.replace(WINDOW, num_kv_heads=1, is_context_sharded=False),
@@ -64,7 +64,7 @@ def test_ranks_that_share_tokens_are_told_apart() -> None:
 
 
 def test_every_layout_is_told_apart() -> None:
-    """No two orders of the axes have one fingerprint."""
+    """Each order of the axes has a fingerprint of its own."""
     assert len({fingerprint(layout=layout.value) for layout in Layout}) == len(Layout)
 
 
@@ -84,10 +84,10 @@ def test_every_layout_is_told_apart() -> None:
     ],
 )
 def test_capacities_are_not_told_apart(layout: Layout, changes: dict[str, object]) -> None:
-    """What leaves every byte of a block where it was leaves the fingerprint, in every layout."""
+    """A change that leaves every byte of a block in place leaves the fingerprint, in every layout."""
     assert fingerprint(layout=layout.value, **changes) == fingerprint(layout=layout.value)
 
 
 def test_fingerprint_is_the_hex_of_32_bytes() -> None:
-    """The digest is long enough that two layouts never meet."""
+    """A fingerprint is 32 bytes in hex, enough that no two layouts share one."""
     assert len(bytes.fromhex(fingerprint())) == 32

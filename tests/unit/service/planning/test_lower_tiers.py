@@ -1,4 +1,4 @@
-"""Laws of lower tiers: slots are whole on all ranks, cells lie apart unless they are the same, and tiers are filled."""
+"""Laws of lower tiers: slots are whole on all ranks, cells are apart unless they are equal, and tiers are filled."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def planned(*layers: LayerSpec, **changes: object) -> CachePlan:
 def test_cells_lie_apart_and_fill_the_slot(
     blocks: list[int], blocks_per_slot: int, multiple: int
 ) -> None:
-    """Each rank's cell follows the one before, whatever each keeps, and only rounding is left over."""
+    """Each rank's cell follows the previous one, whatever each keeps, and only rounding is left over."""
     slots = slot_geometry(
         blocks,
         blocks_per_slot=blocks_per_slot,
@@ -65,7 +65,7 @@ def test_cells_lie_apart_and_fill_the_slot(
 
 @given(st.integers(1, 20_000), st.integers(1, 1 << 24))
 def test_disk_slots_fill_the_file_that_a_store_makes(bytes_per_slot: int, disk_bytes: int) -> None:
-    """As many slots are planned as the file has room for, headers and all; less than two of them are left over."""
+    """A plan has as many slots as the store's file, headers included, with less than two slots left over."""
     slots = slot_geometry(
         (bytes_per_slot,), blocks_per_slot=1, slot_multiple_bytes=1, is_replicated=False
     )
@@ -81,7 +81,7 @@ def test_disk_slots_fill_the_file_that_a_store_makes(bytes_per_slot: int, disk_b
 
 
 def test_ranks_that_keep_the_same_share_one_cell() -> None:
-    """Copies of the same bytes are kept once."""
+    """Ranks that keep the same bytes share one cell."""
     slots = slot_geometry(
         (1000, 1000), blocks_per_slot=2, slot_multiple_bytes=64, is_replicated=True
     )
@@ -116,12 +116,12 @@ def test_ranks_that_keep_the_same_share_one_cell() -> None:
 def test_only_latent_layers_on_tensor_ranks_are_the_same_bytes(
     layers: tuple[LayerSpec, ...], parallel: ParallelInputs, num_ranks: int, same: bool
 ) -> None:
-    """Ranks keep equal bytes if all of their layers are latent, unsplit, and nothing but heads is split."""
+    """Ranks keep equal bytes if all layers are latent and not split, and only heads are split among ranks."""
     assert keep_same_bytes([layers] * num_ranks, parallel) is same
 
 
 def test_ranks_with_layers_of_their_own_are_not_the_same() -> None:
-    """Layers of equal specs in two stages are still different bytes."""
+    """Layers with equal specs in two stages are different bytes."""
     other = dataclasses.replace(LATENT, name="n")
 
     assert not keep_same_bytes([(LATENT,), (other,)], ParallelInputs(tensor_ranks=2))
@@ -137,12 +137,12 @@ def test_ranks_with_layers_of_their_own_are_not_the_same() -> None:
     ],
 )
 def test_tier_is_filled_with_whole_slots(tier_bytes: int, bytes_per_slot: int, slots: int) -> None:
-    """A tier has as many slots as are whole in it."""
+    """A tier has as many slots as fit into it whole."""
     assert num_slots("host_bytes", tier_bytes, bytes_per_slot) == slots
 
 
 def test_tier_below_one_slot_is_refused() -> None:
-    """A tier that would hold nothing is refused with what one slot takes."""
+    """A tier too small for one slot is refused with a slot's bytes."""
     with pytest.raises(NeverFitsError) as refusal:
         num_slots("disk_bytes", 63, 64)
 
@@ -151,7 +151,7 @@ def test_tier_below_one_slot_is_refused() -> None:
 
 
 def test_slots_are_no_more_than_their_ids_count() -> None:
-    """Slot ids are int32, as block ids are; the refusal names the bytes that were given, and those that may be."""
+    """Slot ids are int32, as block ids are; the refusal has the bytes that were given and the most that may be."""
     with pytest.raises(InvalidError) as refusal:
         num_slots("remote_bytes", 2**40, 64)
 
@@ -176,7 +176,7 @@ def test_slots_are_no_more_than_their_ids_count() -> None:
     ],
 )
 def test_malformed_slots_are_refused(changes: dict[str, object], resource: str) -> None:
-    """Slots that cannot be are refused by the field that says so."""
+    """Malformed slots are refused with the field at fault."""
     fields = {
         "bytes_per_block": (64,),
         "blocks_per_slot": 1,
@@ -191,7 +191,7 @@ def test_malformed_slots_are_refused(changes: dict[str, object], resource: str) 
 
 
 def test_groups_without_a_key_are_refused() -> None:
-    """Where no block can be found by its content, a tier would hold nothing that is ever found."""
+    """If no group's blocks have keys, a tier is refused, as nothing in it would be found."""
     with pytest.raises(InvalidError) as refusal:
         check_groups((Group(layers=(RING,)),), hash_block_tokens=16, context_ranks=1)
 
@@ -199,7 +199,7 @@ def test_groups_without_a_key_are_refused() -> None:
 
 
 def test_blocks_are_whole_keys_over_all_context_ranks() -> None:
-    """A block's tokens are those of all context ranks; they must be a multiple of a key's."""
+    """A block's tokens over all context ranks must be a multiple of a key's."""
     groups = (Group(layers=(FULL,)), Group(layers=(STATE,)), Group(layers=(RING,)))
 
     check_groups(groups[:1], hash_block_tokens=32, context_ranks=2)
@@ -250,7 +250,7 @@ def test_blocks_of_slots_follow_each_other() -> None:
 
 
 def test_whole_block_is_the_region_where_blocks_are_outermost() -> None:
-    """Whatever the groups are, one region has all of a block, recurrent states too."""
+    """With blocks outermost, one region has all of a block, recurrent states included."""
     made = planned(FULL, STATE, layout="BLHNC")
 
     regions, uses = transfer_regions(made.ranks[0], made.layout)
@@ -260,7 +260,7 @@ def test_whole_block_is_the_region_where_blocks_are_outermost() -> None:
 
 
 def test_layers_over_each_other_are_one_region() -> None:
-    """Layers of two groups at one place share a region, of which each uses its content without padding."""
+    """Layers of two groups in one place share a region, and each uses its content without padding."""
     made = planned(FULL, STATE, layout="LBHNC", engine=EngineInputs(state_mode="align"))
 
     regions, uses = transfer_regions(made.ranks[0], made.layout)
@@ -270,7 +270,7 @@ def test_layers_over_each_other_are_one_region() -> None:
 
 
 def test_layers_with_padded_strides_are_regions_of_their_own() -> None:
-    """Padding between blocks makes no packed block: every layer is still transferred."""
+    """Layers with padding between their blocks are separate regions, and each is transferred."""
     spaced = dataclasses.replace(FULL, block_stride_multiple_bytes=1536)
     made = planned(spaced, dataclasses.replace(spaced, name="g"), layout="LBHNC")
 
@@ -283,7 +283,7 @@ def test_layers_with_padded_strides_are_regions_of_their_own() -> None:
 
 
 def test_every_head_is_a_region_where_heads_are_outside_of_blocks() -> None:
-    """A page of two heads in two places is two regions."""
+    """With heads outside of blocks, a page of two heads is two regions."""
     made = planned(FULL, layout="LHBNC")
 
     regions, uses = transfer_regions(made.ranks[0], made.layout)
@@ -296,7 +296,7 @@ def test_every_head_is_a_region_where_heads_are_outside_of_blocks() -> None:
 
 
 def test_rank_without_layers_has_no_regions_where_layers_are_outermost() -> None:
-    """Nothing kept is nothing to transfer."""
+    """With layers outermost, a rank without layers has no regions."""
     made = planned(ranks=(RankInputs(keeps_nothing=True),), layout="LBHNC")
 
     assert transfer_regions(made.ranks[0], made.layout) == ((), ())

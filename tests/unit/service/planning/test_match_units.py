@@ -1,4 +1,4 @@
-"""Laws of match units: at which tokens prefixes are named and found."""
+"""Laws of match units: at which tokens prefixes get names and can end."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ FINE = {"state_mode": "align", "match_tokens": 16}
 
 
 def units(*specs: LayerSpec, ranks: int = 1, **engine: Any) -> tuple[int, int, int]:
-    """Return the tokens of a scheduler's block, of a key, and between ends of hits."""
+    """Return the tokens of a scheduler's block, of a key, and between the ends of hits."""
     groups = [Group(layers=(spec,)) for spec in specs]
     found = match_units(groups, EngineInputs(**engine), ranks)
     return found.scheduler_block_tokens, found.hash_block_tokens, found.hit_alignment_tokens
@@ -115,7 +115,7 @@ def test_match_tokens_that_do_not_divide_are_refused(
 
 
 def test_prefix_that_ends_inside_a_state_is_refused() -> None:
-    """A compressed state must not cover tokens behind a prefix's end."""
+    """A prefix may not end inside a compressed state, which would cover tokens behind that end."""
     compressed = latent(tokens_per_block=256, tokens_per_state=128)
 
     with pytest.raises(InvalidError) as refusal:

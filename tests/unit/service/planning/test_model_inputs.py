@@ -1,4 +1,4 @@
-"""Laws of inputs that name a model: what they leave open is the model's, and stages share its layers."""
+"""Laws of inputs that name a model: open fields are the model's, and stages share its layers."""
 
 import json
 from dataclasses import replace
@@ -24,21 +24,21 @@ LAYERS = tuple(
 
 
 def test_open_longest_request_is_the_models() -> None:
-    """However much memory there is, a request is no longer than the model takes."""
+    """However much memory there is, an open longest request is no longer than the model takes."""
     inputs = PlanInputs(model_config=LLAMA, tokens_per_block=16, device_bytes=1 << 42)
 
     assert plan(inputs).longest_request_tokens == json.loads(LLAMA)["max_position_embeddings"]
 
 
 def test_open_longest_request_is_what_fits() -> None:
-    """Where the memory holds less than the model takes, the request is shortened and not refused."""
+    """If memory holds less than the model's longest request, an open request is shortened and not refused."""
     inputs = PlanInputs(model_config=LLAMA, tokens_per_block=16, device_blocks=10)
 
     assert plan(inputs).longest_request_tokens == 160
 
 
 def test_what_is_said_stands() -> None:
-    """A request and an encoder's input that were given are not the model's to change."""
+    """A longest request and an encoder's input that are given stay as they are."""
     given = PlanInputs(
         model_config=WHISPER,
         tokens_per_block=16,
@@ -51,7 +51,7 @@ def test_what_is_said_stands() -> None:
 
 
 def test_open_encoder_input_is_the_models() -> None:
-    """Cross attention keeps the longest input that the encoder takes."""
+    """An open encoder input is the longest that the encoder takes."""
     inputs = PlanInputs(model_config=WHISPER, tokens_per_block=16, device_blocks=1000)
 
     assert with_model_facts(inputs).engine.encoder_tokens_max == 1500
@@ -59,7 +59,7 @@ def test_open_encoder_input_is_the_models() -> None:
 
 @pytest.mark.parametrize("source", [{"model_config": LLAMA}, {"layers": LAYERS}])
 def test_pipeline_stages_share_the_layers(source: dict[str, object]) -> None:
-    """Every layer is kept by the tensor ranks of exactly one stage, and all ranks have as many blocks."""
+    """Each layer is kept by the tensor ranks of exactly one stage, and all ranks have equally many blocks."""
     inputs = PlanInputs(
         **source,  # type: ignore[arg-type]  # of two types
         tokens_per_block=16,
@@ -78,7 +78,7 @@ def test_pipeline_stages_share_the_layers(source: dict[str, object]) -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    """A stage without a layer would be of no use; the refusal names the limit."""
+    """A stage without a layer is refused with the most stages that there may be."""
     inputs = PlanInputs(
         layers=LAYERS,
         tokens_per_block=16,
@@ -93,7 +93,7 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 def test_cross_attention_over_nothing_is_refused() -> None:
-    """Without the encoder's longest input, cross attention would count as no block at all."""
+    """Without the encoder's longest input, cross attention would take no block, so it is refused."""
     config = json.dumps(T5 | {"n_positions": None})
     inputs = PlanInputs(model_config=config, tokens_per_block=16, device_bytes=1 << 30)
 
@@ -109,7 +109,7 @@ def test_cross_attention_over_nothing_is_refused() -> None:
 
 
 def test_cross_attention_by_hand_may_have_no_input() -> None:
-    """Who gives the layers says with 0 that no encoder's input is kept."""
+    """With layers given by hand, 0 means that no encoder's input is kept."""
     cross = CrossAttention(name="c", num_kv_heads=2, head_size=32, dtype="bfloat16")
     inputs = PlanInputs(layers=(cross,), tokens_per_block=16, device_bytes=1 << 20)
 
@@ -124,7 +124,7 @@ def test_cross_attention_by_hand_may_have_no_input() -> None:
     ],
 )
 def test_config_that_gives_no_layer_is_refused(changes: dict[str, object], rule: str) -> None:
-    """A plan of nothing is none, whatever the config left out."""
+    """A config that gives no layer is refused."""
     config = json.dumps(NEMOTRON | changes)
 
     with pytest.raises(InvalidError) as refusal:

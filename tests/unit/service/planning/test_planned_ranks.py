@@ -1,4 +1,4 @@
-"""Laws of plans for several ranks, groups and tiers: what each keeps, and what all of them count."""
+"""Laws of plans for several ranks, groups and tiers: what each keeps, and what all of them agree on."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ TWO_TENSOR_RANKS = ParallelInputs(tensor_ranks=2)
 
 
 def test_ranks_that_are_not_given_are_equal() -> None:
-    """Without ranks there are as many as share the heads, all alike."""
+    """Without a list of ranks there are as many as share the heads, all alike."""
     made = plan(inputs(parallel=TWO_TENSOR_RANKS))
 
     assert [rank.rank for rank in made.ranks] == [0, 1]
@@ -35,7 +35,7 @@ def test_ranks_that_are_not_given_are_equal() -> None:
 
 
 def test_rank_with_the_fewest_blocks_decides_for_all() -> None:
-    """All ranks have equally many blocks, and are placed with that number, whatever memory they have."""
+    """All ranks have as many blocks as the rank with the fewest, whatever memory they have."""
     ranks = (RankInputs(device_bytes=40960), RankInputs(device_bytes=20480))
 
     made = plan(inputs(ranks=ranks, layout="LBHNC"))
@@ -46,7 +46,7 @@ def test_rank_with_the_fewest_blocks_decides_for_all() -> None:
 
 
 def test_stages_keep_their_layers_and_all_groups() -> None:
-    """Groups are made over all ranks; a rank has its own layers of each, in model order, or none."""
+    """Groups are made over all ranks; a rank has its own layers of each group, in model order, or none."""
     other = dataclasses.replace(LAYER, name="1")
     window = SlidingWindow(
         name="w", num_kv_heads=2, head_size=32, dtype="float16", window_tokens=64
@@ -67,7 +67,7 @@ def test_stages_keep_their_layers_and_all_groups() -> None:
 
 
 def test_engine_that_keeps_nothing_has_one_block_of_nothing() -> None:
-    """Without any layer there are no groups and no bytes, and nothing is refused for want of memory."""
+    """Without any layer there are no groups and no bytes, and no memory is needed."""
     made = plan(inputs(layers=(), device_bytes=0, ranks=(RankInputs(keeps_nothing=True),)))
 
     assert (made.num_blocks, made.device_bytes, made.groups, made.layers) == (1, 0, (), ())
@@ -79,7 +79,7 @@ def test_engine_that_keeps_nothing_has_one_block_of_nothing() -> None:
 def test_engine_that_keeps_nothing_has_the_blocks_that_are_never_granted(
     null_blocks: int, num_blocks: int
 ) -> None:
-    """Blocks of no bytes are there as many as never granted ones are asked for, so that no number is below 0."""
+    """Without bytes there are at least as many blocks as are never granted, so no number is negative."""
     nothing = inputs(layers=(), device_bytes=0, ranks=(RankInputs(keeps_nothing=True),))
     made = plan(dataclasses.replace(nothing, null_blocks=null_blocks))
 
@@ -89,7 +89,7 @@ def test_engine_that_keeps_nothing_has_the_blocks_that_are_never_granted(
 
 
 def test_layer_that_two_ranks_keep_differently_is_refused() -> None:
-    """One name means one thing on all ranks; the refusal has both pages."""
+    """A layer that two ranks keep differently is refused with both pages."""
     wider = dataclasses.replace(LAYER, num_kv_heads=4)
 
     with pytest.raises(InvalidError) as refusal:
@@ -112,7 +112,7 @@ def test_layer_that_two_ranks_keep_differently_is_refused() -> None:
 def test_blocks_are_scrubbed_where_bytes_change_their_meaning(
     layers: tuple[LayerSpec, ...], needs_scrub: bool
 ) -> None:
-    """Granted blocks are zeroed if what was there could be read as another type."""
+    """Granted blocks are zeroed if their old bytes could be read as another type."""
     assert plan(inputs(layers=layers)).ranks[0].needs_scrub is needs_scrub
 
 
@@ -131,14 +131,14 @@ def test_blocks_are_scrubbed_where_bytes_change_their_meaning(
 def test_replicas_are_the_ranks_beyond_the_shards(
     layers: tuple[LayerSpec, ...], tensor_ranks: int, context_ranks: int, replicas: int
 ) -> None:
-    """Ranks that cannot keep heads or tokens of their own keep copies."""
+    """Ranks beyond the shards, which have no heads or tokens of their own, keep copies."""
     parallel = ParallelInputs(tensor_ranks=tensor_ranks, context_ranks=context_ranks)
 
     assert plan(inputs(layers=layers, parallel=parallel)).tensor_replicas == replicas
 
 
 def test_group_tells_how_kernels_count_its_blocks() -> None:
-    """A kernel that reads 16 and 32 tokens reads a block of 64 as two, if blocks lie without gaps."""
+    """A block of 64 tokens is two blocks to a kernel that reads 16 and 32, if blocks lie without gaps."""
     layer = dataclasses.replace(LAYER, backend="mine")
     backends = (BackendInputs(name="mine", exact_tokens=(16, 32)),)
 
@@ -150,7 +150,7 @@ def test_group_tells_how_kernels_count_its_blocks() -> None:
 
 
 def test_finest_cacheable_group_gives_the_plans_block() -> None:
-    """The plan's tokens per block are the least of the groups whose blocks are found by their content."""
+    """The plan's tokens per block are the fewest of all groups with blocks that have keys."""
     window = SlidingWindow(
         name="w",
         num_kv_heads=4,
@@ -167,14 +167,14 @@ def test_finest_cacheable_group_gives_the_plans_block() -> None:
 
 
 def test_specs_are_those_of_all_ranks_with_nothing_left_open() -> None:
-    """Layers come once each in order, with the plan's block where they gave none of their own."""
+    """Specs list each layer once, in order, with the plan's block for layers that gave none."""
     specs = specs_of(inputs(ranks=(RankInputs(), RankInputs(layers=(STATE,)))))
 
     assert [(spec.name, spec.tokens_per_block) for spec in specs] == [("0", 16), ("s", 16)]
 
 
 def test_lower_tiers_count_slots_of_all_ranks() -> None:
-    """Host and remote slots hold every rank's block; disk slots have a sector more for their header."""
+    """Host and remote slots have every rank's block; a disk slot has one more sector for its header."""
     made = plan(
         inputs(
             parallel=TWO_TENSOR_RANKS,
@@ -190,7 +190,7 @@ def test_lower_tiers_count_slots_of_all_ranks() -> None:
 
 
 def test_lower_tier_of_blocks_without_keys_is_refused() -> None:
-    """A state that is kept at no block's end cannot be found again by a key, so that no tier can hold it."""
+    """A state that is kept at no block's end has no key, so a lower tier for it is refused."""
     long_state = dataclasses.replace(STATE, tokens_per_block=4096)
     wanted = inputs(
         layers=(dataclasses.replace(LAYER, bytes_per_page_padded=8192), long_state),

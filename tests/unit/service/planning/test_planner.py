@@ -1,4 +1,4 @@
-"""Laws of the plan: pages fit, budgets hold, and what is promised is what is admitted."""
+"""Laws of the plan: pages fit, budgets hold, and what is promised is admitted."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ LAYERS = st.lists(st.one_of(FULL, WINDOWS, STATES), min_size=1, max_size=8).map(
 
 
 def bytes_of_block(made: CachePlan, layer_index: int, block: int) -> set[int]:
-    """Return the bytes of the region that a layer's content of one block takes."""
+    """Return the places of all bytes of a layer's content in one block."""
     layer = made.layers[layer_index]
     start = layer.offset_bytes + block * layer.block_stride_bytes
     return {
@@ -67,7 +67,7 @@ def bytes_of_block(made: CachePlan, layer_index: int, block: int) -> set[int]:
 
 
 def bytes_of_extents(made: CachePlan, block: int) -> list[int]:
-    """Return the bytes of the region that the pieces of one block take."""
+    """Return the places of all bytes of one block's pieces."""
     return [
         extent.offset_bytes + block * extent.block_stride_bytes + byte
         for extent in made.ranks[0].extents
@@ -79,7 +79,7 @@ def bytes_of_extents(made: CachePlan, block: int) -> list[int]:
 def test_block_holds_its_pages_and_no_byte_twice(
     layers: tuple[LayerSpec, ...], layout: Layout, tokens_per_block: int, num_blocks: int
 ) -> None:
-    """The pieces of all blocks tile the region; a page lies in its block's, apart from others of its group."""
+    """Blocks' pieces tile the region; a page lies within its block's pieces, apart from others of its group."""
     wanted = inputs(
         layers=layers,
         layout=layout.value,
@@ -108,7 +108,7 @@ def test_block_holds_its_pages_and_no_byte_twice(
 def test_plan_fills_its_budget_and_no_more(
     layers: tuple[LayerSpec, ...], tokens_per_block: int, device_bytes: int, host_bytes: int
 ) -> None:
-    """Pools hold whole blocks, stay within their budgets, and one more block would not fit."""
+    """Pools hold whole blocks within their budgets, and one more block would not fit."""
     wanted = inputs(
         layers=layers,
         tokens_per_block=tokens_per_block,
@@ -135,7 +135,7 @@ def test_plan_fills_its_budget_and_no_more(
 def test_asked_longest_request_is_planned_as_asked_or_refused_with_what_fits(
     layers: tuple[LayerSpec, ...], num_blocks: int, null_blocks: int, longest: int
 ) -> None:
-    """What is refused would not fit; its `limit` does, and one token more does not."""
+    """A refused request would not fit; the refusal's `limit` does, and one token more does not."""
     wanted = inputs(
         layers=layers,
         device_bytes=0,
@@ -164,7 +164,7 @@ def test_asked_longest_request_is_planned_as_asked_or_refused_with_what_fits(
 def test_shortened_request_is_the_longest_that_is_admitted(
     layers: tuple[LayerSpec, ...], num_blocks: int, longest: int
 ) -> None:
-    """Fitting keeps what was asked if that fits, else what the refusal named; nothing at all is still refused."""
+    """Fitting keeps a request that fits, and else takes the refusal's limit; a limit of 0 is still refused."""
     wanted = inputs(
         layers=layers,
         device_bytes=0,
@@ -189,7 +189,7 @@ def test_shortened_request_is_the_longest_that_is_admitted(
 
 
 def test_without_a_longest_request_as_much_as_fits_is_planned() -> None:
-    """Zero tokens asked for means the whole pool, in whole blocks of a uniform cache, less the null block."""
+    """A longest request of 0 means the whole pool, in whole blocks without the null block."""
     made = plan(inputs(null_blocks=1))
 
     assert made.num_blocks == 10
@@ -199,7 +199,7 @@ def test_without_a_longest_request_as_much_as_fits_is_planned() -> None:
 
 
 def test_longest_request_stops_where_the_table_counts() -> None:
-    """No pool is so large that a request's tokens would not fit in the block table's int32."""
+    """The longest request is never so long that its tokens exceed the block table's int32."""
     made = plan(inputs(device_bytes=0, device_blocks=2**31 - 1))
 
     assert made.longest_request_tokens == TOKENS_MAX
@@ -207,7 +207,7 @@ def test_longest_request_stops_where_the_table_counts() -> None:
 
 @pytest.mark.parametrize("may_shorten", [False, True])
 def test_memory_for_not_even_one_token_is_refused(may_shorten: bool) -> None:
-    """A window takes two blocks for its first token; one block is refused, with both numbers."""
+    """A window takes two blocks for its first token, so one block is refused with both numbers."""
     window = SlidingWindow(
         name="w", num_kv_heads=2, head_size=32, dtype="float16", window_tokens=64
     )
@@ -226,7 +226,7 @@ def test_memory_for_not_even_one_token_is_refused(may_shorten: bool) -> None:
 def test_more_memory_never_gives_less(
     layers: tuple[LayerSpec, ...], device_blocks: int, more_bytes: int
 ) -> None:
-    """Blocks and the longest request grow with the budget; what a block is does not change."""
+    """Blocks and the longest request grow with the budget, and a block's layout stays the same."""
     wanted = inputs(layers=layers, device_bytes=0, device_blocks=device_blocks)
     try:
         less = plan(wanted)
@@ -242,7 +242,7 @@ def test_more_memory_never_gives_less(
 
 
 def test_given_blocks_rule_over_measured_memory() -> None:
-    """Blocks that are given are planned, whether more memory is there or none was measured."""
+    """Blocks that are given are planned, whether memory is larger or was not measured."""
     for device_bytes in (0, 40960):
         made = plan(inputs(device_bytes=device_bytes, device_blocks=3))
 
@@ -251,7 +251,7 @@ def test_given_blocks_rule_over_measured_memory() -> None:
 
 
 def test_given_blocks_that_do_not_fit_are_refused_with_those_that_do() -> None:
-    """Blocks that take more than the memory measured are refused before anything is allocated."""
+    """Blocks that are given and exceed the measured memory are refused before anything is allocated."""
     with pytest.raises(NeverFitsError) as refusal:
         plan(inputs(device_blocks=11))
 
@@ -265,7 +265,7 @@ def test_given_blocks_that_do_not_fit_are_refused_with_those_that_do() -> None:
     [(0, 0), (0, 4095), (1, 4096), (2, 8192)],
 )
 def test_memory_without_a_usable_block_is_refused(null_blocks: int, device_bytes: int) -> None:
-    """Memory that holds no more than the blocks never granted is refused with what would do."""
+    """Memory for no more than the blocks never granted is refused with what would be enough."""
     with pytest.raises(NeverFitsError) as refusal:
         plan(inputs(null_blocks=null_blocks, device_bytes=device_bytes))
 
@@ -323,7 +323,7 @@ def test_memory_without_a_usable_block_is_refused(null_blocks: int, device_bytes
     ],
 )
 def test_malformed_inputs_are_refused_by_name(changes: dict[str, object], resource: str) -> None:
-    """Inputs that contradict themselves or are out of range are refused, and the refusal names the field."""
+    """Inputs that contradict each other or are out of range are refused with the field."""
     with pytest.raises(InvalidError) as refusal:
         plan(inputs(**changes))
 
@@ -331,7 +331,7 @@ def test_malformed_inputs_are_refused_by_name(changes: dict[str, object], resour
 
 
 def test_more_bytes_than_blocks_are_counted_is_told_in_bytes() -> None:
-    """The refusal speaks of the bytes that were given, and those that may be, which are planned."""
+    """The refusal has the bytes that were given and the most that may be; with the latter there is a plan."""
     with pytest.raises(InvalidError) as refusal:
         plan(inputs(device_bytes=2**50))
 
@@ -344,7 +344,7 @@ def test_more_bytes_than_blocks_are_counted_is_told_in_bytes() -> None:
 
 
 def test_model_config_gives_the_layers() -> None:
-    """The text of a config.json stands for its layers."""
+    """The text of a config.json gives the plan's layers."""
     config = (
         '{"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64, '
         '"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16"}'

@@ -1,4 +1,4 @@
-"""Laws of the pool: where pages lie in each layout, what a block is made of, and what no layout can hold."""
+"""Laws of the pool: where pages lie in each layout, what a block consists of, and what no layout can hold."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def placed(*groups: Group, layout: str, num_blocks: int = 10, multiple: int = 1)
     ],
 )
 def test_layout_orders_the_strides(layout: str, strides: tuple[int, ...]) -> None:
-    """An axis further out has the larger stride, and a run of layers is as far apart as its tensor says."""
+    """An axis further out has the larger stride, and a run of layers is spaced as its tensor says."""
     layers, tensors, _ = placed(group(FULL, "a", "b"), layout=layout)
 
     _, b = layers
@@ -72,7 +72,7 @@ def test_layout_orders_the_strides(layout: str, strides: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("layout", [layout for layout in Layout if layout.is_block_outermost])
 def test_block_is_one_piece_where_blocks_are_outermost(layout: Layout) -> None:
-    """All of a block, its padding too, moves in one copy."""
+    """With blocks outermost, a block with its padding is one piece."""
     groups = (group(FULL, "a", "b", "c"), group(FULL, "d"))
 
     assert bytes_per_block(groups, layout, 512) == 1024
@@ -82,7 +82,7 @@ def test_block_is_one_piece_where_blocks_are_outermost(layout: Layout) -> None:
 
 
 def test_block_has_a_piece_for_every_layer_where_layers_are_outermost() -> None:
-    """Layers of other groups lie over those of the widest, so that no piece is counted twice."""
+    """With layers outermost, layers of all groups lie over those of the widest, and no piece counts twice."""
     groups = (group(FULL, "a", "b"), group(FULL, "c"))
 
     layers, _, extents = placed(*groups, layout="LBHNC", multiple=512)
@@ -96,7 +96,7 @@ def test_block_has_a_piece_for_every_layer_where_layers_are_outermost() -> None:
 
 
 def test_block_has_a_piece_for_every_head_where_heads_are_outside_of_blocks() -> None:
-    """Each head of each layer has a stretch of all blocks to itself."""
+    """With heads outside of blocks, each head of each layer has its own stretch of all blocks."""
     _, _, extents = placed(group(FULL, "a", "b"), layout="LHBNC")
 
     assert [(e.offset_bytes, e.num_bytes) for e in extents] == [
@@ -108,14 +108,14 @@ def test_block_has_a_piece_for_every_head_where_heads_are_outside_of_blocks() ->
 
 
 def test_pieces_are_never_longer_than_their_stride() -> None:
-    """In a pool of one block layers follow each other without a gap, and are pieces of their own all the same."""
+    """In a pool of one block layers follow each other without a gap, and are still separate pieces."""
     _, _, extents = placed(group(FULL, "a", "b"), layout="LBHNC", num_blocks=1)
 
     assert [(e.offset_bytes, e.num_bytes) for e in extents] == [(0, 256), (256, 256)]
 
 
 def test_empty_rank_has_blocks_of_nothing() -> None:
-    """Groups without a layer take no bytes, and no piece."""
+    """A rank without layers has blocks of no bytes and no piece."""
     nothing = group(FULL, "a").on(())
 
     for layout in Layout:
@@ -128,7 +128,7 @@ def test_empty_rank_has_blocks_of_nothing() -> None:
     [pytest.param("LBHNC", 300, 600, id="layers"), pytest.param("BLHNC", 600, 600, id="blocks")],
 )
 def test_blocks_lie_a_multiple_apart(layout: str, block_stride: int, block: int) -> None:
-    """A layer's stride multiple spaces its own pages with layers outermost, else whole blocks."""
+    """A layer's stride multiple spaces its own pages with layers outermost, and else whole blocks."""
     spaced = dataclasses.replace(FULL, block_stride_multiple_bytes=300)
     groups = (group(spaced, "a", "b"),)
 
@@ -165,7 +165,7 @@ def test_elements_of_other_types_start_at_their_own_boundary(layout: str) -> Non
 
 
 def test_states_start_at_the_boundary_of_their_widest_element() -> None:
-    """A state is viewed as bytes, but its tensors have elements of their own."""
+    """A state is viewed as bytes, but starts at a boundary of its tensors' widest element."""
     state = StateSpace(name="s", tokens_per_block=1, shapes=((2,),), dtypes=("float32",))
 
     layers, _, _ = placed(group(BYTES, "a", also=(state,)), layout="BLHNC")
@@ -174,7 +174,7 @@ def test_states_start_at_the_boundary_of_their_widest_element() -> None:
 
 
 def test_group_takes_the_pages_of_its_layers() -> None:
-    """What a group takes of a block is the sum of its pages, padded only where layers are outermost."""
+    """A group takes the sum of its pages from a block, padded only with layers outermost."""
     spaced = group(dataclasses.replace(FULL, block_stride_multiple_bytes=300), "a", "b")
 
     assert bytes_in_block(spaced, Layout.BLHNC) == 512
@@ -211,7 +211,7 @@ FEW_WIDE_HEADS = dataclasses.replace(FULL, num_kv_heads=1, head_size=16)
 def test_pages_that_would_not_cover_the_same_bytes_are_refused(
     layout: str, groups: tuple[Group, ...]
 ) -> None:
-    """A block of one group must cover the bytes of the same block of another; the refusal names a layout that does."""
+    """Equal blocks of two groups must cover the same bytes; the refusal names a layout in which they do."""
     with pytest.raises(InvalidError, match="BLHNC") as refusal:
         check(groups, Layout(layout))
 
@@ -220,7 +220,7 @@ def test_pages_that_would_not_cover_the_same_bytes_are_refused(
 
 
 def test_groups_of_different_heads_are_not_taken_apart() -> None:
-    """Equal pages of 1 and 2 heads cover different bytes where each head lies by itself."""
+    """If heads lie apart, equal pages of 1 and 2 heads cover different bytes, and the layout is refused."""
     groups = (group(FULL, "a"), group(FEW_WIDE_HEADS, "b"))
 
     with pytest.raises(InvalidError) as refusal:
@@ -234,7 +234,7 @@ def test_groups_of_different_heads_are_not_taken_apart() -> None:
 
 
 def test_groups_of_equal_heads_share_their_places() -> None:
-    """With heads outside of blocks, too, layers of two groups lie over each other."""
+    """With heads outside of blocks, layers of two groups with equal heads lie over each other."""
     layers, _, extents = placed(group(FULL, "a"), group(FULL, "b"), layout="LHBNC")
 
     assert layers[0].offset_bytes == layers[1].offset_bytes == 0
@@ -242,7 +242,7 @@ def test_groups_of_equal_heads_share_their_places() -> None:
 
 
 def test_block_of_too_many_pieces_is_refused() -> None:
-    """A piece for each of very many heads is no way to move a block; the refusal names another layout."""
+    """A block with a piece for each of very many heads is refused, and the refusal names another layout."""
     many = dataclasses.replace(FULL, num_kv_heads=2**15)
 
     check_blocks_apart((group(many, "a", "b"),), Layout.LHBNC)
@@ -253,14 +253,14 @@ def test_block_of_too_many_pieces_is_refused() -> None:
 
 
 def test_block_ends_at_an_element_of_every_group() -> None:
-    """A block of one group's odd bytes still leaves the next block at an even byte for another's elements."""
+    """After one group's block of odd bytes, the next block still starts at an even byte for another's elements."""
     groups = (group(BYTES, "a", "b", "c"), group(dataclasses.replace(BYTES, dtype="float16"), "d"))
 
     assert bytes_per_block(groups, Layout.BLHNC, 1) == 10
 
 
 def test_one_group_of_two_pages_needs_no_equal_pages() -> None:
-    """Layers of one group never lie over each other, so that their pages may differ where pages lie together."""
+    """Layers of one group never lie over each other, so their pages may differ if they lie together."""
     mixed = group(FULL, "a", also=(dataclasses.replace(WIDE, name="b"),))
 
     check_layout((mixed,), Layout.LBHNC)

@@ -1,4 +1,4 @@
-"""Five sizing bugs of a known engine, each impossible here, with the figures of its report."""
+"""Five sizing bugs of a known engine, each impossible here, with the figures of their reports."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ ATTENTION = FullAttention(name="attention", num_kv_heads=2, head_size=256, dtype
 
 
 def two_small(device_blocks: int, *, null_blocks: int, fit: bool) -> PlanInputs:
-    """Return two equal layers, so many blocks, and requests of 16,384 tokens."""
+    """Return inputs with two equal layers, so many blocks, and requests of 16,384 tokens."""
     return PlanInputs(
         layers=(SMALL, dataclasses.replace(SMALL, name="1")),
         tokens_per_block=16,
@@ -51,7 +51,7 @@ def two_small(device_blocks: int, *, null_blocks: int, fit: bool) -> PlanInputs:
 
 
 def sparse_layers(num_layers: int) -> tuple[LayerSpec, ...]:
-    """Return layers as DeepSeek V3.2 has them: latent attention of 656 bytes a token, each with an indexer of 132."""
+    """Return layers like DeepSeek V3.2's: latent attention of 656 bytes a token, each with an indexer of 132."""
     latent = MLA(
         name="",
         tokens_per_block=64,
@@ -82,7 +82,7 @@ def compressed_alone() -> tuple[LayerPlacement, CachePlan]:
 
 
 def test_compressed_view_needs_what_its_states_take() -> None:
-    """A view of 30,819 compressed blocks needs 53,254,672 of the 53,255,232 bytes that there are."""
+    """A view of 30,819 compressed blocks needs 53,254,672 bytes of the region's 53,255,232."""
     layer, made = compressed_alone()
 
     view = view_of(layer, num_blocks=made.num_blocks, region_bytes=made.device_bytes)
@@ -93,7 +93,7 @@ def test_compressed_view_needs_what_its_states_take() -> None:
 
 
 def test_blocks_counted_in_tokens_are_refused_before_a_view_is_made() -> None:
-    """Counting kernel blocks in tokens, not states, would need 6,816,669,136 bytes: no view of those is ever made."""
+    """Kernel blocks counted in tokens and not states would need 6,816,669,136 bytes, and are refused."""
     layer, made = compressed_alone()
 
     with pytest.raises(InvalidError) as refusal:
@@ -125,14 +125,14 @@ def test_given_blocks_rule_admission(null_blocks: int) -> None:
 def test_given_blocks_rule_the_longest_request(
     device_blocks: int, null_blocks: int, fits: int
 ) -> None:
-    """The longest request that is fitted to 32 given blocks of 16 tokens has 512 tokens at most."""
+    """With 32 given blocks of 16 tokens, the longest request that is fitted has 512 tokens at most."""
     made = plan(two_small(device_blocks, null_blocks=null_blocks, fit=True))
 
     assert made.longest_request_tokens == fits
 
 
 def test_host_slots_of_unequal_layers_are_not_counted_twice() -> None:
-    """A slot of layers whose pages differ takes what one block really takes: the sum of the pages, once."""
+    """If layers' pages differ, a host slot takes the sum of one block's pages, once."""
     made = plan(
         PlanInputs(
             layers=sparse_layers(61),
@@ -148,7 +148,7 @@ def test_host_slots_of_unequal_layers_are_not_counted_twice() -> None:
 
 
 def test_host_slots_hold_every_rank_that_keeps_its_own_bytes() -> None:
-    """100 GiB hold 5,968 slots of four ranks with 4,497,408 bytes each, and 23,874 where the four keep the same."""
+    """100 GiB hold 5,968 slots of four ranks with 4,497,408 bytes each, or 23,874 if all four keep the same."""
     latent = MLA(name="", tokens_per_block=64, head_size=576, dtype="bfloat16")
     layers = tuple(dataclasses.replace(latent, name=str(index)) for index in range(61))
     inputs = PlanInputs(
@@ -170,7 +170,7 @@ def test_host_slots_hold_every_rank_that_keeps_its_own_bytes() -> None:
 
 
 def test_ranks_with_uneven_layers_agree_on_one_geometry() -> None:
-    """Stages of 31 and 30 layers have one number of slots, and cells that do not overlap, within the budget."""
+    """Stages of 31 and 30 layers have the same number of slots, with cells that do not overlap, within the budget."""
     layers = tuple(
         FullAttention(name=str(index), num_kv_heads=8, head_size=128, dtype="bfloat16")
         for index in range(61)
@@ -195,7 +195,7 @@ def test_ranks_with_uneven_layers_agree_on_one_geometry() -> None:
 
 
 def test_kernel_blocks_expand_to_all_of_a_block() -> None:
-    """A block of 128 tokens that a kernel reads 64 at a time is the kernel's blocks 2b and 2b + 1."""
+    """A block of 128 tokens that a kernel reads 64 at a time is kernel blocks 2b and 2b + 1."""
     layer = dataclasses.replace(ATTENTION, backend="FLASHINFER")
     made = plan(PlanInputs(layers=(layer,), tokens_per_block=128, layout="LBNHC", device_blocks=10))
     group = made.groups[0]
@@ -214,7 +214,7 @@ def test_kernel_blocks_expand_to_all_of_a_block() -> None:
 
 
 def test_number_of_blocks_is_the_plans_whatever_the_pages() -> None:
-    """Layers whose pages differ have views of one number of blocks, the plan's, which no shape has to tell."""
+    """Views of layers with different pages have the plan's number of blocks, and none derives it from a shape."""
     made = plan(
         PlanInputs(layers=sparse_layers(4), tokens_per_block=64, layout="LBNHC", device_bytes=2**25)
     )
@@ -229,7 +229,7 @@ def test_number_of_blocks_is_the_plans_whatever_the_pages() -> None:
 
 
 def test_blocks_that_no_key_names_are_refused_with_both_sizes_and_the_remedy() -> None:
-    """A tier for blocks of 544 tokens, where keys stand for 557,056, is refused when it is planned, with a way out."""
+    """A tier for blocks of 544 tokens, with keys that stand for 557,056, is refused at plan time with a remedy."""
     state = StateSpace(
         name="state",
         tokens_per_block=32_768,

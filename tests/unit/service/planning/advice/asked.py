@@ -1,4 +1,4 @@
-"""Build what plans are asked for, of layers that are quickly counted."""
+"""Build inputs of plans, with layers that are quickly counted."""
 
 from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention

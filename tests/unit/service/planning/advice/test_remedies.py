@@ -1,4 +1,4 @@
-"""Laws of remedies: what a refusal names works, is the nearest that does, and is three settings at most."""
+"""Laws of remedies: a setting that a refusal names works and is the nearest that does, and at most three are named."""
 
 import importlib
 import json
@@ -30,7 +30,7 @@ from tests.unit.service.planning.specs import (
 _VECTORS = Path(__file__).parents[4] / "golden" / "vectors" / "planning.json"
 _GOLDEN = json.loads(_VECTORS.read_text())["vectors"]
 searching = importlib.import_module("kvleased.planning.advice.remedies")
-"""The module, which the package hides behind its function."""
+"""The module itself, which the package hides behind its function of the same name."""
 OPEN = replace(full("full"), tokens_per_block=None)
 
 RING = RingState(name="ring", tokens_per_block=8, num_kv_heads=1, head_size=64, dtype="float16")
@@ -50,14 +50,14 @@ def inputs_of(**changes: Any) -> PlanInputs:
 
 
 def refusal_of(inputs: PlanInputs) -> KVLeaseError:
-    """Return what the plan is refused with."""
+    """Return the error with which the plan is refused."""
     with pytest.raises(KVLeaseError) as refusal:
         plan_or_explain(inputs)
     return refusal.value
 
 
 def is_planned(inputs: PlanInputs, setting: str) -> bool:
-    """Tell whether there is a plan with a setting changed."""
+    """Tell whether the inputs with one setting changed can be planned."""
     try:
         plan(changed(inputs, setting))
     except KVLeaseError:
@@ -66,12 +66,12 @@ def is_planned(inputs: PlanInputs, setting: str) -> bool:
 
 
 def test_plan_that_fits_is_the_plan() -> None:
-    """Where nothing is refused, nothing is explained."""
+    """If nothing is refused, the answer is the plan itself."""
     assert plan_or_explain(inputs_of()) == plan(inputs_of())
 
 
 def test_refusal_names_the_nearest_settings() -> None:
-    """One block too few: a shorter request, more memory in whole blocks, fewer tokens a block."""
+    """With one block too few, the refusal names a shorter request, more memory in whole blocks, and smaller blocks."""
     error = refusal_of(inputs_of(longest_request_tokens=1025))
 
     assert error.remedies == ("longest_request_tokens=1024", "device_bytes=1064960")
@@ -84,7 +84,7 @@ def test_refusal_names_the_nearest_settings() -> None:
 
 @pytest.mark.parametrize("vector", _GOLDEN, ids=lambda vector: vector["id"])
 def test_remedies_of_golden_refusals_work(vector: dict[str, Any]) -> None:
-    """Whatever the golden vectors have refused, each setting that is named makes a plan of it."""
+    """Each setting that the refusal of a golden vector names makes a plan of it."""
     inputs = plan_inputs_of(vector["input"])
     try:
         plan_or_explain(inputs)
@@ -102,7 +102,7 @@ def test_remedies_of_golden_refusals_work(vector: dict[str, Any]) -> None:
 def test_remedies_are_exact(
     longest: int, device_bytes: int, null_blocks: int, layers: tuple[Any, ...]
 ) -> None:
-    """One token more, or one byte less, than a refusal names, and there is no plan."""
+    """With one token more, or one byte less, than a refusal names, there is no plan."""
     inputs = inputs_of(
         layers=layers,
         device_bytes=device_bytes,
@@ -182,7 +182,7 @@ def test_remedies_are_exact(
     ],
 )  # fmt: skip
 def test_every_kind_of_refusal_has_its_way_out(inputs: PlanInputs, remedy: str) -> None:
-    """What can be healed by one setting names it."""
+    """If one setting can mend a refusal, the refusal names it."""
     assert remedy in refusal_of(inputs).remedies
 
 
@@ -197,7 +197,7 @@ def test_every_kind_of_refusal_has_its_way_out(inputs: PlanInputs, remedy: str) 
     ],
 )
 def test_mistakes_of_writing_have_no_remedy(spoil: Callable[[PlanInputs], PlanInputs]) -> None:
-    """What was written wrongly is named as it is; guessing what was meant is nobody's business."""
+    """A malformed input is named as it is, without a guess at what was meant."""
     inputs = spoil(inputs_of())
     error = refusal_of(inputs)
 
@@ -206,7 +206,7 @@ def test_mistakes_of_writing_have_no_remedy(spoil: Callable[[PlanInputs], PlanIn
 
 
 def test_two_lacks_have_pairs_of_settings() -> None:
-    """Where device and host memory are both too small, pairs are named, each with its own plan."""
+    """If device and host memory are both too small, pairs of settings are named, each of which makes a plan."""
     inputs = inputs_of(device_bytes=10000, host_bytes=1, longest_request_tokens=1)
     error = refusal_of(inputs)
 
@@ -216,12 +216,12 @@ def test_two_lacks_have_pairs_of_settings() -> None:
 
 
 def test_three_lacks_have_no_remedy() -> None:
-    """Three settings at once are nobody's nearest."""
+    """A refusal that takes three settings to mend names none."""
     assert refusal_of(inputs_of(device_bytes=1, host_bytes=1, disk_bytes=1)).remedies == ()
 
 
 def test_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much is wrong, no more plans are tried than there may be; fewer of many ranks."""
+    """The number of plans tried is limited, and lower for many ranks."""
     inputs = inputs_of(device_bytes=1, host_bytes=1, disk_bytes=1)
     tried: list[PlanInputs] = []
     monkeypatch.setattr(searching, "plan", lambda asked: tried.append(asked) or plan(asked))
@@ -230,7 +230,7 @@ def test_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tried.clear()
     refusal_of(replace(inputs, parallel=ParallelInputs(tensor_ranks=1024)))
 
-    # The first one is the plan as asked for.
+    # The first plan is the one that was asked for.
     assert 1 < num_of_few <= searching.PLANS_MAX + 1
     assert len(tried) <= 13
 
@@ -246,7 +246,7 @@ def test_number_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_beyond_memory_name_those_that_it_holds(
     longest: int, expected: tuple[str, ...]
 ) -> None:
-    """Blocks that memory does not hold: as many as it does, or the memory that they take; nothing less."""
+    """If memory does not hold the blocks asked for, the refusal names those that it holds and the memory needed."""
     error = refusal_of(inputs_of(device_blocks=1000, longest_request_tokens=longest))
     named = tuple(one for one in error.remedies if one.startswith("device_"))
 
@@ -271,7 +271,7 @@ def test_blocks_beyond_memory_name_those_that_it_holds(
     ],
 )
 def test_blocks_beyond_any_memory(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
-    """Blocks are not named where memory holds none, nor memory that there cannot be."""
+    """No blocks are named if memory holds none, and no memory beyond what there can be."""
     error = refusal_of(inputs_of(**{"device_blocks": 1000, "longest_request_tokens": 0, **changes}))
 
     assert error.rule == "device_blocks_do_not_fit"
@@ -290,7 +290,7 @@ def test_blocks_beyond_any_memory(changes: dict[str, Any], expected: tuple[str, 
     ],
 )
 def test_memory_and_layout_are_both_named(device: dict[str, int], expected: str) -> None:
-    """Where no memory is enough for a layout, it is named with one that is."""
+    """If no memory suffices for a layout, the memory is named together with a layout for which it does."""
     layers = (full("a"), full("b", head_size=32))
     error = refusal_of(inputs_of(layers=layers, layout="LHBNC", longest_request_tokens=1, **device))
 
@@ -298,7 +298,7 @@ def test_memory_and_layout_are_both_named(device: dict[str, int], expected: str)
 
 
 def of_model(**changes: Any) -> dict[str, Any]:
-    """Return the changes that plan for a model with some fields of its own."""
+    """Return the changes that plan for a model with some fields changed."""
     fields = json.loads(CONFIG) | changes.pop("fields", {})
     return {"layers": (), "model_config": json.dumps(fields), "device_bytes": 2**30, **changes}
 
@@ -327,17 +327,17 @@ def of_model(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_values_that_work_are_named(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
-    """Where one value of a setting does not suit the model, those that do are named, the nearest first."""
+    """If a value does not suit the model, values that do are named, the nearest first."""
     assert refusal_of(inputs_of(**changes)).remedies == expected
 
 
 def test_refusal_without_a_rule_has_no_remedy() -> None:
-    """Only rules can be kept; a number out of range is not searched for."""
+    """A refusal without a rule, such as of a number out of range, has no remedy."""
     assert remedies(inputs_of(), InvalidError("no", resource="device_bytes")) == ()
 
 
 def test_states_that_do_not_divide_the_plans_blocks_are_refused_with_blocks_that_do() -> None:
-    """A compressed layer without a block of its own takes the plan's, which its states must fill."""
+    """The states of a compressed layer must fill the plan's block; the refusal names blocks that they fill."""
     layer = latent(tokens_per_block=None, tokens_per_state=3)
 
     with pytest.raises(InvalidError) as refusal:

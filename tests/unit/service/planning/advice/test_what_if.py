@@ -45,7 +45,7 @@ CHANGES = st.one_of(
 
 
 def inputs_of(**changes: Any) -> PlanInputs:
-    """Return inputs of a window and a full layer."""
+    """Return inputs with a window and a full layer."""
     return replace(
         PlanInputs(
             layers=LAYERS, tokens_per_block=16, device_bytes=2**20, longest_request_tokens=200
@@ -55,7 +55,7 @@ def inputs_of(**changes: Any) -> PlanInputs:
 
 
 def outcome_of(inputs: PlanInputs) -> PlanOutcome:
-    """Return the numbers of a plan, as this test understands them."""
+    """Return the numbers of a plan that a what-if compares."""
     try:
         made = plan(inputs)
         largest = plan(replace(inputs, longest_request_tokens=TOKENS_MAX, fit_longest_request=True))
@@ -78,7 +78,7 @@ def outcome_of(inputs: PlanInputs) -> PlanOutcome:
 
 @given(CHANGES)
 def test_what_if_is_a_fresh_plan(change: str) -> None:
-    """What a change is said to give is what a plan of the changed inputs gives."""
+    """A change gives what a plan of the changed inputs gives."""
     inputs = inputs_of()
     found = what_if(inputs, change)
 
@@ -88,7 +88,7 @@ def test_what_if_is_a_fresh_plan(change: str) -> None:
 
 
 def test_what_if_keeps_the_request_that_was_asked_for() -> None:
-    """Concurrency is compared for the same request, and so grows with memory."""
+    """Concurrency is compared for the same request, so it grows with memory."""
     found = what_if(inputs_of(), "device_bytes=2MiB")
 
     assert found.after.longest_request_tokens == found.before.longest_request_tokens == 200
@@ -96,7 +96,7 @@ def test_what_if_keeps_the_request_that_was_asked_for() -> None:
 
 
 def test_shortened_request_is_the_largest() -> None:
-    """A request that is shortened to what fits is the longest that could ever be admitted."""
+    """A request that is shortened to fit is the longest that could ever be admitted."""
     inputs = inputs_of(longest_request_tokens=10**6, fit_longest_request=True)
     found = what_if(inputs, "device_bytes=2MiB")
 
@@ -105,7 +105,7 @@ def test_shortened_request_is_the_largest() -> None:
 
 
 def test_refused_change_says_why() -> None:
-    """A change with which there is no plan has a refusal in place of numbers."""
+    """A change that cannot be planned has a refusal in place of numbers."""
     after = what_if(inputs_of(), "device_bytes=1KiB").after
 
     assert after.refusal.startswith("NEVER_FITS: rank 0 has 1024 bytes")
@@ -114,7 +114,7 @@ def test_refused_change_says_why() -> None:
 
 @pytest.mark.parametrize("change", ["kv_dtype=fp8", "tensor_ranks=2", "pipeline_ranks=2"])
 def test_change_of_the_model_needs_its_config(change: str) -> None:
-    """Layers given by hand are of one rank and one type, so that those cannot be changed."""
+    """Layers given by hand have a fixed number of ranks and a fixed type, so these cannot be changed."""
     assert "needs model_config" in what_if(inputs_of(), change).after.refusal
 
 
@@ -131,7 +131,7 @@ def test_change_of_the_model_needs_its_config(change: str) -> None:
     ],
 )
 def test_what_is_no_change_is_refused(change: str, rule: str | None) -> None:
-    """A misspelt setting is the caller's mistake, and not an outcome."""
+    """A misspelt setting or a malformed value is refused, and is no outcome."""
     with pytest.raises(InvalidError) as refusal:
         what_if(inputs_of(), change)
 
@@ -156,19 +156,19 @@ def test_what_is_no_change_is_refused(change: str, rule: str | None) -> None:
     ],
 )
 def test_what_the_planner_refuses_is_an_outcome(change: str) -> None:
-    """A value that can be read is compared, although there is no plan with it."""
+    """A well-formed value that cannot be planned is an outcome."""
     assert what_if(inputs_of(layers=(), model_config=CONFIG), change).after.refusal
 
 
 def test_several_settings_change_at_once() -> None:
-    """Settings with spaces between are changed together, so that a pair of remedies is a change."""
+    """Settings separated by spaces change together, so that a pair of remedies can be tried."""
     both = changed(inputs_of(), "device_bytes = 2 MiB  host_bytes=1MiB")
 
     assert (both.device_bytes, both.host_bytes) == (2**21, 2**20)
 
 
 def test_memory_and_blocks_that_are_both_given_change_alone() -> None:
-    """Where blocks must fit in memory, neither goes in the other's place."""
+    """If blocks and memory are both given, a change of one leaves the other."""
     both = inputs_of(device_blocks=7)
 
     assert changed(both, "device_blocks=9").device_bytes == both.device_bytes
@@ -184,7 +184,7 @@ def test_memory_and_blocks_that_are_both_given_change_alone() -> None:
     ],
 )
 def test_lower_tiers_are_compared(change: str, field: str) -> None:
-    """What changes a lower tier changes a number of the outcome."""
+    """A change of a lower tier changes a number of the outcome."""
     found = what_if(inputs_of(), change)
 
     assert getattr(found.after, field) > getattr(found.before, field)
@@ -192,7 +192,7 @@ def test_lower_tiers_are_compared(change: str, field: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_changes_its_own_field(setting: str) -> None:
-    """Each setting is named as the field that it changes, wherever in the inputs that is."""
+    """Each setting changes the field of its name, wherever in the inputs the field is."""
     texts = {"kv_dtype": "fp8", "layout": "LBNHC", "state_mode": "align"}
     truths = {"prefix_caching": "no", "one_group": "yes", "fit_longest_request": "true"}
     before = inputs_of(layers=(), model_config=CONFIG)
@@ -213,7 +213,7 @@ def test_every_setting_changes_its_own_field(setting: str) -> None:
 
 
 def test_memory_goes_in_place_of_blocks() -> None:
-    """Given memory rules where blocks were given, for all ranks alike, and the other way round."""
+    """If only blocks were given, memory takes their place, equal for all ranks, and the other way round."""
     ranks = (RankInputs(device_bytes=5),)
     of_blocks = inputs_of(device_bytes=0, device_blocks=7, ranks=ranks)
 
@@ -224,7 +224,7 @@ def test_memory_goes_in_place_of_blocks() -> None:
 
 
 def test_auto_is_as_many_tokens_as_fit() -> None:
-    """The longest request can be left to the plan."""
+    """A longest request of "auto" is planned as long as fits."""
     assert changed(inputs_of(), "longest_request_tokens=auto").longest_request_tokens == 0
 
 
@@ -255,12 +255,12 @@ def test_auto_is_as_many_tokens_as_fit() -> None:
     ],
 )  # fmt: skip
 def test_all_stands_for_the_usual_changes(inputs: PlanInputs, expected: list[str]) -> None:
-    """People need not think of what to ask: blocks, type, ranks, memory and a host pool."""
+    """The change "all" stands for the usual changes: blocks, type, ranks, memory and a host pool."""
     assert [found.change for found in what_ifs(inputs, ["all"])] == expected
 
 
 def test_change_is_compared_once() -> None:
-    """A change that is asked for twice is answered once; none is answered by nothing."""
+    """A change that is asked for twice is answered once; without any change the answer is empty."""
     asked = ["tokens_per_block=8", "all", "tokens_per_block=8"]
 
     assert [found.change for found in what_ifs(inputs_of(), asked)].count(asked[0]) == 1
@@ -268,13 +268,13 @@ def test_change_is_compared_once() -> None:
 
 
 def test_too_many_changes_are_refused() -> None:
-    """What one call costs has a limit."""
+    """The number of changes in one call is limited."""
     with pytest.raises(InvalidError, match="what_if must be from 0 to 32"):
         what_ifs(inputs_of(), ["tokens_per_block=8"] * 33)
 
 
 def test_mistake_beyond_a_setting_is_not_an_outcome() -> None:
-    """Where the inputs themselves are senseless, both sides say so."""
+    """If the inputs themselves are malformed, both sides have that refusal."""
     found = what_if(inputs_of(layers=(), engine=EngineInputs()), "tokens_per_block=8")
 
     assert (

@@ -1,4 +1,4 @@
-"""Laws of notes: what people may not expect of a plan is said, and nothing where all is as they expect."""
+"""Laws of notes: they tell what people may not expect of a plan; a plan without surprises has none."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from tests.unit.service.planning.specs import chunk, full, states, window
 
 
 def notes_of(*layers: Any, **changes: Any) -> tuple[str, ...]:
-    """Return the notes of a plan of 64 MiB."""
+    """Return the notes of a plan with 64 MiB."""
     fields = {
         "tokens_per_block": 16,
         "device_bytes": 2**26,
@@ -25,17 +25,17 @@ def notes_of(*layers: Any, **changes: Any) -> tuple[str, ...]:
 
 
 COARSE = replace(states("state"), tokens_per_block=1024)
-"""A recurrent state, whose blocks are so long that no prefix of 100 tokens ends one."""
+"""A recurrent state with blocks so long that no prefix of 100 tokens ends at one."""
 
 
 def test_ordinary_plan_has_no_notes() -> None:
-    """Where nothing is odd, nothing is said."""
+    """A plan without surprises has no notes."""
     assert notes_of(full("a")) == ()
     assert notes_of(model_config=CONFIG, longest_request_tokens=4096) == ()
 
 
 def test_prefixes_that_are_never_found_are_told() -> None:
-    """Where the longest request is shorter than any prefix that is found, that is said with its numbers."""
+    """If every findable prefix is longer than the longest request, a note says so with the numbers."""
     (note,) = notes_of(full("a"), COARSE)
 
     assert note == (
@@ -52,7 +52,7 @@ def test_prefixes_that_are_never_found_are_told() -> None:
     ],
 )
 def test_prefixes_that_are_found_are_not_told(changes: dict[str, Any]) -> None:
-    """Where prefixes are found, or nobody looks for them, nothing is said."""
+    """If prefixes are found, or prefix caching is off, there is no note about them."""
     assert notes_of(full("a"), COARSE, **changes) == ()
 
 
@@ -73,7 +73,7 @@ def test_prefixes_that_are_found_are_not_told(changes: dict[str, Any]) -> None:
     ],
 )
 def test_only_a_mode_that_helps_is_named(layers: tuple[Any, ...], changes: dict[str, Any]) -> None:
-    """Aligned states are proposed where there is such a plan, and prefixes are found with it."""
+    """A note proposes aligned states only if that can be planned and prefixes are then found."""
     (note,) = notes_of(*layers, **changes)
 
     assert note.startswith("no prefix is ever found")
@@ -81,20 +81,20 @@ def test_only_a_mode_that_helps_is_named(layers: tuple[Any, ...], changes: dict[
 
 
 def test_rank_without_layers_has_no_notes() -> None:
-    """Where nothing is kept, there is no prefix to be found."""
+    """A rank that keeps nothing has no note about prefixes."""
     assert notes_of(full("a"), ranks=(RankInputs(keeps_nothing=True),)) == ()
 
 
 @pytest.mark.parametrize(("layer", "tokens"), [(window("b"), 128), (chunk("b"), 64)])
 def test_windows_kept_whole_are_told(layer: LayerSpec, tokens: int) -> None:
-    """In one table with layers that keep all, a window saves nothing, and that is said."""
+    """If windows share a table with layers that keep all tokens, a note says that the windows save nothing."""
     (note,) = notes_of(full("a"), layer, engine=EngineInputs(one_group=True))
 
     assert note.startswith(f"group 0 keeps its windows of {tokens} tokens whole, because")
 
 
 def test_request_beyond_the_positions_is_told() -> None:
-    """A request that is longer than the model was made for is planned, and that is said."""
+    """If the longest request is longer than the model's positions, a note says so."""
     notes = notes_of(model_config=CONFIG, longest_request_tokens=5000)
 
     assert notes == (
@@ -103,7 +103,7 @@ def test_request_beyond_the_positions_is_told() -> None:
 
 
 def test_notes_travel() -> None:
-    """Notes are part of the message that programs read."""
+    """The plan's message carries its notes."""
     inputs = PlanInputs(
         layers=(full("a"), COARSE),
         tokens_per_block=16,

@@ -1,4 +1,4 @@
-"""Laws of the report: every number of a plan is said once, and its arithmetic gives it."""
+"""Laws of the report: every number of a plan is told once, and its arithmetic gives it."""
 
 import json
 from dataclasses import replace
@@ -71,7 +71,7 @@ KINDS: tuple[LayerSpec, ...] = (
 
 @st.composite
 def inputs_of_plans(draw: st.DrawFn) -> PlanInputs:
-    """Draw inputs of every kind; many cannot be planned."""
+    """Draw inputs of every kind, many of which cannot be planned."""
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique_by=id))
     layers = tuple(layer for kind in kinds for layer in times(kind, draw(st.integers(1, 3))))
     tensor_ranks = draw(st.sampled_from([1, 1, 2]))
@@ -111,12 +111,12 @@ def inputs_of_plans(draw: st.DrawFn) -> PlanInputs:
 
 
 def named(found: PlanReport, name: str) -> list[Equation]:
-    """Return the equations of a name."""
+    """Return the equations with a name."""
     return [equation for equation in found.equations if equation.name == name]
 
 
 def check(inputs: PlanInputs, made: CachePlan) -> None:
-    """Check that every number is said, once for each group, and that its arithmetic gives it."""
+    """Check that every number is told, once for each group, and that its arithmetic gives it."""
     found = report(inputs, made)
     for equation in found.equations:
         assert evaluated(equation.arithmetic) == equation.exact, equation
@@ -133,7 +133,7 @@ def check(inputs: PlanInputs, made: CachePlan) -> None:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
 @given(inputs_of_plans())
 def test_arithmetic_of_every_equation_gives_its_value(inputs: PlanInputs) -> None:
-    """Whatever can be planned can be explained, and every explanation is true."""
+    """Each plan of drawn inputs has a report in which every equation holds."""
     try:
         made = plan(inputs)
     except KVLeaseError:
@@ -144,7 +144,7 @@ def test_arithmetic_of_every_equation_gives_its_value(inputs: PlanInputs) -> Non
 
 @pytest.mark.parametrize("vector", _GOLDEN, ids=lambda vector: vector["id"])
 def test_golden_plans_explain_themselves(vector: dict[str, Any]) -> None:
-    """Every plan of the golden vectors can be explained, and every explanation is true."""
+    """Each plan of the golden vectors has a report in which every equation holds."""
     inputs = plan_inputs_of(vector["input"])
     try:
         made = plan(inputs)
@@ -158,7 +158,7 @@ def test_golden_plans_explain_themselves(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mode", ["none", "align", "all"])
 @pytest.mark.parametrize("layout", ["BLHNC", "LBNHC"])
 def test_every_kind_of_layer_is_explained(kind: LayerSpec, mode: str, layout: str) -> None:
-    """A model of one kind of layer says of what its pages consist and what a request takes."""
+    """For each kind of layer the report tells what a page consists of and what a request takes."""
     inputs = PlanInputs(
         layers=tuple(times(kind, 2)),
         tokens_per_block=16,
@@ -172,7 +172,7 @@ def test_every_kind_of_layer_is_explained(kind: LayerSpec, mode: str, layout: st
 
 
 def one(name: str, **changes: Any) -> Equation:
-    """Return an equation of the report of a small model."""
+    """Return one equation from the report of a small model."""
     inputs = PlanInputs(
         layers=tuple(times(full(), 2)),
         tokens_per_block=16,
@@ -185,7 +185,7 @@ def one(name: str, **changes: Any) -> Equation:
 
 
 def test_equation_shows_formula_and_numbers() -> None:
-    """The same is said in names and in numbers."""
+    """An equation has its formula in names and the same in numbers."""
     equation = one("num_blocks")
 
     assert equation.formula == "floor(device_bytes / bytes_per_block)"
@@ -194,7 +194,7 @@ def test_equation_shows_formula_and_numbers() -> None:
 
 
 def test_least_rank_decides_blocks() -> None:
-    """Where ranks differ, all of them are in the equation of the number of blocks."""
+    """If ranks differ, the equation for the number of blocks has all of them."""
     ranks = (RankInputs(device_bytes=2**20), RankInputs(device_bytes=2**21))
     equation = one("num_blocks", ranks=ranks, parallel=ParallelInputs(tensor_ranks=2))
 
@@ -203,7 +203,7 @@ def test_least_rank_decides_blocks() -> None:
 
 
 def test_window_is_explained_by_its_formula() -> None:
-    """A window's blocks are those that it can touch while steps are in flight."""
+    """The formula of a window's blocks counts those that it can touch while steps are in flight."""
     layers = tuple(times(window(retained_tokens=2), 2))
     inputs = PlanInputs(
         layers=layers,
@@ -218,7 +218,7 @@ def test_window_is_explained_by_its_formula() -> None:
 
 
 def test_compressed_token_is_an_exact_fraction() -> None:
-    """Bytes per token of compressed layers are not rounded."""
+    """Bytes per token of compressed layers are an exact fraction."""
     equation = one(
         "bytes_per_token",
         layers=(latent("c", tokens_per_block=64, tokens_per_state=128 // 2, head_size=132),),
@@ -229,7 +229,7 @@ def test_compressed_token_is_an_exact_fraction() -> None:
 
 
 def test_equal_groups_are_said_once() -> None:
-    """Groups of which the same is true share an equation, so that a report is as short as it can be."""
+    """Groups with the same equation share it."""
     inputs = PlanInputs(
         layers=(*times(window(), 4), full("a"), full("b")),
         tokens_per_block=16,
@@ -242,7 +242,7 @@ def test_equal_groups_are_said_once() -> None:
 
 
 def test_plan_without_layers_is_explained() -> None:
-    """Ranks that keep nothing have no groups, and still a report."""
+    """A plan without layers has no groups and still a report."""
     inputs = PlanInputs(ranks=(RankInputs(keeps_nothing=True),), tokens_per_block=16)
 
     check(inputs, plan(inputs))
@@ -261,13 +261,13 @@ def test_plan_without_layers_is_explained() -> None:
     ],
 )
 def test_brackets_stand_where_they_are_needed(term: Term, arithmetic: str, value: int) -> None:
-    """What is written is what was computed."""
+    """Arithmetic has brackets where its value depends on them."""
     assert term.arithmetic == arithmetic
     assert term.value == value == evaluated(arithmetic)
 
 
 def test_pages_start_at_their_elements() -> None:
-    """Between layers of different elements, the gap up to the next whole element is part of the equation."""
+    """A gap before the next layer's element is a term of the equation."""
     layers = (
         latent("narrow", tokens_per_block=1, head_size=3),
         latent("wide", tokens_per_block=1, head_size=4, dtype="float16"),
@@ -279,7 +279,7 @@ def test_pages_start_at_their_elements() -> None:
 
 
 def test_keys_as_asked_for_are_explained_so() -> None:
-    """Where the caller says how many tokens a key stands for, that is where the number comes from."""
+    """If the caller gives the tokens of a key, the equation says so."""
     equation = one(
         "hash_block_tokens",
         layers=(full("a"), window("b", tokens_per_block=32)),
@@ -292,7 +292,7 @@ def test_keys_as_asked_for_are_explained_so() -> None:
 
 
 def test_request_that_takes_nothing_is_explained() -> None:
-    """A plan of which a request takes no block, as of an encoder without input, has room for all of them at once."""
+    """If a request takes no block, as of an encoder without input, all blocks count as room for it."""
     cross = CrossAttention(name="cross", tokens_per_block=16, **_ATTENTION)
     given = PlanInputs(
         layers=(cross,), tokens_per_block=16, device_bytes=2**20, longest_request_tokens=100
@@ -312,7 +312,7 @@ def test_request_that_takes_nothing_is_explained() -> None:
 
 
 def test_kernel_blocks_between_other_pages_are_explained() -> None:
-    """Where blocks are cut and other layers' pages lie between, kernels count those, too."""
+    """If blocks are cut and other layers' pages lie between, the kernel blocks of those pages are counted, too."""
     layer = latent("c", tokens_per_block=256, tokens_per_state=4, backend="reads 64")
     equation = one(
         "kernel_block_stride",

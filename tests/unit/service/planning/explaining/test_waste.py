@@ -1,4 +1,4 @@
-"""Laws of the account of waste: with the content it is the whole budget, and each cause has its own numbers."""
+"""Laws of waste: with the content it adds up to the whole budget, and each cause has its own numbers."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def planned(*layers: LayerSpec, **changes: object) -> CachePlan:
 
 
 def wasted(made: CachePlan, tier: str = "device") -> dict[str, int]:
-    """Return the bytes of each cause."""
+    """Return the wasted bytes of each cause."""
     return {waste.cause: waste.num_bytes for waste in made.waste if waste.tier == tier}
 
 
@@ -39,7 +39,7 @@ def wasted(made: CachePlan, tier: str = "device") -> dict[str, int]:
 def test_content_and_waste_are_the_whole_budget(
     layers: tuple[LayerSpec, ...], layout: Layout, device_bytes: int, null_blocks: int
 ) -> None:
-    """No byte is counted twice or left out, with blocks divided as the longest request divides them."""
+    """Content and waste add up to the budget, with no byte counted twice; blocks are those of the longest request."""
     try:
         made = planned(
             *layers, layout=layout.value, device_bytes=device_bytes, null_blocks=null_blocks
@@ -53,7 +53,7 @@ def test_content_and_waste_are_the_whole_budget(
     )
     content = made.usable_blocks * content // made.blocks_per_longest_request
 
-    # Every cause is rounded down.
+    # Every cause is rounded down, so up to one byte of each may be missing.
     assert -1 <= device_bytes - content - sum(wasted(made).values()) <= len(made.waste)
     assert all(waste.num_bytes > 0 for waste in made.waste)
 
@@ -102,12 +102,12 @@ def test_content_and_waste_are_the_whole_budget(
 def test_each_cause_has_its_bytes(
     layers: tuple[LayerSpec, ...], changes: dict[str, object], expected: dict[str, int]
 ) -> None:
-    """What wastes bytes is named by its cause, with as many as it wastes."""
+    """Each cause has the bytes that it wastes."""
     assert wasted(planned(*layers, **changes)) == expected
 
 
 def test_ranks_with_room_for_more_blocks_waste_it() -> None:
-    """What ranks could have beyond the fewest blocks is wasted by the minimum, the rest by whole blocks."""
+    """Blocks that a rank has beyond the fewest count as waste of the minimum, and the rest as unfilled budget."""
     ranks = (RankInputs(device_bytes=5000), RankInputs(device_bytes=2048))
 
     made = planned(FULL, ranks=ranks)
@@ -117,21 +117,21 @@ def test_ranks_with_room_for_more_blocks_waste_it() -> None:
 
 
 def test_rank_that_keeps_nothing_wastes_its_budget() -> None:
-    """Memory that was given to a rank without layers holds nothing."""
+    """The budget of a rank without layers is all waste."""
     ranks = (RankInputs(), RankInputs(keeps_nothing=True, device_bytes=77))
 
     assert wasted(planned(FULL, ranks=ranks)) == {"unfilled_budget": 77}
 
 
 def test_host_wastes_padding_of_slots_and_what_is_no_slot() -> None:
-    """Slots rounded up, and the rest of the budget, are the host's waste."""
+    """The host's waste is the padding of slots and the rest of its budget."""
     made = planned(FULL, host_bytes=10_000, slot_multiple_bytes=1500)
 
     assert wasted(made, "host") == {"slot_padding": 6 * 476, "unfilled_budget": 1000}
 
 
 def test_waste_is_over_all_ranks_and_says_why() -> None:
-    """Bytes are of all ranks together, and each cause has a sentence with its numbers."""
+    """Bytes are summed over all ranks, and each cause has a sentence with its numbers."""
     made = planned(FULL, null_blocks=1, parallel=ParallelInputs(tensor_ranks=2))
 
     assert wasted(made) == {"null_blocks": 2048}
@@ -139,5 +139,5 @@ def test_waste_is_over_all_ranks_and_says_why() -> None:
 
 
 def test_no_tier_wastes_nothing() -> None:
-    """Without a host tier there is no budget to waste."""
+    """Without a host tier the host wastes nothing."""
     assert wasted(planned(FULL), "host") == {}

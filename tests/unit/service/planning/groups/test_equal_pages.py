@@ -22,7 +22,7 @@ from tests.unit.service.planning.specs import (
 def test_group_size_is_the_smallest_or_largest_set(
     num_windows: int, num_full: int, sizes: list[int]
 ) -> None:
-    """The largest set rules below 1.5 times the smallest, else the smallest."""
+    """If the largest set is below 1.5 times the smallest, groups have its size, else the smallest set's."""
     groups = equal_page_groups([*times(window(), num_windows), *times(full(), num_full)])
 
     assert [len(group) for group in groups] == sizes
@@ -36,7 +36,7 @@ def test_groups_take_turns_in_model_order() -> None:
 
 
 def test_layers_that_merge_join_the_first_set() -> None:
-    """Later specs join the first set that they can have one spec with."""
+    """A later spec joins the first set with which it can be merged."""
     layers = [full(), window(), full("b", is_causal=False), full("c", window_tokens=64)]
 
     groups = equal_page_groups(layers)
@@ -45,7 +45,7 @@ def test_layers_that_merge_join_the_first_set() -> None:
 
 
 def test_layers_that_record_another_window_are_a_set_of_their_own() -> None:
-    """Two recorded windows are no conflict beside other groups."""
+    """Two recorded windows are no conflict if there are several groups."""
     layers = [window(), full("a", window_tokens=64), full("b", window_tokens=32), full("c")]
 
     groups = equal_page_groups(layers)
@@ -54,7 +54,7 @@ def test_layers_that_record_another_window_are_a_set_of_their_own() -> None:
 
 
 def test_merged_layers_keep_their_names_and_backends() -> None:
-    """One spec for all says nothing of a layer's name or backend."""
+    """Layers of one set keep their own names and backends."""
     layers = [full("a", backend="X"), full("b", backend="Y", is_causal=False)]
 
     ((first, second),) = equal_page_groups(layers)
@@ -64,7 +64,7 @@ def test_merged_layers_keep_their_names_and_backends() -> None:
 
 
 def test_latent_windows_of_several_head_sizes_stay_apart() -> None:
-    """Layers that keep different bytes never have one spec, in whatever order."""
+    """Layers that keep different bytes are never merged, in whatever order they come."""
     wide = latent_window("wide", head_size=128, tokens_per_block=8)
 
     groups = equal_page_groups([wide, latent_window()])

@@ -1,4 +1,4 @@
-"""Laws of grouping: every layer is in one group, and which attempt makes the groups."""
+"""Laws of grouping: every layer is in one group, and the attempts to make groups have an order."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ KINDS = st.sampled_from(
 
 @given(st.lists(st.tuples(KINDS, st.integers(1, 4)), max_size=4), st.sampled_from(Layout))
 def test_every_layer_is_in_one_group(counts: list[tuple[LayerSpec, int]], layout: Layout) -> None:
-    """Groups are a partition of the layers, and each shares one block."""
+    """Groups are a partition of the layers, and the layers of a group have one block."""
     layers = [spec for index, (kind, n) in enumerate(counts) for spec in times(kind, n + index)]
     layers = list({layer.name: layer for layer in layers}.values())
 
@@ -61,7 +61,7 @@ def test_layers_of_several_pages_are_one_group_with_their_own_specs() -> None:
 
 
 def test_encoder_only_layer_is_refused() -> None:
-    """A layer that keeps nothing has no place in a plan."""
+    """A layer that keeps nothing cannot be planned."""
     layer = EncoderOnly(name="e", tokens_per_block=16, num_kv_heads=1, head_size=8, dtype="float16")
 
     with pytest.raises(InvalidError) as refusal:
@@ -71,21 +71,21 @@ def test_encoder_only_layer_is_refused() -> None:
 
 
 def test_windows_retain_what_drafts_take_back() -> None:
-    """A lookahead of n tokens keeps n - 1 more tokens of a window, or what the layer asks for if that is more."""
+    """With a lookahead of n tokens, a window retains n - 1 more tokens, or what its layer asks for if that is more."""
     groups = grouped(window(), window("b", retained_tokens=9, window_tokens=64), lookahead_tokens=4)
 
     assert [group.spec.retained_tokens for group in groups] == [3, 9]  # type: ignore[attr-defined]
 
 
 def test_last_layer_marks_its_group_as_drafted() -> None:
-    """A draft model's layer is the last one."""
+    """The last layer is the draft model's."""
     groups = grouped(*times(window(), 2), *times(full(), 2), drafts_with_last_layer=True)
 
     assert [group.is_drafted for group in groups] == [False, True]
 
 
 def test_layer_that_decodes_several_tokens_marks_its_group() -> None:
-    """Only where there is a draft model."""
+    """A layer that decodes several tokens marks its group, but only if there is a draft model."""
     layers = (latent("draft", head_size=512, decodes_several_tokens=True), window("w"))
 
     assert [[g.is_drafted for g in grouped(*layers, drafts_with_last_layer=on)] for on in (True, False)] == [
@@ -95,7 +95,7 @@ def test_layer_that_decodes_several_tokens_marks_its_group() -> None:
 
 
 def test_hidden_states_are_not_the_last_layer_of_packed_groups() -> None:
-    """Where groups are packed, the draft model's layer is the last one that is no hidden state."""
+    """With packed groups, the draft model's layer is the last one that is no hidden state."""
     layers = (full(), window(head_size=96), hidden())
 
     groups = grouped(*layers, layout="BLHNC", drafts_with_last_layer=True)
@@ -104,7 +104,7 @@ def test_hidden_states_are_not_the_last_layer_of_packed_groups() -> None:
 
 
 def test_group_on_a_rank_keeps_the_ranks_layers() -> None:
-    """Projection keeps the order and the mark."""
+    """A group projected on a rank keeps the layers' order and the draft mark."""
     group = Group(layers=tuple(times(full(), 3)), is_drafted=True)
 
     kept = group.on({"full.2", "full.0", "other"})
@@ -113,7 +113,7 @@ def test_group_on_a_rank_keeps_the_ranks_layers() -> None:
 
 
 def test_group_on_a_rank_without_its_layers_keeps_its_spec() -> None:
-    """An empty group is still a group, of the same blocks, and no longer drafted."""
+    """A group without layers on a rank keeps its blocks there, and loses the draft mark."""
     empty = Group(layers=(full(),), is_drafted=True).on(())
 
     assert (empty.layers, empty.spec, empty.is_drafted) == ((), full(), False)
@@ -121,7 +121,7 @@ def test_group_on_a_rank_without_its_layers_keeps_its_spec() -> None:
 
 
 def test_hidden_states_of_several_blocks_have_groups_of_their_own() -> None:
-    """Without other layers, hidden states keep their blocks."""
+    """Without other layers, hidden states keep their blocks, each in a group of its own."""
     groups = grouped(hidden(), hidden("b", tokens_per_block=32))
 
     assert [group.tokens_per_block for group in groups] == [16, 32]

@@ -1,4 +1,4 @@
-"""Laws of merging: which layers have one spec, and which share one table."""
+"""Laws of merging: which layers can have one spec, and which can share one table."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ RING = RingState(name="ring", tokens_per_block=8, num_kv_heads=1, head_size=64, 
     ],
 )
 def test_alike_layers_have_one_spec(specs: tuple[LayerSpec, ...], one: LayerSpec) -> None:
-    """The one spec is the first layer's, with what any of them records."""
+    """The merged spec is the first layer's, with what any of the layers records."""
     assert merged(specs) == one
 
 
@@ -100,7 +100,7 @@ def test_layers_that_differ_have_no_spec(first: LayerSpec, other: LayerSpec, fie
 
 
 def test_two_recorded_windows_are_a_conflict() -> None:
-    """Layers that keep all tokens cannot record two windows, whatever else differs."""
+    """Layers that keep all tokens cannot be merged with two recorded windows."""
     with pytest.raises(InvalidError) as refusal:
         merged((full(window_tokens=64), full("b", window_tokens=128, num_kv_heads=4)))
 
@@ -108,7 +108,7 @@ def test_two_recorded_windows_are_a_conflict() -> None:
 
 
 def test_retained_windows_of_two_sizes_have_no_spec() -> None:
-    """A retained window is part of what a layer is."""
+    """Layers with different retained windows cannot be merged."""
     with pytest.raises(InvalidError):
         merged((RETAINED, replace(RETAINED, retained_window_tokens=128)))
 
@@ -137,5 +137,5 @@ def test_retained_windows_of_two_sizes_have_no_spec() -> None:
 def test_layers_share_a_table_if_blocks_live_alike(
     specs: tuple[LayerSpec, ...], shares: bool
 ) -> None:
-    """A table is shared by layers whose blocks cover the same tokens for the same time."""
+    """Layers share a table if their blocks cover the same tokens for the same time."""
     assert share_table(specs) is shares

@@ -1,4 +1,4 @@
-"""Laws of packed groups: pages of any bytes in a block, cut so that groups take about as many."""
+"""Laws of packed groups: pages of any size share a block, and groups are cut to take about as many bytes."""
 
 from kvleased.planning.groups.packed_groups import packed_groups
 from tests.unit.service.planning.specs import (
@@ -20,12 +20,12 @@ def sizes(*groups: tuple[object, ...]) -> list[int]:
 
 
 def test_no_layers_make_no_packed_groups() -> None:
-    """There is nothing to cut."""
+    """Without layers there are no groups."""
     assert packed_groups(()) == ()
 
 
 def test_balanced_bucket_rules_how_others_are_cut() -> None:
-    """Latent layers with an index each stay together; windows are cut to as many repeats a group."""
+    """Latent layers stay together with their indexes, and windows are cut to groups with as many repeats."""
     pairs = [*times(latent(), 2), *times(latent("index", head_size=32), 2)]
 
     groups = packed_groups([*pairs, *times(latent_window(), 6)])
@@ -35,7 +35,7 @@ def test_balanced_bucket_rules_how_others_are_cut() -> None:
 
 
 def test_longer_group_is_taken_where_fewer_repeats_are_missing() -> None:
-    """Among the possible sizes the one with the fewest missing repeats wins, and then the largest."""
+    """Of the possible sizes, the one with the fewest missing repeats is taken, and among those the largest."""
     pairs = [*times(latent(), 2), *times(latent("index", head_size=32), 2)]
 
     groups = packed_groups([*pairs, *times(latent_window(), 4)])
@@ -44,7 +44,7 @@ def test_longer_group_is_taken_where_fewer_repeats_are_missing() -> None:
 
 
 def test_largest_size_wins_where_as_many_repeats_are_missing() -> None:
-    """Two groups of two or one of three: both miss one repeat."""
+    """If two groups of two and one group of three both miss one repeat, the larger group is taken."""
     pairs = [*times(latent(), 2), *times(latent("index", head_size=32), 2)]
 
     groups = packed_groups([*pairs, *times(latent_window(), 3)])
@@ -53,7 +53,7 @@ def test_largest_size_wins_where_as_many_repeats_are_missing() -> None:
 
 
 def test_longest_bucket_of_several_pages_stays_whole() -> None:
-    """The repeats of one bucket with several page sizes are the least that a group may have."""
+    """If a bucket has several page sizes, its repeats are the fewest that a group may have."""
     pairs = [latent(), latent("index", head_size=32)]
     windows = [*times(window(), 3), *times(window("small", num_kv_heads=1), 3)]
 
@@ -61,7 +61,7 @@ def test_longest_bucket_of_several_pages_stays_whole() -> None:
 
 
 def test_windows_are_cut_to_the_anchor_where_nothing_is_balanced() -> None:
-    """A group of windows takes no more bytes of a block than the largest group that must be."""
+    """A group of windows takes no more bytes of a block than the largest group that cannot be cut."""
     groups = packed_groups([*times(full(), 2), *times(window(num_kv_heads=1), 9)])
 
     assert sizes(*groups) == [2, 3, 3, 3]
@@ -69,14 +69,14 @@ def test_windows_are_cut_to_the_anchor_where_nothing_is_balanced() -> None:
 
 
 def test_states_are_cut_to_single_layers_beside_a_small_anchor() -> None:
-    """A state takes few blocks of a request, so that its groups may be many."""
+    """A state takes few blocks of a request, so that it may have many groups."""
     groups = packed_groups([*times(states(shapes=((4, 4096),)), 3), *times(full(), 2)])
 
     assert sizes(*groups) == [1, 1, 1, 2]
 
 
 def test_windows_of_several_pages_are_all_placed() -> None:
-    """Where a bucket has fewer repeats than groups, it is cut between all of them and no layer is lost."""
+    """A bucket with fewer repeats than groups is cut between all of them, and no layer is lost."""
     windows = [*times(window(), 3), window("small", num_kv_heads=1)]
 
     groups = packed_groups([latent(), *windows])
@@ -85,14 +85,14 @@ def test_windows_of_several_pages_are_all_placed() -> None:
 
 
 def test_full_bucket_of_uneven_pages_stays_whole() -> None:
-    """Without repeats there is nowhere to cut."""
+    """A bucket without repeats cannot be cut."""
     layers = [*times(full(), 3), full("small", num_kv_heads=1), window(head_size=8)]
 
     assert sizes(*packed_groups(layers)) == [4, 1]
 
 
 def test_hidden_states_follow_alone() -> None:
-    """Each layer of hidden states is a group with its own page."""
+    """Each layer of hidden states is a group with a page of its own."""
     layers = (full(), window(num_kv_heads=1), *times(hidden(), 2))
 
     groups = grouped(*layers, layout="BLHNC")

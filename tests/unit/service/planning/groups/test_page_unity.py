@@ -1,4 +1,4 @@
-"""Laws of page unity: pages become as large as the largest, by longer blocks where exact, else by padding."""
+"""Laws of page unity: pages grow to the largest, by longer blocks if that is exact, and else by padding."""
 
 from itertools import chain
 
@@ -20,7 +20,7 @@ from tests.unit.service.planning.specs import (
 
 
 def test_smaller_page_takes_a_longer_block_where_that_is_exact() -> None:
-    """Half the heads, twice the tokens."""
+    """A page with half the heads gets twice the tokens."""
     groups = grouped(full(), window(num_kv_heads=1))
 
     assert [group.tokens_per_block for group in groups] == [16, 32]
@@ -37,7 +37,7 @@ def test_smaller_page_takes_a_longer_block_where_that_is_exact() -> None:
     ],
 )
 def test_other_pages_are_padded(layer: LayerSpec) -> None:
-    """A page that does not divide the largest is padded, and so is every state's."""
+    """A page that does not divide the largest is padded; a state's page is always padded."""
     groups = grouped(full(num_kv_heads=4), layer)
 
     assert [group.bytes_per_page for group in groups] == [16384, 16384]
@@ -45,14 +45,14 @@ def test_other_pages_are_padded(layer: LayerSpec) -> None:
 
 
 def test_padding_grows_with_a_longer_block() -> None:
-    """A padded page times n is the page of n times the tokens."""
+    """If a block gets n times the tokens, its padded page becomes n times as large."""
     groups = grouped(full(), window(num_kv_heads=1, head_size=32, bytes_per_page_padded=4096))
 
     assert (groups[1].tokens_per_block, groups[1].bytes_per_page) == (32, 8192)
 
 
 def test_aligned_page_grows_by_any_factor() -> None:
-    """Ten blocks' content may need less alignment than ten aligned pages; the page is padded to those then."""
+    """A longer block's aligned page may be smaller than as many aligned pages; then it is padded to those."""
     aligned = latent(head_size=584, tokens_per_block=64, page_multiple_bytes=576)
 
     groups = grouped(aligned, window(bytes_per_state_packed=11700))
@@ -61,7 +61,7 @@ def test_aligned_page_grows_by_any_factor() -> None:
 
 
 def test_latent_page_that_does_not_divide_is_refused() -> None:
-    """Kernels read latent pages without gaps; the refusal names both sizes."""
+    """Kernels read latent pages without gaps, so a page that would need padding is refused with both sizes."""
     with pytest.raises(InvalidError) as refusal:
         grouped(latent(head_size=96), window(), latent_window())
 
@@ -70,7 +70,7 @@ def test_latent_page_that_does_not_divide_is_refused() -> None:
 
 
 def test_windows_beside_latent_pages_may_keep_every_token_instead() -> None:
-    """Latent layers and plain windows can be one group with pages of their own."""
+    """Latent layers and plain windows can be one group with pages of their own, if windows keep every token."""
     (group,) = grouped(*times(latent(head_size=96), 2), window(), drafts_with_last_layer=True)
 
     assert [layer.bytes_per_page for layer in group.layers] == [1536, 1536, 8192]
@@ -87,7 +87,7 @@ def test_windows_beside_latent_pages_may_keep_every_token_instead() -> None:
     ],
 )
 def test_latent_page_stays_refused_beside_others(others: tuple[LayerSpec, ...]) -> None:
-    """Keeping every token is no way for layers that are not plain windows."""
+    """Layers that are not plain windows cannot keep every token, so the latent page is refused."""
     with pytest.raises(InvalidError) as refusal:
         grouped(latent(head_size=96), *others)
 
@@ -95,14 +95,14 @@ def test_latent_page_stays_refused_beside_others(others: tuple[LayerSpec, ...]) 
 
 
 def test_hidden_states_fill_pages_of_the_others() -> None:
-    """A hidden state's block is the largest divisor of the others' that fits a page."""
+    """The block of hidden states is the largest divisor of the others' blocks that fits a page."""
     *_, group = grouped(full(), window(), hidden(num_kv_heads=10))
 
     assert (group.tokens_per_block, group.bytes_per_page) == (8, 8192)
 
 
 def test_blocks_grow_until_a_hidden_state_fits() -> None:
-    """Where one token's hidden state is larger than a page, every other block is scaled; a state's page stays."""
+    """If one token's hidden state is larger than a page, all other blocks grow, and pages of states stay."""
     layers = (states(bytes_per_page_padded=8192), states("s"), full(), hidden(head_size=9000))
 
     groups = grouped(*layers)

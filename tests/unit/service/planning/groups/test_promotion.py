@@ -1,4 +1,4 @@
-"""Laws of promotion: a model that must be one group keeps every token of its windows."""
+"""Laws of promotion: in a model that must be one group, windows keep every token."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.unit.service.planning.specs import (
 
 
 def test_windows_are_promoted_beside_full_attention() -> None:
-    """A promoted window is full attention that records the window, in the full layers' blocks."""
+    """A promoted window is full attention that records its window, with the full layers' blocks."""
     (group,) = grouped(full(), window(tokens_per_block=32, retained_tokens=3), one_group=True)
 
     assert group.layers == (full(window_tokens=128),) * 2
@@ -30,7 +30,7 @@ def test_chunks_are_promoted_beside_full_attention() -> None:
 
 
 def test_latent_windows_are_promoted_to_latent_attention() -> None:
-    """A latent window has no field that a promoted layer lacks, so that the model plans."""
+    """A promoted latent window has all fields of a latent layer, so the model can be planned."""
     (group,) = grouped(latent(head_size=96), latent_window(is_replayed=True), one_group=True)
 
     assert group.layers[1] == latent(window_tokens=128)
@@ -38,7 +38,7 @@ def test_latent_windows_are_promoted_to_latent_attention() -> None:
 
 
 def test_windows_keep_their_blocks_where_full_layers_disagree() -> None:
-    """Without one block of all full layers there is none to take over."""
+    """If full layers have different blocks, a window has none to take over, and promotion fails."""
     with pytest.raises(InvalidError) as refusal:
         grouped(full(), full("b", tokens_per_block=32), window(), one_group=True)
 
@@ -46,7 +46,7 @@ def test_windows_keep_their_blocks_where_full_layers_disagree() -> None:
 
 
 def test_padding_grows_with_a_promoted_block() -> None:
-    """Padding that held a smaller block's content must hold the larger block's."""
+    """Padding for a smaller block's content grows with the promoted block."""
     padded = window(tokens_per_block=8, bytes_per_page_padded=5000)
 
     (group,) = grouped(full(), padded, one_group=True)
@@ -70,7 +70,7 @@ def test_layers_without_a_common_table_are_refused(layers: tuple[LayerSpec, ...]
 
 
 def test_replicated_attention_is_promoted_apart() -> None:
-    """Layers that every context rank keeps whole cannot share a table with those that are split."""
+    """Layers that every context rank keeps whole cannot share a table with layers that are split."""
     replicated = (window(is_context_sharded=False), full("b", is_context_sharded=False))
 
     groups = grouped(full(), full("c"), *replicated, one_group=True)

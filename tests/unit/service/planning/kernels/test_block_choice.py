@@ -1,4 +1,4 @@
-"""Laws of the block that layers of different kinds can share: its page holds the largest of them, and little more."""
+"""Laws of the block that layers of different kinds share: its page holds the largest of them, with little waste."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_block_of_a_known_hybrid() -> None:
 def test_attention_page_holds_the_state(
     names: list[str], tokens: int, per_token: int, state: int, is_latent: bool
 ) -> None:
-    """Both pages are then equal, the block is no smaller than it was, and a larger one suits all backends."""
+    """Both pages are equal; the block is no shorter than before, and a longer one suits all backends."""
     backends = [BACKENDS[name] for name in names]
 
     blocks = hybrid_blocks(
@@ -56,7 +56,7 @@ def test_attention_page_holds_the_state(
 
 
 def test_state_that_fills_a_page_needs_no_padding() -> None:
-    """Where a state is just as large as the page, it stays as it is."""
+    """A state that fills a page exactly is not padded."""
     blocks = hybrid_blocks(
         [BACKENDS["FLASH_ATTN"]], tokens_per_block=16, bytes_per_token=100, bytes_per_state=3200
     )
@@ -65,14 +65,14 @@ def test_state_that_fills_a_page_needs_no_padding() -> None:
 
 
 def test_model_without_states_keeps_its_block() -> None:
-    """A state of no bytes changes nothing."""
+    """Without bytes of states, the block stays as it is."""
     blocks = hybrid_blocks([], tokens_per_block=16, bytes_per_token=100, bytes_per_state=0)
 
     assert (blocks.tokens_per_block, blocks.state_bytes_per_page_padded) == (16, None)
 
 
 def test_block_that_another_backend_cannot_use_is_refused() -> None:
-    """A backend that wants blocks of 16 itself does not follow when a state needs larger ones."""
+    """If a backend reads only blocks of 16 and a state needs larger ones, the plan is refused."""
     with pytest.raises(InvalidError, match="CPU_MLA") as refusal:
         hybrid_blocks(
             [BACKENDS["FLASH_ATTN"], BACKENDS["CPU_MLA"]],
@@ -94,7 +94,7 @@ def test_block_that_another_backend_cannot_use_is_refused() -> None:
 def test_quantised_page_holds_what_is_not_quantised(
     name: str, tokens: int, per_token: int, factor: int, state: int
 ) -> None:
-    """It has room for the least block that the backend reads of the other layers, and for a state."""
+    """A quantised page has room for a state, and for the other layers' smallest block that the backend reads."""
     backend = BACKENDS[name]
     least = min(backend.exact_tokens + backend.multiples_tokens)
 
@@ -124,7 +124,7 @@ def test_quantised_page_holds_what_is_not_quantised(
 def test_largest_block_within_a_page(
     exact: tuple[int, ...], multiples: tuple[int, ...], page: int, tokens: int
 ) -> None:
-    """With 1024 bytes a token, the largest block that is read and fits."""
+    """The largest block is the longest that the backend reads and the page holds, at 1024 bytes a token."""
     backend = BackendInputs(name="b", exact_tokens=exact, multiples_tokens=multiples)
 
     assert (

@@ -1,4 +1,4 @@
-"""Laws of kernel blocks: all backends of a group read the size, and no state of a compressed layer is cut or lost."""
+"""Laws of kernel blocks: all backends of a group read them, and no state of a compressed layer is cut or lost."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def exactly(*tokens: int) -> BackendInputs:
 
 
 def multiples(*tokens: int) -> BackendInputs:
-    """Return a backend that reads all multiples."""
+    """Return a backend that reads all multiples of these sizes."""
     return BackendInputs(name="multiples", multiples_tokens=tokens)
 
 
@@ -52,7 +52,7 @@ def full(tokens: int = 128, backend: str = "") -> FullAttention:
 
 
 def compressed(tokens: int, per_state: int) -> MLA:
-    """Return a layer that keeps one state of several tokens."""
+    """Return a layer that keeps one state for several tokens."""
     return MLA(
         name="compressed",
         head_size=132,
@@ -75,7 +75,7 @@ def tensor(group: int = 0, *, is_packed: bool = False) -> TensorPlan:
 
 
 def test_layers_backends_are_each_taken_once_and_a_given_one_goes_first() -> None:
-    """A caller's description of a backend takes the place of ours; layers that name none have none."""
+    """A caller's description of a backend replaces ours, and a layer without a backend adds none."""
     given = BackendInputs(name="FLASHMLA", exact_tokens=(32,))
     layers = [full(backend="FLASHMLA"), full(), full(backend="CPU_MLA"), full(backend="FLASHMLA")]
 
@@ -94,7 +94,7 @@ def test_layers_backends_are_each_taken_once_and_a_given_one_goes_first() -> Non
     ],
 )
 def test_backend_that_cannot_be_asked_is_refused(given: list[BackendInputs], rule: str) -> None:
-    """A backend is described with positive sizes before a layer names it."""
+    """A backend that layers name must be described with positive sizes."""
     with pytest.raises(InvalidError) as refusal:
         backends_of([full(backend="MINE")], given)
 
@@ -116,7 +116,7 @@ def test_backend_that_cannot_be_asked_is_refused(given: list[BackendInputs], rul
 def test_backend_reads_what_it_declares(
     backend: BackendInputs, tokens: int, is_accepted: bool, is_supported: bool
 ) -> None:
-    """A kernel reads its sizes and multiples; a block may be larger, unless the backend wants it whole."""
+    """A kernel reads its sizes and multiples; a longer block is supported unless the backend wants it whole."""
     assert accepts(backend, tokens) == is_accepted
     assert supports_block(backend, tokens) == is_supported
 
@@ -134,12 +134,12 @@ def test_backend_reads_what_it_declares(
 def test_preferred_block_is_the_default_or_the_least_that_suits_all(
     backends: list[BackendInputs], tokens: int
 ) -> None:
-    """Nobody chose: 16 tokens, or what the backends can all use."""
+    """By default a block has 16 tokens, or the fewest that all backends can use."""
     assert preferred_block(backends) == tokens
 
 
 def test_no_preferred_block_is_a_refusal() -> None:
-    """A backend that wants blocks of 16 itself, and one that wants multiples of 32, share none; both are named."""
+    """A backend of blocks of 16 only and one of multiples of 32 share no block; the refusal names both."""
     with pytest.raises(
         InvalidError, match=r"CPU_MLA reads 16; CPU_ATTN reads multiples of 32"
     ) as no:
@@ -161,7 +161,7 @@ def test_no_preferred_block_is_a_refusal() -> None:
 def test_kernel_block_is_the_block_or_its_largest_part(
     tokens: int, names: list[str], kernel_tokens: int
 ) -> None:
-    """A block that all read is not split; else the largest part that all read is taken."""
+    """A block that all backends read stays whole; else the largest part that all read is taken."""
     assert common_kernel_tokens(tokens, known(*names)) == kernel_tokens
 
 
@@ -169,7 +169,7 @@ def test_kernel_block_is_the_block_or_its_largest_part(
 def test_kernel_block_is_read_by_all_and_keeps_all_states(
     tokens: int, names: list[str], per_state: int
 ) -> None:
-    """PR 43988: what is chosen divides the block, all backends read it, and its states are those of the block."""
+    """PR 43988: the kernel block divides the block, all backends read it, and it has whole states of the block."""
     layer, backends = compressed(tokens, min(per_state, tokens)), known(*names)
     try:
         kernel_tokens = common_kernel_tokens(tokens, backends, [layer])
@@ -183,7 +183,7 @@ def test_kernel_block_is_read_by_all_and_keeps_all_states(
 
 
 def test_part_without_a_state_is_not_chosen() -> None:
-    """PR 43988: 64 tokens divide a block of 256, but hold no state of 128 tokens; the refusal says what would do."""
+    """PR 43988: 64 tokens divide a block of 256 but hold no state of 128; the refusal names what does."""
     with pytest.raises(InvalidError) as refusal:
         common_kernel_tokens(256, known("FLASHINFER"), [compressed(256, 128)])
 
@@ -206,7 +206,7 @@ def test_part_without_a_state_is_not_chosen() -> None:
 def test_refused_block_comes_with_those_next_to_it(
     tokens: int, backends: list[BackendInputs], advice: str
 ) -> None:
-    """Whatever is advised would be accepted."""
+    """A block that a refusal advises is accepted."""
     with pytest.raises(InvalidError, match=advice) as refusal:
         common_kernel_tokens(tokens, backends)
 
@@ -216,7 +216,7 @@ def test_refused_block_comes_with_those_next_to_it(
 
 
 def test_group_of_recurrent_or_packed_layers_is_not_split() -> None:
-    """A state is whole; where other pages lie between blocks, each layer is mapped on its own."""
+    """Recurrent states are never split, nor blocks with other pages between, where each layer is mapped alone."""
     state = StateSpace(name="s", shapes=((4,),), dtypes=("uint8",), tokens_per_block=544)
     backends = known("FLASHINFER")
 
@@ -226,7 +226,7 @@ def test_group_of_recurrent_or_packed_layers_is_not_split() -> None:
 
 
 def test_groups_take_their_own_tensors_and_backends() -> None:
-    """A group that keeps nothing between steps is passed over; the others are asked one by one."""
+    """A group that keeps nothing between steps is skipped, and each other group has its own kernel block."""
     encoder = EncoderOnly(
         name="e", num_kv_heads=1, head_size=8, dtype="float16", tokens_per_block=64
     )
@@ -239,7 +239,7 @@ def test_groups_take_their_own_tensors_and_backends() -> None:
 
 
 def test_backend_of_fixed_sizes_spaces_blocks_by_its_largest() -> None:
-    """Pages of neighbouring blocks are then whole kernel blocks apart, unless the layer says how far."""
+    """Blocks lie a multiple of the backend's largest size apart, unless the layer gives its own multiple."""
     spec = full()
 
     spaced = with_backend_stride(spec, BACKENDS["FLASHINFER"])
@@ -257,5 +257,5 @@ def test_backend_of_fixed_sizes_spaces_blocks_by_its_largest() -> None:
 
 
 def test_known_backends_declare_something() -> None:
-    """A backend that is known by name says what it reads."""
+    """Each backend that is known by name declares sizes."""
     assert all(min(sizes_of(backend)) > 0 for backend in BACKENDS.values())

@@ -1,4 +1,4 @@
-"""Laws of kernels: they count blocks whole or in equal parts, and every page of a plan can be viewed."""
+"""Laws of kernels: they read blocks whole or in equal parts, and every page of a plan can be viewed."""
 
 import dataclasses
 
@@ -52,24 +52,24 @@ def counted(group: GroupPlan) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("backend", ["", "any16"])
 def test_block_that_kernels_read_stays_whole(backend: str) -> None:
-    """A kernel that reads the block, or that is not known, counts it as one."""
+    """A kernel that reads the whole block, or that is not known, counts it as one kernel block."""
     layer = dataclasses.replace(FULL, backend=backend)
 
     assert counted(planned(layer).groups[0]) == (128, 1, 1)
 
 
 def test_state_stays_whole() -> None:
-    """A recurrent state is no sequence of tokens, so that nothing can be cut."""
+    """A recurrent state is not a sequence of tokens, so its block is not cut."""
     assert counted(planned(STATE).groups[0]) == (128, 1, 1)
 
 
 def test_dense_block_is_counted_in_parts() -> None:
-    """Where pages follow each other, so do the parts of the next block."""
+    """If pages follow each other without gaps, the next block's parts follow at once."""
     assert counted(planned(FULL, layout="LBHNC").groups[0]) == (64, 2, 2)
 
 
 def test_compressed_block_is_counted_through_its_neighbours() -> None:
-    """Rows of a compressed layer go on through other pages, so that the next block is more parts away."""
+    """A compressed layer's parts go on through other pages, so the next block begins more parts away."""
     made = planned(LATENT, dataclasses.replace(LATENT, name="n"))
 
     assert made.bytes_per_block == 4096
@@ -77,7 +77,7 @@ def test_compressed_block_is_counted_through_its_neighbours() -> None:
 
 
 def test_block_with_other_pages_between_is_not_cut() -> None:
-    """Parts of heads cannot be counted over other layers' pages; the refusal names the block that can be read."""
+    """If other layers' pages lie between, parts of heads cannot be counted; the refusal names a readable block."""
     with pytest.raises(InvalidError) as refusal:
         planned(FULL, dataclasses.replace(FULL, name="g"))
 
@@ -86,7 +86,7 @@ def test_block_with_other_pages_between_is_not_cut() -> None:
 
 
 def test_layers_that_would_count_differently_are_not_cut() -> None:
-    """Layers that share a table must count its blocks alike."""
+    """Layers that share a table but would count its blocks differently are refused."""
     wide = dataclasses.replace(LATENT, name="n", head_size=128, block_stride_multiple_bytes=2048)
 
     with pytest.raises(InvalidError) as refusal:
@@ -98,7 +98,7 @@ def test_layers_that_would_count_differently_are_not_cut() -> None:
 
 @pytest.mark.parametrize("layout", ["BLHNC", "LBHNC"])
 def test_page_off_its_elements_is_refused(layout: str) -> None:
-    """A page whose padding ends within an element could not be viewed, and is refused before it is allocated."""
+    """A page whose padding ends within an element cannot be viewed, and is refused before it is allocated."""
     odd = dataclasses.replace(FULL, backend="", bytes_per_page_padded=4097)
 
     with pytest.raises(InvalidError) as refusal:
@@ -108,7 +108,7 @@ def test_page_off_its_elements_is_refused(layout: str) -> None:
 
 
 def test_state_off_its_elements_is_refused() -> None:
-    """Each tensor of a state must start at an element of its own type."""
+    """A state with a tensor that does not start at an element of its own type is refused."""
     odd = StateSpace(name="s", shapes=((1,), (4,)), dtypes=("bfloat16", "float32"))
 
     with pytest.raises(InvalidError) as refusal:

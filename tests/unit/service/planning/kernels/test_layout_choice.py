@@ -34,7 +34,7 @@ def window(**fields: Any) -> SlidingWindow:
 
 @given(st.lists(DECLARED, max_size=4))
 def test_candidates_are_read_by_all_backends(declared: list[list[Layout] | None]) -> None:
-    """A layout is a candidate just if every backend that says anything reads it."""
+    """A layout is a candidate if every backend that declares layouts reads it."""
     said = [set(layouts) for layouts in declared if layouts is not None]
     shared = set.intersection(*said) if said else set(Layout)
     if not shared:
@@ -50,7 +50,7 @@ def test_candidates_are_read_by_all_backends(declared: list[list[Layout] | None]
 
 
 def test_backends_of_one_mind_decide_the_order() -> None:
-    """Equal declarations are kept as they are; silence counts for nothing."""
+    """Equal declarations keep their order; backends without a declaration do not count."""
     wish = [Layout.LHBNC, Layout.LBHNC]
 
     assert common_layouts([wish, None, wish]) == tuple(wish)
@@ -58,7 +58,7 @@ def test_backends_of_one_mind_decide_the_order() -> None:
 
 
 def test_what_most_backends_put_first_goes_first() -> None:
-    """Backends that differ vote; where votes are equal, layers outermost come before blocks."""
+    """Backends that differ vote; if votes are equal, layers outermost come before blocks."""
     declared = [
         [Layout.LBHNC, Layout.LBNHC],
         [Layout.LBNHC, Layout.LBHNC],
@@ -70,7 +70,7 @@ def test_what_most_backends_put_first_goes_first() -> None:
 
 
 def test_backend_that_reads_no_layout_is_refused() -> None:
-    """An empty declaration is one, and leaves nothing."""
+    """A backend that declares no layout at all leaves no candidate."""
     with pytest.raises(InvalidError, match="none"):
         common_layouts([[]])
 
@@ -87,7 +87,7 @@ def test_backend_that_reads_no_layout_is_refused() -> None:
 def test_request_goes_before_preference_and_that_before_order(
     requested: str, preferred: str, layout: Layout
 ) -> None:
-    """What somebody asked for is taken if it is possible."""
+    """A request goes before a preference, and that before the candidates' order."""
     choice = choose_layout([full()], [None], requested=requested, preferred=preferred)
 
     assert choice.layout == layout
@@ -95,7 +95,7 @@ def test_request_goes_before_preference_and_that_before_order(
 
 
 def test_preference_gives_way_and_request_is_refused() -> None:
-    """A connector's wish that no backend reads is dropped; a setting that cannot be is an error."""
+    """A preferred layout that no backend reads is dropped; a requested one is refused."""
     reads = [[Layout.LBNHC]]
 
     assert choose_layout([full()], reads, preferred="BLHNC").layout == Layout.LBNHC
@@ -106,7 +106,7 @@ def test_preference_gives_way_and_request_is_refused() -> None:
 
 @pytest.mark.parametrize("where", ["requested", "preferred"])
 def test_unknown_layout_is_refused(where: str) -> None:
-    """Even a preference has to be a layout."""
+    """An unknown layout is refused, even as a preference."""
     with pytest.raises(InvalidError) as refusal:
         choose_layout([full()], [None], **{where: "XYZ"})
 
@@ -114,7 +114,7 @@ def test_unknown_layout_is_refused(where: str) -> None:
 
 
 def test_layers_of_different_shape_need_whole_pages() -> None:
-    """Layouts that take pages apart hold layers of one shape only, even where pages have equal bytes."""
+    """Layouts that take pages apart hold layers of one shape only, even if pages have equal bytes."""
     reads = [[Layout.LHBNC, Layout.LBHNC]]
     same_page = full(num_kv_heads=4, head_size=128)
 
@@ -126,7 +126,7 @@ def test_layers_of_different_shape_need_whole_pages() -> None:
 
 
 def test_layers_that_only_some_ranks_split_need_blocks_outermost() -> None:
-    """Pages that differ by rank lie in one block; candidates are shown before that."""
+    """Layers that only some ranks split need blocks outermost; candidates are shown from before that rule."""
     layers = [full(), window(is_context_sharded=False)]
 
     choice = choose_layout(layers, [None])
@@ -138,7 +138,7 @@ def test_layers_that_only_some_ranks_split_need_blocks_outermost() -> None:
 
 
 def test_layers_that_do_not_differ_in_page_or_have_no_slots_are_free() -> None:
-    """Equal pages, and rings that have no slots, ask for no blocks outermost."""
+    """Equal pages, and rings, which have no slots, do not need blocks outermost."""
     equal = window(num_kv_heads=8, is_context_sharded=False)
     ring = RingState(
         name="ring",
@@ -154,7 +154,7 @@ def test_layers_that_do_not_differ_in_page_or_have_no_slots_are_free() -> None:
 
 
 def test_ranks_must_have_the_same_candidates() -> None:
-    """A rank that reads other layouts, or likes them in another order, is refused."""
+    """Ranks with other candidates, or with the same in another order, are refused."""
     for others in ([Layout.LBHNC], [*reversed(LAYOUTS_BY_DEFAULT)]):
         with pytest.raises(InvalidError) as refusal:
             choose_layout([full()], [None], of_other_ranks=[LAYOUTS_BY_DEFAULT, others])

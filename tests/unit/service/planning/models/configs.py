@@ -1,4 +1,4 @@
-"""Own how tests get at configs: the fixtures by name, with fields changed, or a small one from its fields."""
+"""Read configs for tests: fixtures by name, with fields changed, or small configs from their fields."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def changed(config: dict[str, Any], **changes: object) -> str:
 def layers(
     text: str, kv_dtype: str = "", *, ranks: int = 1, mode: str = "none", tokens: int = 16
 ) -> tuple[LayerSpec, ...]:
-    """Return the layers of a config on one of so many tensor ranks, each checked."""
+    """Return the layers of a config on one of so many tensor ranks, and check each."""
     found = layers_of(
         text,
         kv_dtype,

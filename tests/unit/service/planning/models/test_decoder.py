@@ -1,4 +1,4 @@
-"""Laws of plain decoders: attention over all tokens, windows and chunks is planned, everything else refused."""
+"""Laws of plain decoders: attention over all tokens, windows and chunks is planned, and the rest refused."""
 
 import json
 from collections import Counter
@@ -48,7 +48,7 @@ def test_llama_8b_is_planned_to_known_numbers() -> None:
 def test_ways_to_say_full_attention_are_understood(
     changes: dict[str, object], num_kv_heads: int, head_size: int
 ) -> None:
-    """Defaults of the config format are its own, and a window that never cuts is none."""
+    """A config's missing fields have the format's defaults, and a window that never cuts is none."""
     layer = layers(text(**changes))[0]
 
     assert isinstance(layer, FullAttention)
@@ -60,7 +60,7 @@ def test_ways_to_say_full_attention_are_understood(
 
 
 def test_values_may_have_heads_of_their_own() -> None:
-    """Where the config says v_head_dim, V takes that many elements."""
+    """If the config has v_head_dim, V has that many elements."""
     layer = layers(text(v_head_dim=64))[0]
 
     assert isinstance(layer, FullAttention)
@@ -87,7 +87,7 @@ def test_values_may_have_heads_of_their_own() -> None:
 def test_windows_are_where_the_architecture_has_them(
     fixture: str, num_sliding: int, window_tokens: int | None
 ) -> None:
-    """As many layers keep a window as the architecture or the config's list says, and it is the config's."""
+    """The architecture or the config's list decides which layers keep a window, and the config how long it is."""
     sliding = [item for item in layers(config_text(fixture)) if isinstance(item, SlidingWindow)]
 
     assert len(sliding) == num_sliding
@@ -114,7 +114,7 @@ def test_windows_are_where_the_architecture_has_them(
     ],
 )
 def test_ways_to_say_windows_are_understood(config: dict[str, Any], kinds: str) -> None:
-    """The layers that keep a window are those that the config says in its own words."""
+    """The layers that keep a window are those that the config names in its own words."""
     found = layers(
         text(num_hidden_layers=4, sliding_window=64, max_position_embeddings=128, **config)
     )
@@ -147,7 +147,7 @@ def test_ways_to_say_windows_are_understood(config: dict[str, Any], kinds: str) 
 def test_decoders_have_the_heads_of_their_architecture(
     fixture: str, num_layers: int, num_kv_heads: int, head_size: int
 ) -> None:
-    """Every layer keeps K and V of all tokens, with the heads that the model has."""
+    """Every layer keeps K and V of all tokens, with the model's heads."""
     found = Counter(layers(config_text(fixture), "bfloat16"))
 
     expected = FullAttention(
@@ -176,7 +176,7 @@ def test_decoders_have_the_heads_of_their_architecture(
 def test_heads_that_are_not_shared_are_as_many_as_heads(
     fixture: str, changes: dict[str, Any], num_kv_heads: int
 ) -> None:
-    """Where an architecture's own switch is off, there are as many heads of K and V as of Q."""
+    """If an architecture's own switch is off, there are as many heads of K and V as of Q."""
     layer = layers(config_text(fixture, **changes))[0]
 
     assert isinstance(layer, FullAttention)
@@ -184,7 +184,7 @@ def test_heads_that_are_not_shared_are_as_many_as_heads(
 
 
 def test_gemma4_has_heads_of_two_sizes() -> None:
-    """Layers that see all tokens have larger heads, and fewer where K stands for V."""
+    """Layers that see all tokens have larger heads, and fewer of them if K stands for V."""
     config = {
         "model_type": "gemma4_text",
         "dtype": "bfloat16",
@@ -203,7 +203,7 @@ def test_gemma4_has_heads_of_two_sizes() -> None:
 
 
 def test_gemma4_says_heads_layer_by_layer_as_well() -> None:
-    """What Transformers writes in per_layer_config goes before what published configs say of all layers."""
+    """per_layer_config, as Transformers writes it, goes before what published configs say of all layers."""
     config = {
         "model_type": "gemma4_text",
         "dtype": "bfloat16",
@@ -217,7 +217,7 @@ def test_gemma4_says_heads_layer_by_layer_as_well() -> None:
 
 
 def test_layers_that_share_leave_at_least_one_that_keeps() -> None:
-    """As many sharing layers as layers is a contradiction."""
+    """A config with as many sharing layers as layers is refused."""
     with pytest.raises(InvalidError, match="num_kv_shared_layers") as refusal:
         layers(
             changed(LLAMA, model_type="gemma3n_text", num_hidden_layers=5, num_kv_shared_layers=5)
@@ -227,7 +227,7 @@ def test_layers_that_share_leave_at_least_one_that_keeps() -> None:
 
 
 def test_llama4_keeps_all_tokens_where_positions_are_not_rotary() -> None:
-    """A list of layers that are rotary goes before every fourth, and must be as long as the model is deep."""
+    """A list of rotary layers goes before the rule of every fourth, and must be as long as the model is deep."""
     config = {
         "model_type": "llama4_text",
         "dtype": "bfloat16",
@@ -275,7 +275,7 @@ def test_llama4_keeps_all_tokens_where_positions_are_not_rotary() -> None:
     ],
 )
 def test_other_models_are_refused_with_a_way_out(changes: dict[str, object], meaning: str) -> None:
-    """What is not plain attention is refused by name, and the refusal says how to give layers by hand."""
+    """A model that is not plain attention is refused by name, and the refusal says how to give layers by hand."""
     with pytest.raises(InvalidError, match=meaning) as refusal:
         layers(text(**changes))
 
@@ -286,13 +286,13 @@ def test_other_models_are_refused_with_a_way_out(changes: dict[str, object], mea
 
 
 def test_unknown_name_is_refused_with_the_nearest_ones() -> None:
-    """A name that is spelt wrong is refused with those that are known and most like it."""
+    """An unknown name is refused with the known names that are most like it."""
     with pytest.raises(InvalidError, match="set model_type to that, such as qwen3 or"):
         layers(text(model_type="quen3"))
 
 
 def test_class_stands_for_the_name() -> None:
-    """A config without model_type is read as what its class is of."""
+    """A config without model_type goes by its class."""
     config = config_text("dbrx")
 
     assert layers(config_text("dbrx", model_type=None), "bfloat16") == layers(config, "bfloat16")
@@ -311,7 +311,7 @@ def test_class_stands_for_the_name() -> None:
 def test_no_heads_are_not_as_good_as_none_given(
     fixture: str, changes: dict[str, Any], field: str
 ) -> None:
-    """A 0 is a mistake, which is refused with the field, its value and both bounds."""
+    """A number of heads of 0 is refused with the field, its value and both bounds."""
     with pytest.raises(InvalidError, match="is 0, but it must be from 1 to") as refusal:
         layers(config_text(fixture, **changes))
 
@@ -332,7 +332,7 @@ def test_no_heads_are_not_as_good_as_none_given(
 def test_heads_that_the_class_has_of_its_own_must_be_said(
     fixture: str, changes: dict[str, Any], field: str
 ) -> None:
-    """Where none given does not mean as many as of Q, the number must be in the config."""
+    """If the class has a number of its own, a config without heads of K and V is refused."""
     with pytest.raises(InvalidError) as refusal:
         layers(config_text(fixture, **changes))
 
@@ -340,7 +340,7 @@ def test_heads_that_the_class_has_of_its_own_must_be_said(
 
 
 def test_window_of_null_is_not_the_class_default() -> None:
-    """A window that is null is none, so that a list which has windows is refused."""
+    """A window of null means no window, so a list of layers with windows is refused."""
     config = json.loads(config_text("gpt-oss-20b")) | {"sliding_window": None}
     listed = json.dumps(config)
     unlisted = json.dumps({name: item for name, item in config.items() if name != "layer_types"})
@@ -360,7 +360,7 @@ def test_window_of_null_is_not_the_class_default() -> None:
     ],
 )
 def test_missing_fields_are_named(name: str) -> None:
-    """What a decoder's layers need and the config does not say is named, with a way out."""
+    """A field that the decoder needs and the config lacks is named, with a way out."""
     with pytest.raises(InvalidError, match=name) as refusal:
         layers(text(**{name: None}))
 
@@ -369,7 +369,7 @@ def test_missing_fields_are_named(name: str) -> None:
 
 
 def test_chunks_are_as_the_list_says() -> None:
-    """A layer that the list calls chunked keeps the chunk that the config says, once that field is its own."""
+    """A layer that the list calls chunked keeps the config's own chunk."""
     found = layers(
         changed(
             LLAMA,

@@ -1,4 +1,4 @@
-"""Laws of encoders: a decoder keeps the encoder's output beside its own tokens, an encoder alone keeps nothing."""
+"""Laws of encoders: a decoder keeps the encoder's output beside its own tokens; an encoder alone keeps nothing."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.unit.service.planning.models.configs import config_text, layers
 def test_decoders_keep_tokens_and_the_encoders_output(
     fixture: str, ranks: int, num_layers: int, num_kv_heads: int
 ) -> None:
-    """Each layer of the decoder keeps both, with the decoder's heads."""
+    """Each layer of the decoder keeps its tokens and the encoder's output, with the decoder's heads."""
     found = layers(config_text(fixture), "bfloat16", ranks=ranks)
 
     assert [layer.kind for layer in found] == ["full_attention", "cross_attention"] * num_layers
@@ -30,14 +30,14 @@ def test_decoders_keep_tokens_and_the_encoders_output(
 
 
 def test_t5_decoder_is_as_deep_as_its_encoder_unless_said() -> None:
-    """num_layers stands for both."""
+    """Without num_decoder_layers, num_layers is the depth of both."""
     text = config_text("flan-t5-xl", num_decoder_layers=None, num_layers=3)
 
     assert len(layers(text)) == 2 * 3
 
 
 def test_encoder_decoder_of_another_name_is_refused() -> None:
-    """What says decoder_layers need not be laid out as BART is."""
+    """An unknown architecture with decoder_layers is refused, since it may not be laid out as BART is."""
     with pytest.raises(InvalidError, match="unheard_of") as refusal:
         layers(config_text("bart-large", model_type="unheard_of"))
 
@@ -58,12 +58,12 @@ def test_encoder_decoder_of_another_name_is_refused() -> None:
 def test_longest_encoder_input_is_the_configs(
     fixture: str, changes: dict[str, Any], encoder_tokens: int | None
 ) -> None:
-    """Positions of the encoder limit its input; relative ones do so only where the config says it."""
+    """The encoder's positions limit its input; with relative positions only the config can."""
     assert model_facts(config_text(fixture, **changes)).encoder_tokens_max == encoder_tokens
 
 
 def test_encoder_keeps_nothing() -> None:
-    """BERT is refused with why, not with a way to plan it."""
+    """BERT is refused with the reason, and without a way to plan it."""
     with pytest.raises(InvalidError, match="bert is an encoder") as refusal:
         layers(config_text("bert-base"), "float32")
 
@@ -71,14 +71,14 @@ def test_encoder_keeps_nothing() -> None:
 
 
 def test_encoder_that_is_a_decoder_is_planned() -> None:
-    """BERT with is_decoder set generates, and keeps K and V."""
+    """BERT with is_decoder generates, so it keeps K and V."""
     found = layers(config_text("bert-base", is_decoder=True), "float32")
 
     assert [layer.kind for layer in found] == ["full_attention"] * 12
 
 
 def test_facts_are_what_the_config_says() -> None:
-    """A report names the class, the rule, the positions, the weights' type, the depth and the encoder's input."""
+    """The facts are class, rule, positions, the weights' type, depth and the encoder's longest input."""
     facts = model_facts(config_text("whisper-large-v3"))
 
     assert facts.architecture == "WhisperForConditionalGeneration"
@@ -88,7 +88,7 @@ def test_facts_are_what_the_config_says() -> None:
 
 
 def test_facts_that_a_config_does_not_say_are_empty() -> None:
-    """Without architectures the model_type stands for them; positions and the weights' type may be unknown."""
+    """Without architectures the model_type takes their place; positions and the weights' type may be unknown."""
     facts = model_facts('{"model_type": "mamba", "n_layer": 4}')
 
     assert (facts.architecture, facts.family, facts.dtype) == ("mamba", "mamba_1", "")

@@ -1,4 +1,4 @@
-"""Laws of latent attention: one vector a token on every rank, packed as the kernels of its family read it."""
+"""Laws of latent attention: each rank keeps one vector a token, packed as the family's kernels read it."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ from tests.unit.service.planning.models.configs import config_text, layers
     ],
 )
 def test_latent_is_the_same_on_every_rank(fixture: str, num_layers: int) -> None:
-    """512 elements and 64 rotary ones of 2 bytes, whatever the number of ranks."""
+    """A latent has 512 elements and 64 rotary ones of 2 bytes, whatever the number of ranks."""
     one, eight = layers(config_text(fixture)), layers(config_text(fixture), ranks=8)
 
     assert one == eight
@@ -38,7 +38,7 @@ def test_latent_is_the_same_on_every_rank(fixture: str, num_layers: int) -> None
 def test_latent_takes_the_bytes_of_its_packing(
     kv_dtype: str, bytes_per_token: int, packed_format: str
 ) -> None:
-    """Each cache type of latents has its bytes a token."""
+    """Each cache type of latents has its own bytes per token."""
     layer = layers(config_text("deepseek-v3"), kv_dtype)[0]
 
     assert isinstance(layer, MLA)
@@ -58,7 +58,7 @@ def test_latent_takes_the_bytes_of_its_packing(
 def test_cache_types_that_latents_cannot_have_are_refused(
     fixture: str, kv_dtype: str, changes: dict[str, Any]
 ) -> None:
-    """A cache type is refused where it is not made for the model's latents."""
+    """A cache type that is not made for the model's latents is refused."""
     with pytest.raises(InvalidError, match=kv_dtype) as refusal:
         layers(config_text(fixture, **changes), kv_dtype)
 
@@ -75,7 +75,7 @@ def test_cache_types_that_latents_cannot_have_are_refused(
     ],
 )
 def test_sparse_attention_has_an_indexer_beside_it(kv_dtype: str, bytes_per_token: int) -> None:
-    """V3.2 keeps latents and 132 bytes of the indexer's key a token, in blocks of at least 64."""
+    """V3.2 keeps latents and 132 bytes a token for the indexer's key, in blocks of at least 64."""
     attention, indexer = layers(config_text("deepseek-v3.2"), kv_dtype)[:2]
 
     assert isinstance(indexer, MLA)
@@ -99,7 +99,7 @@ def test_sparse_attention_has_an_indexer_beside_it(kv_dtype: str, bytes_per_toke
 def test_layers_that_reuse_a_selection_have_no_indexer(
     changes: dict[str, Any], leading: list[int]
 ) -> None:
-    """Only a layer that selects tokens itself keeps the keys to do so."""
+    """Only a layer that selects tokens itself keeps the keys for that."""
     text = config_text("deepseek-v3.2", model_type="glm_moe_dsa", num_hidden_layers=8, **changes)
 
     found = layers(text)
@@ -121,7 +121,7 @@ def test_plain_deepseek_v4_has_pages_of_multiples_of_512() -> None:
 
 
 def test_deepseek_v4_understands_both_ways_to_say_compression() -> None:
-    """Kinds of layer and ratios say the same."""
+    """A config with kinds of layer and one with ratios give the same layers."""
     kinds = {
         0: "sliding_attention",
         4: "compressed_sparse_attention",
@@ -155,7 +155,7 @@ def test_deepseek_v4_understands_both_ways_to_say_compression() -> None:
 def test_deepseek_v4_that_is_not_known_is_refused(
     changes: dict[str, Any], complaint: str, rule: str
 ) -> None:
-    """Another compression or another head is refused with what is known."""
+    """Another compression or another head is refused with the known ones."""
     with pytest.raises(InvalidError, match=complaint) as refusal:
         layers(config_text("deepseek-v4-flash", **changes))
 

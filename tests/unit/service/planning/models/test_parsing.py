@@ -1,4 +1,4 @@
-"""Laws of reading a config.json: a model inside a model stands for the whole, and what is no config is refused."""
+"""Laws of reading a config.json: a model inside a model stands for the whole, and malformed configs are refused."""
 
 import json
 import subprocess
@@ -53,20 +53,20 @@ from tests.unit.service.planning.models.configs import LLAMA, changed, config_te
     ],
 )
 def test_malformed_config_is_refused(text: str, complaint: str) -> None:
-    """Text that is no usable config is refused with what is wrong, whatever it is."""
+    """Any text that is no usable config is refused with the reason."""
     with pytest.raises(InvalidError, match=complaint):
         layers(text)
 
 
 def test_missing_object_is_named() -> None:
-    """A config that lacks an object which others have inside says which one."""
+    """A config that lacks an object which others have is refused with the object's name."""
     with pytest.raises(InvalidError, match="linear_attn_config"):
         Config(fields={}).inner("linear_attn_config")
 
 
 @pytest.mark.parametrize("name", ["text_config", "language_config", "llm_config", "thinker_config"])
 def test_model_inside_a_model_stands_for_the_whole(name: str) -> None:
-    """The decoder of a multimodal model is planned, with the dtype that only the whole says."""
+    """A multimodal model's decoder is planned, with the dtype from the whole config."""
     inner = {field: value for field, value in LLAMA.items() if field != "torch_dtype"}
     whole = {"model_type": "some_vlm", "torch_dtype": "float16", "hidden_size": 1, name: inner}
 
@@ -76,14 +76,14 @@ def test_model_inside_a_model_stands_for_the_whole(name: str) -> None:
 
 
 def test_model_inside_two_models_is_found() -> None:
-    """A thinker's text model is the one that keeps K and V."""
+    """The text model of a thinker is found, as it is what keeps K and V."""
     whole = {"model_type": "omni", "thinker_config": {"text_config": LLAMA}}
 
     assert layers(json.dumps(whole)) == layers(json.dumps(LLAMA))
 
 
 def test_inner_model_has_the_name_that_the_whole_implies() -> None:
-    """A text_config without model_type is what the whole always has inside."""
+    """A text_config without model_type has the type that the whole model always has inside."""
     inner = {"num_hidden_layers": 12, "hidden_size": 2560, "sliding_window": 1024}
     named = inner | {"model_type": "gemma3_text"}
     whole = {"model_type": "gemma3", "dtype": "bfloat16"}
@@ -94,7 +94,7 @@ def test_inner_model_has_the_name_that_the_whole_implies() -> None:
 
 
 def test_defaults_of_inner_models_are_not_those_of_whole_ones() -> None:
-    """A text_config may leave out what its class says; a whole config that does has lost it."""
+    """A text_config may leave out its class's defaults; a whole config that leaves them out is refused."""
     inner = {"model_type": "llama", "torch_dtype": "float16"}
 
     assert len(layers(json.dumps({"text_config": inner}))) == 32
@@ -122,7 +122,7 @@ def test_defaults_of_inner_models_are_not_those_of_whole_ones() -> None:
 def test_shape_is_not_left_to_a_class_that_is_of_another_one(
     outer: dict[str, object], inner: dict[str, object], field: str
 ) -> None:
-    """Depth, heads and widths come from the config, and the refusal has the whole path."""
+    """Depth, heads and widths must come from the config; the refusal has the whole path of a missing field."""
     with pytest.raises(InvalidError, match=f"lacks the field '{field}'") as refusal:
         layers(json.dumps(outer | {"text_config": inner, "dtype": "bfloat16"}))
 
@@ -137,38 +137,38 @@ def test_shape_is_not_left_to_a_class_that_is_of_another_one(
     ],
 )
 def test_model_inside_that_is_missing_is_named(model_type: str, field: str) -> None:
-    """A model that always holds another one and does not is refused with where that should be."""
+    """If a model lacks the inner model that it always has, the refusal says where that should be."""
     with pytest.raises(InvalidError, match=f"lacks the field '{field}'"):
         layers(json.dumps({"model_type": model_type, "dtype": "bfloat16"}))
 
 
 def test_class_of_the_text_model_alone_is_known() -> None:
-    """Gemma3ForCausalLM is the text model of Gemma 3."""
+    """The class Gemma3ForCausalLM means the text model of Gemma 3."""
     named = config_text("gemma3-1b")
 
     assert layers(config_text("gemma3-1b", model_type=None)) == layers(named)
 
 
 def test_byte_order_mark_is_no_part_of_a_config() -> None:
-    """What some editors put before the text is passed over."""
+    """A byte order mark before the text, which some editors write, is skipped."""
     assert layers("\ufeff" + json.dumps(LLAMA)) == layers(json.dumps(LLAMA))
 
 
 def test_wrong_type_is_refused_with_the_value() -> None:
-    """The refusal has the field, what is there, and what should be."""
+    """The refusal has the field, its value, and the type that it should have."""
     with pytest.raises(InvalidError, match='is "32", but it must be an integer from 1 to 4096'):
         layers(changed(LLAMA, num_hidden_layers="32"))
 
 
 def test_switches_count_as_no_number() -> None:
-    """A field that is false is as good as left out, a field that is true no number."""
+    """A field that is false counts as left out; a field that is true is refused as a number."""
     assert Config(fields={"sliding_window": False}).optional_count("sliding_window") is None
     with pytest.raises(InvalidError, match="must be an integer"):
         Config(fields={"sliding_window": True}).optional_count("sliding_window")
 
 
 def test_layers_that_are_only_listed_are_counted() -> None:
-    """A config that lists its layers need not count them."""
+    """A config that lists its layers need not say how many there are."""
     assert parsed('{"layers_block_type": ["mamba", "mlp"]}').num_layers == 2
 
 
@@ -186,7 +186,7 @@ def test_layers_that_are_only_listed_are_counted() -> None:
 def test_dtype_is_the_models_unless_given(
     changes: dict[str, object], kv_dtype: str, dtype: str
 ) -> None:
-    """The cache has the model's element type unless it is given its own."""
+    """The cache has the model's element type unless another is given."""
     layer = layers(changed(LLAMA, **changes), kv_dtype)[0]
 
     assert isinstance(layer, AttentionSpec)
@@ -208,7 +208,7 @@ def test_dtype_is_the_models_unless_given(
 def test_cache_types_take_the_bytes_that_they_are_known_for(
     kv_dtype: str, quantisation: str, bytes_per_token: int
 ) -> None:
-    """Each name of a cache type is a quantisation, and its bytes are those of the golden vectors' layers."""
+    """Each name of a cache type has its quantisation, with the bytes of the golden vectors' layers."""
     layer = layers(json.dumps(LLAMA), kv_dtype)[0]
 
     assert isinstance(layer, AttentionSpec)
@@ -224,7 +224,7 @@ def test_cache_types_take_the_bytes_that_they_are_known_for(
     ],
 )
 def test_cache_types_that_heads_cannot_have_are_refused(kv_dtype: str, rule: str) -> None:
-    """A cache type is refused where it does not exist or is made for latents."""
+    """A cache type that does not exist, or is made for latents, is refused."""
     with pytest.raises(InvalidError, match=kv_dtype) as refusal:
         layers(json.dumps(LLAMA), kv_dtype)
 
@@ -241,7 +241,7 @@ def test_cache_types_that_heads_cannot_have_are_refused(kv_dtype: str, rule: str
     ],
 )
 def test_heads_are_shared_by_ranks(ranks: int, num_kv_heads: int) -> None:
-    """Ranks share heads evenly; where they are more than heads, each keeps one, as all copies together know."""
+    """Ranks share heads evenly; if there are more ranks than heads, each rank keeps one head."""
     layer = layers(json.dumps(LLAMA), ranks=ranks)[0]
 
     assert isinstance(layer, AttentionSpec)
@@ -256,7 +256,7 @@ def test_heads_are_shared_by_ranks(ranks: int, num_kv_heads: int) -> None:
     ],
 )
 def test_ranks_that_do_not_divide_heads_are_refused(ranks: int, nearest: tuple[int, int]) -> None:
-    """A split that leaves ranks with different parts is refused with the nearest ones that do not."""
+    """A split that gives ranks different parts is refused with the nearest numbers that do not."""
     wanted = " or ".join(f"tensor_ranks={number}" for number in nearest)
     with pytest.raises(InvalidError, match=wanted) as refusal:
         layers(json.dumps(LLAMA), ranks=ranks)
@@ -266,7 +266,7 @@ def test_ranks_that_do_not_divide_heads_are_refused(ranks: int, nearest: tuple[i
 
 
 def test_reading_a_config_loads_neither_torch_nor_transformers() -> None:
-    """The daemon plans from configs, and must never load torch."""
+    """The daemon plans from configs, so reading one must not load torch."""
     code = (
         "import sys; from kvleased.planning.models import layers_of; "
         "layers_of(sys.argv[1]); "
@@ -279,5 +279,5 @@ def test_reading_a_config_loads_neither_torch_nor_transformers() -> None:
 
 
 def test_defaults_are_one_rank_and_blocks_of_16() -> None:
-    """Without more, a model is planned for one rank, in blocks of 16 tokens."""
+    """By default a model is planned for one rank, in blocks of 16 tokens."""
     assert layers_of(json.dumps(LLAMA)) == layers(json.dumps(LLAMA), ranks=1, tokens=16)

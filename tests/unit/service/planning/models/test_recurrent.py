@@ -1,4 +1,4 @@
-"""Laws of recurrent layers: states of their architecture's shapes, shared by ranks, in pages like attention's."""
+"""Laws of recurrent layers: states have their architecture's shapes, shared by ranks, in pages like attention's."""
 
 import json
 from collections import Counter
@@ -57,7 +57,7 @@ def test_states_have_the_shapes_of_their_architecture(
     num_attention: int,
     shapes: tuple[tuple[int, ...], ...],
 ) -> None:
-    """As many layers keep a state as the config says, of the shapes that one rank has."""
+    """As many layers keep a state as the config says, with the shapes of one rank."""
     found = layers(config_text(fixture), ranks=ranks)
 
     states = Counter(layer.shapes for layer in found if isinstance(layer, StateSpace))
@@ -71,7 +71,7 @@ def test_states_have_the_shapes_of_their_architecture(
     ["jamba-v0.1", "bamba-9b", "zamba2-2.7b", "falcon-h1-7b", "lfm2-1.2b", "minimax-text-01"],
 )
 def test_pages_of_all_layers_are_equal(fixture: str, mode: str) -> None:
-    """A hybrid model's layers share one pool, because the block grows until attention's page holds a state."""
+    """A hybrid model's layers share one pool, as the block grows until attention's page holds a state."""
     found = layers(config_text(fixture), mode=mode)
 
     assert len({layer.bytes_per_page for layer in found}) == 1
@@ -79,7 +79,7 @@ def test_pages_of_all_layers_are_equal(fixture: str, mode: str) -> None:
 
 
 def test_block_of_a_newest_state_is_the_longest_request() -> None:
-    """Where only the newest state is kept no prefix is found by it: its block is longer than any request."""
+    """If only the newest state is kept, a block is longer than any request, and no prefix is found by it."""
     assert {state.tokens_per_block for state in states_of(config_text("jamba-v0.1"))} == {262144}
     assert {state.tokens_per_block for state in states_of(config_text("mamba-2.8b"))} == {2**20}
 
@@ -95,7 +95,7 @@ def test_block_of_a_newest_state_is_the_longest_request() -> None:
 def test_speculative_tokens_have_states_of_their_own(
     fixture: str, first_shape: tuple[int, ...], num_speculative_blocks: int
 ) -> None:
-    """Each token that may be taken back makes the convolution's input longer and takes a block more."""
+    """Each token that may be taken back lengthens the convolution's input and takes one more block."""
     found = layers_of(config_text(fixture), engine=EngineInputs(lookahead_tokens=2))
 
     state = next(layer for layer in found if isinstance(layer, StateSpace))
@@ -114,7 +114,7 @@ def test_speculative_tokens_have_states_of_their_own(
 def test_states_have_the_element_type_that_the_config_says(
     changes: dict[str, Any], dtypes: tuple[str, str]
 ) -> None:
-    """A config may keep states wider than the rest of the model."""
+    """A config may keep states in a wider type than the rest of the model."""
     state = states_of(config_text("qwen3-next-80b", **changes))[0]
 
     assert state.dtypes == dtypes
@@ -150,12 +150,12 @@ def test_states_have_the_element_type_that_the_config_says(
     ],
 )  # fmt: skip
 def test_other_ways_to_say_the_same_give_the_same(fixture: str, changes: dict[str, Any]) -> None:
-    """What a config leaves to a rule is what published ones say."""
+    """A config that leaves a field to its class's rule gives the same layers as published ones that have it."""
     assert layers(config_text(fixture, **changes)) == layers(config_text(fixture))
 
 
 def test_nemotron_pattern_and_list_say_the_same() -> None:
-    """A pattern of letters and a list of words describe the same layers, feed-forward ones keep nothing."""
+    """A pattern of letters and a list of words give the same layers; feed-forward layers keep nothing."""
     words = {"M": "mamba", "*": "attention", "-": "mlp"}
     pattern = json.loads(config_text("nemotron-h-8b"))["hybrid_override_pattern"]
     listed = config_text(
@@ -169,13 +169,13 @@ def test_nemotron_pattern_and_list_say_the_same() -> None:
 
 
 def test_kimi_without_its_linear_attention_is_told_where_that_belongs() -> None:
-    """The refusal names the field that published configs have."""
+    """The refusal names the field that published configs have for it."""
     with pytest.raises(InvalidError, match="lacks the field 'linear_attn_config'"):
         layers(config_text("kimi-linear-48b", linear_attn_config=None))
 
 
 def test_granite_without_mamba_needs_no_shape_of_it() -> None:
-    """A Granite hybrid whose layers are all attention is plain."""
+    """A Granite hybrid with attention in all layers is planned like a plain model."""
     text = config_text("granite-4.0-h-small", layer_types=["attention"] * 40, mamba_n_heads=None)
 
     assert {layer.kind for layer in layers(text)} == {"full_attention"}
@@ -252,7 +252,7 @@ def test_granite_without_mamba_needs_no_shape_of_it() -> None:
 def test_lists_of_layers_that_contradict_are_refused(
     fixture: str, changes: dict[str, Any], complaint: str, rule: str
 ) -> None:
-    """A list that is missing, too short or of other kinds is refused with what it says."""
+    """A list that is missing, too short or of unknown kinds is refused with its content."""
     with pytest.raises(InvalidError, match=complaint) as refusal:
         layers(config_text(fixture, **changes))
 
@@ -272,7 +272,7 @@ def test_lists_of_layers_that_contradict_are_refused(
 def test_ranks_that_do_not_divide_a_state_are_refused(
     fixture: str, ranks: int, complaint: str
 ) -> None:
-    """What cannot be shared evenly is named."""
+    """A dimension of a state that ranks cannot share evenly is named."""
     with pytest.raises(InvalidError, match=complaint) as refusal:
         layers(config_text(fixture), ranks=ranks)
 
@@ -280,6 +280,6 @@ def test_ranks_that_do_not_divide_a_state_are_refused(
 
 
 def test_more_groups_than_ranks_are_shared_evenly() -> None:
-    """Six groups on four ranks would leave ranks with different parts."""
+    """Six groups on four ranks are refused, as ranks would have different parts."""
     with pytest.raises(InvalidError, match="groups of Mamba: 6"):
         layers(config_text("mamba-codestral-7b", n_groups=6), ranks=4)

@@ -1,4 +1,4 @@
-"""Laws of pipeline stages: every layer is in one, in order, and stages differ by one layer at most."""
+"""Laws of pipeline stages: each layer is in one stage, in order, and stages differ by at most one layer."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from tests.unit.service.planning.models.configs import config_text, layers
 
 
 def named(*names: str) -> tuple[LayerSpec, ...]:
-    """Return layers of these names."""
+    """Return layers with these names."""
     return tuple(
         FullAttention(name=name, num_kv_heads=1, head_size=64, dtype="bfloat16") for name in names
     )
@@ -19,7 +19,7 @@ def named(*names: str) -> tuple[LayerSpec, ...]:
 
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_stages_are_even_and_in_order(num_layers: int, ranks: int) -> None:
-    """All layers are kept once, in order, by stages that differ by one layer at most."""
+    """Stages keep all layers once, in order, and differ by at most one layer."""
     model = named(*(f"layers.{index}.attn" for index in range(num_layers)))
     ranks = min(ranks, num_layers)
 
@@ -44,14 +44,14 @@ def test_stages_are_even_and_in_order(num_layers: int, ranks: int) -> None:
 def test_layers_left_over_go_before_the_last_stage(
     num_layers: int, ranks: int, sizes: list[int]
 ) -> None:
-    """The last stage has the head of the model besides, so it gets no layer more."""
+    """Layers left over go to stages before the last, which also has the model's head."""
     model = named(*(f"layers.{index}" for index in range(num_layers)))
 
     assert [len(stage) for stage in pipeline_stages(model, ranks)] == sizes
 
 
 def test_all_that_one_layer_keeps_stays_together() -> None:
-    """The indexer, the window and the states of a layer of DeepSeek V4 are on one stage."""
+    """The indexer, window and states of one DeepSeek V4 layer are on one stage."""
     stages = pipeline_stages(layers(config_text("deepseek-v4-flash")), 3)
 
     places = [{layer.name.split(".")[2] for layer in stage} for stage in stages]
@@ -61,7 +61,7 @@ def test_all_that_one_layer_keeps_stays_together() -> None:
 
 
 def test_layers_that_keep_nothing_count() -> None:
-    """Nemotron-H ends with feed-forward layers, which take their part of the last stage."""
+    """Layers that keep nothing count, such as the feed-forward layers at the end of Nemotron-H."""
     model = named("layers.0", "layers.2")
 
     assert [len(stage) for stage in pipeline_stages(model, 2, num_layers=6)] == [2, 0]
@@ -69,7 +69,7 @@ def test_layers_that_keep_nothing_count() -> None:
 
 
 def test_names_without_numbers_are_layers_of_their_own() -> None:
-    """Layers that were given by hand under any name are shared in the order given."""
+    """Layers given by hand under any name are shared in their order."""
     stages = pipeline_stages(named("first", "second.0", "third"), 3)
 
     assert [[layer.name for layer in stage] for stage in stages] == [
@@ -81,7 +81,7 @@ def test_names_without_numbers_are_layers_of_their_own() -> None:
 
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_stages_without_a_layer_are_refused(ranks: int) -> None:
-    """There is at least one stage, and no more than layers."""
+    """There must be at least one stage, and no more stages than layers."""
     with pytest.raises(InvalidError, match="from 1 to 2") as refusal:
         pipeline_stages(named("layers.0", "layers.1"), ranks)
 

@@ -1,4 +1,4 @@
-"""Laws of configs as Transformers writes them: they are planned as deep as the class says, with its defaults."""
+"""Laws of configs as Transformers writes them: they give the class's layers, with the class's defaults."""
 
 import json
 import logging
@@ -23,13 +23,13 @@ _NOT_IN_TRANSFORMERS = {
     *("minimax_text_01", "orion", "phi3_v", "phi4mm", "solar", "xverse"),
 }
 _SHAPES_THAT_DO_NOT_DIVIDE = {"glm4_moe", "glm4v_moe_text", "lfm2_moe", "qwen3_omni_moe_text"}
-"""Classes whose own defaults are no model: their published configs say the head size."""
+"""Classes whose defaults are no usable model: their published configs give the head size."""
 _KEEPS_NOTHING = {
     model_type for model_type, family in FAMILY_OF_TYPE.items() if family.__name__ == "encoder"
 }
 _WHOLE_MODELS = {"gemma3", "llava", "qwen2_audio", "voxtral"}
 _TURNED_INTO_LAYERS = {"full_attention_interval", "global_head_dim"}
-"""Fields that a class takes and does not keep; its layers show them."""
+"""Fields that a class accepts but does not keep; their effect shows in its layers."""
 _HAS_LAYERS_BY_RULE = (
     *("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma3n_text", "gpt_oss", "llama4_text"),
     *("olmo3", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
@@ -37,7 +37,7 @@ _HAS_LAYERS_BY_RULE = (
 
 
 def test_every_rule_that_has_architectures_is_one() -> None:
-    """Each name of a rule is that of a function, and no architecture has two of them."""
+    """Each rule's name is that of a function, and no architecture has two rules."""
     names = [model_type for types in TYPES_OF_FAMILY.values() for model_type in types]
 
     assert {family.__name__ for family in FAMILY_OF_TYPE.values()} == set(TYPES_OF_FAMILY)
@@ -69,7 +69,7 @@ def text_config(model_type: str) -> Any:
     ),
 )
 def test_configs_of_transformers_are_planned(model_type: str) -> None:
-    """A class's own defaults, written as Transformers writes them, give layers of sound specs."""
+    """A class's defaults, as Transformers writes them, give layers with valid specs."""
     config = AutoConfig.for_model(model_type)
 
     found = layers(config.to_json_string(use_diff=False), "bfloat16")
@@ -79,7 +79,7 @@ def test_configs_of_transformers_are_planned(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", _HAS_LAYERS_BY_RULE)
 def test_layers_by_rule_are_those_of_the_class(model_type: str) -> None:
-    """Where a config does not list its layers, they are of the kinds that the class gives them."""
+    """If a config does not list its layers, they have the kinds that its class gives them."""
     listed = json.loads(AutoConfig.for_model(model_type).to_json_string(use_diff=False))
     names = ("layer_types", "no_rope_layers")
     by_rule = {name: value for name, value in listed.items() if name not in names}
@@ -90,7 +90,7 @@ def test_layers_by_rule_are_those_of_the_class(model_type: str) -> None:
 
 
 def test_lengths_of_gemma4_heads_are_the_class() -> None:
-    """Layers that see all tokens have the heads that the class gives them."""
+    """Layers that see all tokens have the class's heads, with and without per_layer_config."""
     listed = json.loads(AutoConfig.for_model("gemma4_text").to_json_string(use_diff=False))
     published = {name: value for name, value in listed.items() if name != "per_layer_config"}
 
@@ -110,7 +110,7 @@ def test_lengths_of_gemma4_heads_are_the_class() -> None:
     ],
 )
 def test_defaults_are_those_of_the_classes(model_type: str, name: str, value: object) -> None:
-    """What a config may leave out is what its class has in that place."""
+    """A field that a config may leave out has its class's default."""
     assert getattr(text_config(model_type), name) == value
 
 
@@ -118,7 +118,7 @@ def test_defaults_are_those_of_the_classes(model_type: str, name: str, value: ob
 def test_heads_that_a_config_leaves_out_are_those_of_q_where_its_class_says_so(
     model_type: str,
 ) -> None:
-    """Only where the class has as many K and V heads as heads of Q may a config leave out how many."""
+    """A config may leave out its K and V heads only if its class then has as many as heads of Q."""
     config = text_config(model_type)
 
     number = getattr(config, "num_key_value_heads", None)

@@ -1,4 +1,4 @@
-"""Laws of models that golden vectors name: a config gives the very layers that the vector has."""
+"""Laws of models in golden vectors: a config gives exactly the vector's layers."""
 
 import json
 from collections import Counter
@@ -65,7 +65,7 @@ def vector(vector_id: str, suite: str = "planning") -> dict[str, Any]:
 
 
 def vector_layers(vector_id: str) -> list[LayerSpec]:
-    """Return the layers that all ranks of a vector keep, in the first rank's order, then the next one's."""
+    """Return the layers that all ranks of a vector keep: those of the first stage, then those of the next."""
     given = vector(vector_id)["input"]
     workers = given["workers"]
     stages = workers if given["config"]["pipeline_parallel_size"] > 1 else workers[:1]
@@ -75,7 +75,7 @@ def vector_layers(vector_id: str) -> list[LayerSpec]:
 
 
 def plain(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
-    """Return specs with every derived number written out, so that two ways to say the same are equal."""
+    """Return specs with every derived number written out, so that equal layers compare as equal."""
     return [_plain(spec) for spec in specs]
 
 
@@ -137,7 +137,7 @@ def test_config_gives_the_layers_of_its_vector(
 def test_config_gives_the_layers_of_a_vector_that_sorts_them(
     fixture: str, vector_id: str, mode: str, tokens: int
 ) -> None:
-    """A published config gives as many layers of each kind as the vector, which has one kind after the other."""
+    """A published config gives as many layers of each kind as a vector that lists one kind after the other."""
     found = layers(config_text(fixture), mode=mode, tokens=tokens)
 
     assert Counter(plain(found)) == Counter(plain(vector_layers(vector_id)))
@@ -157,7 +157,7 @@ def test_config_gives_the_layers_of_a_vector_that_sorts_them(
 def test_small_config_gives_the_layers_of_a_real_engine(
     model_type: str, vector_id: str, mode: str, tokens: int
 ) -> None:
-    """A config of the size of the vector's gives what a real engine made of such a model."""
+    """A config with the vector's sizes gives the layers that a real engine made of that model."""
     text = json.dumps({"model_type": model_type, "dtype": "bfloat16"} | TINY[model_type])
 
     found = layers(text, mode=mode, tokens=tokens)
@@ -166,7 +166,7 @@ def test_small_config_gives_the_layers_of_a_real_engine(
 
 
 def test_mamba2_states_of_a_real_engine_have_a_checkpoint() -> None:
-    """Beside the current state, the engine keeps one checkpoint of a prompt under way, wherever it lies."""
+    """The engine keeps the current state and one checkpoint of an unfinished prompt, at any token."""
     text = json.dumps({"model_type": "mamba2", "dtype": "bfloat16"} | TINY["mamba2"])
     found, expected = layers(text)[0], vector_layers("plan-190")[0]
 
@@ -177,7 +177,7 @@ def test_mamba2_states_of_a_real_engine_have_a_checkpoint() -> None:
 
 
 def test_mamba2_states_are_the_vectors() -> None:
-    """Mamba 2 alone has states of the vector's shapes, a block of the plan's tokens in mode align."""
+    """Mamba 2 alone has states of the vector's shapes, and in mode align the plan's block."""
     found = layers(config_text("mamba2-2.7b"), mode="align")
 
     expected = [replace(spec, num_speculative_blocks=0) for spec in _states("plan-119")]
@@ -196,7 +196,7 @@ def test_mamba2_states_are_the_vectors() -> None:
     ],
 )
 def test_hybrid_blocks_are_the_vectors(fixture: str, vector_id: str, ranks: int) -> None:
-    """States have the vector's shapes and padded page, and all layers its block."""
+    """States have the vector's shapes and padded page, and all layers have its block."""
     found = vector(vector_id, "kernel_blocks")
     given, expected = found["input"], found["expected"]
     changes = {"mamba_ssm_dtype": "bfloat16"} if fixture == "bamba-9b" else {}
