@@ -103,7 +103,7 @@ async def test_deleted_cache_tells_how_many_pins_ended_with_it(node: Node) -> No
 
 
 async def test_clear_takes_the_digest_that_lists_show(node: Node) -> None:
-    """A tenant whose name is no longer known can be cleared by its digest; any other digest is refused."""
+    """A tenant whose name is no longer known can be cleared by its digest; any other digest clears nothing."""
     async with node.life():
         await node.register()
         worker = await node.attach(tenant="acme")

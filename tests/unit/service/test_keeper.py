@@ -93,7 +93,7 @@ def test_memory_that_cannot_be_had_is_refused() -> None:
 
 
 def test_descriptors_arrive_closed_on_exec() -> None:
-    """A descriptor that is received is not inherited by children, and waiting can be refused."""
+    """A received descriptor is not inherited by children, and receiving without waiting is possible."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
         with pytest.raises(BlockingIOError):
@@ -206,13 +206,13 @@ class Movers:
         self.generations: list[int] = []
 
     def mover_came(self, role: str, sock: socket.socket, generation: int) -> None:
-        """Note it."""
+        """Note a mover's generation."""
         assert role == "mover"
         sock.close()
         self.generations.append(generation)
 
     def mover_died(self, role: str, generation: int) -> None:
-        """None dies here."""
+        """Ignore it: no mover dies here."""
 
 
 async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() -> None:

@@ -26,7 +26,7 @@ async def attach(node: Node, *, pid: int | None = None, **changes: str) -> Calle
 
 @asynccontextmanager
 async def registered(node: Node) -> AsyncIterator[None]:
-    """Let a daemon live that has the cache."""
+    """Run a daemon that has the cache."""
     async with node.life():
         await node.register()
         yield
@@ -78,7 +78,7 @@ async def test_magazine_needs_a_proof_of_death(node: Node) -> None:
 
 @pytest.mark.parametrize("name", ["m" * 129, "a\nb"], ids=["long", "unprintable"])
 async def test_name_of_a_magazine_is_checked(node: Node, name: str) -> None:
-    """A name is up to 128 printable characters."""
+    """A magazine's name has up to 128 printable characters."""
     async with registered(node):
         with pytest.raises(InvalidError, match="magazine"):
             await attach(node, magazine=name)

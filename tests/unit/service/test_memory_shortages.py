@@ -39,7 +39,7 @@ class Clock:
     seconds = 100.0
 
     def __call__(self) -> float:
-        """Return them."""
+        """Return the seconds."""
         return self.seconds
 
 

@@ -33,7 +33,7 @@ async def begun(node: Node) -> AsyncIterator[Any]:
 
 
 async def reserve(node: Node, worker: Caller, name: str, packed: bytes, num_tokens: int) -> int:
-    """Lease blocks; returns the lease."""
+    """Lease blocks and return the lease."""
     request = pb.ReserveRequest(request_id=name, keys=packed, num_tokens=num_tokens)
     return int((await node.ask("reserve", request, worker)).lease_id)
 

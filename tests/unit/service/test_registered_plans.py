@@ -26,7 +26,7 @@ _THOROUGH: Final = [pytest.param(part, marks=pytest.mark.thorough) for part in r
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Settings of a daemon that may promise more memory than there is: these caches end before it is filled."""
+    """Settings that allow more memory than there is: these caches are deleted before it is filled."""
     return Settings(
         runtime_dir=tmp_path, max_leases=8, memory_bytes_max=1 << 60, populate_chunk_bytes=MIB
     )

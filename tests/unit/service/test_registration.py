@@ -194,7 +194,7 @@ class TestStores:
     async def test_file_system_that_does_not_answer_holds_up_nobody(
         self, node: Node, monkeypatch: pytest.MonkeyPatch, breaks: str
     ) -> None:
-        """If the file system hangs, a registration with a disk store times out, and all other calls are answered."""
+        """If the file system hangs, a registration with a disk store is refused in time; other calls are answered."""
         node.settings = node.settings.model_copy(update={"disk_bytes_max": 0})
         has_hung, goes_on = threading.Event(), threading.Event()
 

@@ -14,7 +14,7 @@ from .conftest import Node
 
 
 class Looking:
-    """A search for silent workers by a clock of the test's own."""
+    """A search for silent workers by the test's own clock."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -206,7 +206,7 @@ class Keeper:
         self.names.add(name)
 
     def drop(self, name: str) -> None:
-        """Forget it."""
+        """Forget a name."""
         self.names.discard(name)
 
 

@@ -1,7 +1,7 @@
-"""Laws of what a tenant can learn from how its calls go: neither answer nor work tells whether another has a prompt.
+"""Laws of what a tenant can learn from its calls: neither answer nor work tells whether another tenant has a prompt.
 
-Work is counted, not timed: every line of the daemon's own that a call runs. What the clock says of the same is measured
-by `make bench ONLY=tenants`.
+Work is counted and not timed: it is every line of the daemon's own that a call runs. `make bench ONLY=tenants` measures
+the same by the clock.
 """
 
 import random

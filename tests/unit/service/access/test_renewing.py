@@ -208,7 +208,7 @@ def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certifi
 def test_start_with_a_certificate_out_of_date_is_told(
     certified: Certified, seconds_off: float
 ) -> None:
-    """The daemon serves with it, as local sockets need no certificate, and warns that clients will refuse it."""
+    """With a certificate out of date the daemon still starts, and warns that clients will refuse the certificate."""
     certified.moment += seconds_off
 
     assert certified.watch() == ["certificate_out_of_date"]

@@ -115,7 +115,7 @@ def test_setting_is_called_as_its_variable_is_written(
 def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All faults of a file are reported at once, with its path, so that one start is enough to mend it."""
+    """All faults of a file are reported at once, with its path."""
     file = tmp_path / "kvleased.toml"
     file.write_text(
         "max_leases = [1]\nruntime_dir = 5\nmax_lease = 1\n[tenants]\nchat.min_percent = {}\n"

@@ -644,7 +644,7 @@ def test_image_reaches_every_rank_that_keeps_it() -> None:
 def test_image_that_does_not_fit_writes_nothing(
     make: Callable[[], Memory], block: int, missing_bytes: int
 ) -> None:
-    """A block outside the pool, or one of a slot that is cut off, is not written."""
+    """A block outside the pool, or an image that is cut off, writes nothing."""
     memory = make()
     before = [device.copy() for device in memory.devices]
     image = np.zeros(memory.pools.image_bytes - missing_bytes, np.uint8)

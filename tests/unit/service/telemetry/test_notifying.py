@@ -39,7 +39,7 @@ class Heard(Notifier):
         self.words: list[bytes] = []
 
     def tell(self, what: bytes) -> None:
-        """Remember it."""
+        """Remember a word."""
         self.words.append(what)
 
 

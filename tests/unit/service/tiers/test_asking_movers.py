@@ -53,7 +53,7 @@ async def test_probe_ends_when_its_time_is_up(node: Node, ends: dict[str, socket
 
 
 async def test_probe_without_a_mover_ends_at_once(node: Node) -> None:
-    """Nobody waits for a mover that is not there."""
+    """A probe ends at once if its mover is not there."""
     node.tiers.probe(node.registry.cache("deep"), Probe(probe_id=9, labels=labels(1)))
 
     assert node.take() == [("deep", c.Probed(probe_id=9))]
@@ -144,7 +144,7 @@ async def test_core_forgets_a_disk_store_that_is_another_one(
 async def test_answers_for_deleted_caches_are_dropped(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """An answer for a cache that was deleted meanwhile is dropped."""
+    """Answers for a cache that was deleted meanwhile are dropped."""
     deep = node.registry.cache("deep")
     node.tiers.probe(deep, Probe(probe_id=1, labels=labels(1)))
     node.registry.drop_cache(deep)

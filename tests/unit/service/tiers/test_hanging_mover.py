@@ -89,7 +89,7 @@ async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> No
 async def test_mover_that_was_given_up_is_not_said_to_answer(
     node: Node, ends: dict[str, socket.socket], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A replaced mover ends the hang without a log line that it answered."""
+    """If a hanging mover is replaced, the hang ends without a log line that the mover answered."""
     assert ends
     _send(node, node.registry.cache("shallow"), 1, Direction.RELOAD)
     now = asyncio.get_running_loop().time()

@@ -193,7 +193,7 @@ async def test_tier_all_of_whose_slots_are_retired_is_degraded(node: Node, tier:
 async def test_remote_store_is_off_until_all_memory_of_a_cache_is_there(
     node: Node, ends: dict[str, socket.socket]
 ) -> None:
-    """Until then its mover has no pools of the cache, and would refuse the blocks of an earlier life."""
+    """Until all memory of a cache is there, the remote mover has no pools of it, so its remote store is off."""
     entry = cache_of(node.registry, "late", remote_bytes=1 << 20)
     entry.status = POPULATING
     node.tiers.introduce(entry)

@@ -37,7 +37,7 @@ def digests(keys: list[int]) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
 
 
 def test_ghost_finds_what_the_simulation_finds() -> None:
-    """A ghost that is fed keys one by one counts the hits of a simulation with the same policy, size and trace."""
+    """Fed with requests as they come, a ghost counts the hits of a simulation with its policy and size."""
     (expected,) = simulate(trace_of(REQUESTS), ["leaf-lru"], [200])
     ghosts = Ghosts(read_ghosts(["leaf-lru@200"]), num_blocks=16)
 

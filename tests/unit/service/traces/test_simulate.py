@@ -105,7 +105,7 @@ def test_every_policy_and_size_is_simulated_unless_named() -> None:
 
 
 def test_lru_is_leaf_first() -> None:
-    """"lru" means the daemon's own policy, "leaf-lru"; naming both simulates it once."""
+    """The name "lru" means the daemon's own policy, "leaf-lru"; naming both simulates it once."""
     requests = random_requests(3, num_requests=20, num_keys=10, longest=4)
 
     assert [one.policy for one in simulate(trace_of(requests), ["lru", "leaf-lru"], [4])] == [

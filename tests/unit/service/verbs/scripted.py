@@ -70,7 +70,7 @@ class ScriptedCore:
     magazines: tuple[Any, ...] = ()
 
     def list_waiting(self, after_id: int, limit: int, now: float) -> tuple[Any, ...]:
-        """Return the waiting calls behind an id."""
+        """Return the waiting calls after an id."""
         assert now > 0
         return tuple(one for one in self.waiting if one.call_id > after_id)[:limit]
 

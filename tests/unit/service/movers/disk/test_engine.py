@@ -435,7 +435,7 @@ def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) 
 
 
 def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
-    """A truncated file turns the store off without a crash; made longer again, it has all that was not cut off."""
+    """A truncated file turns the store off without a crash; filled up again, it has all that was not cut off."""
     pools = Pools()
     with _served(tmp_path / "disk", pools) as driver:
         _stored(driver)

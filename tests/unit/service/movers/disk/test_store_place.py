@@ -82,7 +82,7 @@ def test_store_takes_all_of_its_bytes_and_is_private(place: StorePlace, director
 @pytest.mark.parametrize("num_slots", [1, 2, 31, 32, 33, 1000])
 @pytest.mark.parametrize("bytes_per_slot", [1, 4095, 4096, 65_536])
 def test_store_takes_no_more_than_a_plan_counts(num_slots: int, bytes_per_slot: int) -> None:
-    """A store is no larger than plans count: a sector, and for each slot the sectors of its bytes."""
+    """A store is no larger than plans count: for each slot, a sector and the sectors of its bytes."""
     shape = replace(SHAPE, num_slots=num_slots, bytes_per_slot=bytes_per_slot)
 
     assert shape.file_bytes <= num_slots * (4096 + -(-bytes_per_slot // 4096) * 4096)
@@ -471,7 +471,7 @@ def test_process_serves_and_outlives_a_kill(directory: Path) -> None:
 
 @contextmanager
 def _process(settings_fd: int) -> Iterator[Driver]:
-    """Run a mover as the daemon starts it, and kill it."""
+    """Run a mover as the daemon starts it, and kill it at the end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     words = [sys.executable, "-m", "kvleased", "disk-mover", "--parent", str(os.getpid())]
     words += ["--settings-fd", str(settings_fd), "--link-fd", str(theirs.fileno())]

@@ -118,7 +118,7 @@ async def test_memory_that_nobody_waits_for_is_let_go_of(link: DeviceLink) -> No
     mover.answer(Allocated(number=asked.number, device_uuid="u", mapped_bytes=1), [read_end])
     os.close(read_end)
     async with asyncio.timeout(10):
-        # Nobody reads from a pipe all of whose reading ends are closed.
+        # Nobody reads from a pipe whose reading ends are all closed.
         while _is_read(write_end):  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.01)
 

@@ -47,7 +47,7 @@ def labels(names: list[int], *, tenant: int = 5) -> bytes:
 
 
 class Node:
-    """One node's pools, host slots of random bytes, and its remote mover's messages."""
+    """Hold one node's pools, host slots of random bytes, and its remote mover's messages."""
 
     def __init__(
         self,

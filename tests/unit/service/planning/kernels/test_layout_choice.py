@@ -70,7 +70,7 @@ def test_what_most_backends_put_first_goes_first() -> None:
 
 
 def test_backend_that_reads_no_layout_is_refused() -> None:
-    """A backend that declares no layout at all leaves no candidate."""
+    """An empty declaration of layouts leaves no candidate."""
     with pytest.raises(InvalidError, match="none"):
         common_layouts([[]])
 
