@@ -119,7 +119,7 @@ class ScriptedClient:
     counters = CACHE.counters
 
     def __init__(self, address: str | None, **_: object) -> None:
-        """Refuse one address."""
+        """Keep the address; calls at the address "full" are refused."""
         self.address = address
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class ScriptedClient:
         return (replace(INFO, cache=self.name),)
 
     def inspect(self, cache: str, what: str, *, limit: int = 0, after_id: int = 0) -> Inspection:
-        """Return a page of 300 leases, no pin, or one of anything else."""
+        """Return a page of 300 leases, an empty page of pins, or one entry of any other kind."""
         assert cache == "demo"
         if what in LISTS:
             return LISTS[what]
@@ -151,12 +151,12 @@ class ScriptedClient:
         return Inspection(num_total=300 if found else 0, leases=found)
 
     def evict(self, **asked: Any) -> Evicted:
-        """Evict all that was asked for."""
+        """Evict as many blocks as are asked for."""
         assert asked["cache"] == "demo"
         return Evicted(num_evicted=asked["num_blocks"], num_offloaded=1)
 
     def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
-        """Explain the lease; of another, everything was found."""
+        """Explain one lease; for any other, say that everything was found."""
         assert cache in {"", "demo"}
         return EXPLANATION if lease_id == EXPLANATION.lease_id else Explanation(lease_id=lease_id)
 
@@ -167,28 +167,28 @@ class ScriptedClient:
 
 @pytest.fixture(autouse=True)
 def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the commands talk to the scripted client."""
+    """Have the commands use the scripted client."""
     monkeypatch.setattr(connecting, "Client", ScriptedClient)
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command line."""
+    """Return the exit status, output and errors of a command line."""
     result = CliRunner(env={"COLUMNS": "200", **environment}).invoke(cli.app, arguments)
     return result.exit_code, result.stdout, result.stderr
 
 
 def rows(output: str) -> list[list[str]]:
-    """Return the cells of every line of a table; they are two spaces apart."""
+    """Return the cells of every line of a table whose cells are at least two spaces apart."""
     return [re.split(r" {2,}", line.strip()) for line in output.splitlines()]
 
 
 def words(output: str) -> list[str]:
-    """Return every line with one space between words, for a table whose cells are no further apart."""
+    """Return every line with single spaces between words, for a table whose cells are one space apart."""
     return [" ".join(line.split()) for line in output.splitlines()]
 
 
 def test_status_shows_pools_by_state() -> None:
-    """Caches, pools with every state that some block is in and what prefixes were worth, in tables."""
+    """The tables show the caches, each pool by the states of its blocks, and what prefixes were worth."""
     status, output, _ = run("status")
 
     assert status == 0
@@ -202,7 +202,7 @@ def test_status_shows_pools_by_state() -> None:
 
 @pytest.mark.parametrize("verb", ["waiting", "tenants", "magazines"])
 def test_lists_fit_the_terminal(verb: str) -> None:
-    """No number of a list is cut in a terminal of 80 columns."""
+    """In a list, no number is cut in a terminal of 80 columns."""
     _, output, _ = run(verb, COLUMNS="80")
 
     assert max(map(len, output.splitlines())) <= 80
@@ -212,7 +212,7 @@ def test_lists_fit_the_terminal(verb: str) -> None:
 @pytest.mark.parametrize("verb", ["status", "caches"])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
-    """With the longest name and large numbers no number is cut, and no line is wider than the terminal."""
+    """With the longest names and large numbers, no number is cut and no line is wider than the terminal."""
     pool = replace(POOL, num_blocks=123_456, free=123_456, quarantined=12_345)
     monkeypatch.setattr(ScriptedClient, "name", "n" * 63)
     monkeypatch.setattr(ScriptedClient, "pools", (pool, pool))
@@ -233,7 +233,7 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, col
 
 
 def test_longest_waiting_calls_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids as long as JSON carries, the longest words and a call of a large pool stand whole in 80 columns."""
+    """The longest ids and words, and a call of a large pool, are shown whole in 80 columns."""
     call = replace(
         WAITING, worker_id=2**53 - 1, priority="normal", position=4_096, num_blocks=123_456,
         available_blocks=1_234_567, reason="position", age_ms=599_999, left_ms=599_999,
@@ -249,7 +249,7 @@ def test_longest_waiting_calls_fit_the_terminal(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_longest_tenants_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside numbers of a large pool each tenant has its name, and every column its whole head, in 80 columns."""
+    """In 80 columns every tenant has its name and every column its whole head, also with a large pool's numbers."""
     blocks = dict.fromkeys(
         ("used_blocks", "held_blocks", "pinned_blocks", "min_blocks", "max_blocks", "pinned_blocks_max"), 12_345_678
     )  # fmt: skip
@@ -267,7 +267,7 @@ def test_longest_tenants_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker calls itself is shown as it is, and nothing that a terminal would obey."""
+    """The name that a worker gives itself is shown as it is, and never as something that a terminal would obey."""
     worker = replace(WORKER, worker_name="[/] [red]x", tenant="\x1b[2J")
     monkeypatch.setitem(LISTS, "workers", Inspection(num_total=1, workers=(worker,)))
 
@@ -278,20 +278,20 @@ def test_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_is_the_snapshot() -> None:
-    """Machines read the snapshot itself."""
+    """With --json, machines read the snapshot itself."""
     _, output, _ = run("status", "--json")
 
     assert json.loads(output) == json.loads(json.dumps(asdict(STATS)))
 
 
 def test_caches_shows_plans() -> None:
-    """The numbers of a plan, one row a cache."""
+    """The table has the numbers of each cache's plan in one row."""
     assert "4.00 KiB" in run("caches")[1]
     assert json.loads(run("caches", "--json")[1])[0]["plan"]["num_blocks"] == 64
 
 
 def test_caches_shows_lower_tiers() -> None:
-    """Whether a tier works, why not, and when it is written to."""
+    """The table says whether a tier works, if not why, and when blocks are written to it."""
     found = rows(run("caches")[1])
 
     assert ["demo", "host", "ready", "123,456", "98,765", "after-2-hits"] in found
@@ -299,7 +299,7 @@ def test_caches_shows_lower_tiers() -> None:
 
 
 def test_status_shows_stores_where_they_were_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came from a store stands beside what came from memory, but only where there was any."""
+    """Hits from a store are shown beside hits from memory, but only where there are any."""
     assert "disk" not in run("status")[1]
     monkeypatch.setattr(ScriptedClient, "counters", {"prefix_tokens_disk": 96})
 
@@ -309,7 +309,7 @@ def test_status_shows_stores_where_they_were_hit(monkeypatch: pytest.MonkeyPatch
 
 
 def test_status_of_all_tiers_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No number is cut in 80 columns; what was reloaded came from any tier."""
+    """With all tiers no number is cut in 80 columns; reloads from all tiers are counted together."""
     tokens = {f"prefix_tokens_{tier}": 12_345_678 for tier in ("device", "host", "disk", "remote")}
     reloads = {"reloads": 1_000_000, "disk_loads": 200_000, "remote_loads": 30_000}
     stores = {"disk_stores": 4_000_000, "remote_stores": 5_000_000}
@@ -324,7 +324,7 @@ def test_status_of_all_tiers_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_workers_are_a_table() -> None:
-    """Who uses a cache, with what an operator must know to detach it."""
+    """The table shows who uses a cache, and what an operator must know to detach a worker."""
     status, output, _ = run("workers")
 
     assert status == 0
@@ -333,7 +333,7 @@ def test_workers_are_a_table() -> None:
 
 
 def test_leases_tell_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks for who holds the blocks sees the tenant of each lease; long numbers are whole in 80 columns."""
+    """The table shows the tenant of each lease; long numbers are whole in 80 columns."""
     lease = replace(LEASE, lease_id=7_708_950_994_944_001, worker_id=7_708_950_994_944_002)
     monkeypatch.setitem(LISTS, "leases", Inspection(num_total=1, leases=(lease,)))
 
@@ -343,7 +343,7 @@ def test_leases_tell_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pins_tell_whose_and_how_old_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What holds blocks without any request can be found, with what ends it; an operator's may be of several."""
+    """The table shows whose each pin is, how old it is, and what ends it; an operator's may be of several tenants."""
     found = (
         PinInfo(pin_id=3, num_blocks=100, tenant="acme", age_ms=7_200_000),
         PinInfo(pin_id=4, num_blocks=1),
@@ -354,7 +354,7 @@ def test_pins_tell_whose_and_how_old_they_are(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_waiting_calls_are_a_table() -> None:
-    """Who waits for what, what there is of it, and how long the call has been and will be waiting."""
+    """The table shows who waits, for what, how much of it there is, and how long the call has waited and may wait."""
     status, output, _ = run("waiting")
 
     assert status == 0
@@ -363,7 +363,7 @@ def test_waiting_calls_are_a_table() -> None:
 
 
 def test_tenants_are_a_table() -> None:
-    """What each tenant has of a cache, what it may have, and what it is worth against the others."""
+    """The table shows what each tenant has of a cache, what it may have, and its share against the others."""
     status, output, _ = run("tenants")
 
     assert status == 0
@@ -373,7 +373,7 @@ def test_tenants_are_a_table() -> None:
 
 
 def test_list_tells_what_it_left_out() -> None:
-    """A list is put together from pages; where it ends at the limit, it says how much there is."""
+    """A list is read in pages; where it ends at the limit, it says how many entries there are."""
     _, output, _ = run("leases", "--limit", "299")
 
     assert "299 7 acme active 2 1,024 29 s" in words(output)
@@ -382,19 +382,19 @@ def test_list_tells_what_it_left_out() -> None:
 
 
 def test_empty_list_is_a_sentence() -> None:
-    """Where there is nothing, no table is drawn."""
+    """Where there is no entry, a sentence replaces the table."""
     assert run("pins", "--cache", "demo") == (0, "no pins\n", "")
 
 
 def test_nobody_waiting_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that wait are no things that there are none of."""
+    """Where no call waits, the sentence says so in words of its own."""
     monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=0))
 
     assert run("waiting", "--cache", "demo") == (0, "nothing waits\n", "")
 
 
 def test_explain_tells_every_run_and_what_to_change() -> None:
-    """What was found where, each run of misses with its reason, and a sentence for each; nothing is cut."""
+    """The table shows what was found where, and each run of misses with its reason and a sentence; nothing is cut."""
     status, output, _ = run("explain", "9", COLUMNS="80")
 
     assert status == 0
@@ -409,7 +409,7 @@ def test_explain_tells_every_run_and_what_to_change() -> None:
 
 
 def test_what_left_at_this_moment_left_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less than a second is no number of seconds."""
+    """An age of less than a second is not told as a number of seconds."""
     fresh = replace(EXPLANATION, misses=(replace(MISSES[0], age_ms=999),))
     monkeypatch.setattr(ScriptedClient, "explain_lease", lambda *_, **__: fresh)
 
@@ -419,7 +419,7 @@ def test_what_left_at_this_moment_left_just_now(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_input_that_no_call_carries_is_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is refused as invalid is the command line's fault, whoever found it."""
+    """A refusal of invalid input is the command line's fault, whether the client or the daemon finds it."""
 
     def refuse(*_: object, **__: object) -> Explanation:
         raise InvalidError("lease_id must be from 1 to 5, not 9", resource="lease_id")
@@ -433,21 +433,21 @@ def test_input_that_no_call_carries_is_status_2(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_explain_of_a_full_hit_has_no_table() -> None:
-    """Where nothing was missed there is nothing to list."""
+    """Where nothing was missed, no table is shown."""
     _, output, _ = run("explain", "8", "--cache", "demo")
 
     assert words(output) == ["Lease 8: 0 of 0 tokens were found", "to compute 0 tokens"]
 
 
 def test_evict_says_what_left() -> None:
-    """An operator learns how many blocks left, and how many were copied to the host."""
+    """The command says how many blocks left, and how many of them were copied to the host."""
     status, output, _ = run("evict", "--cache", "demo", "--blocks", "4")
 
     assert (status, output) == (0, "4 blocks evicted, 1 copied to the host pool\n")
 
 
 def test_events_are_lines() -> None:
-    """One event a line."""
+    """Each event is one line."""
     expected = "00:00:01.000 3 lease_granted cache=demo worker_id=1 lease_id=2 num_blocks=4\n"
 
     assert run("events")[1] == expected
@@ -455,7 +455,7 @@ def test_events_are_lines() -> None:
 
 
 def test_snapshot_tells_what_the_cache_was() -> None:
-    """Who begins to watch sees who is there, and how many blocks of each pool are free."""
+    """The first lines of a watch say who is there and how many blocks of each pool are free."""
     event = replace(EVENT, kind="snapshot", worker_id=0, lease_id=0, num_blocks=0, snapshot=CACHE)
 
     assert event_line(event).endswith("snapshot cache=demo workers=2 leases=5 device_free=50/64")
@@ -465,7 +465,7 @@ def test_snapshot_tells_what_the_cache_was() -> None:
 
 
 def test_snapshots_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option is what the library and REST have, and off unless it is named."""
+    """The command has the same option as the library and REST, and it is off unless it is given."""
     asked: list[bool] = []
 
     def watch(_: object, **given: Any) -> Iterator[Event]:
@@ -480,24 +480,24 @@ def test_snapshots_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_event_of_a_tenant_names_it() -> None:
-    """Between the cache and the numbers, where there is one."""
+    """A tenant's name stands between the cache and the numbers, if the event has one."""
     event = replace(EVENT, kind="cache_cleared", worker_id=0, lease_id=0, tenant="chat")
 
     assert event_line(event).endswith("cache_cleared cache=demo tenant=chat num_blocks=4")
 
 
 def test_health_is_a_status() -> None:
-    """A daemon that answers is healthy."""
+    """A daemon that answers is reported as healthy."""
     assert run("health") == (0, "ok: epoch 11, 1 cache, 5 leases\n", "")
 
 
 def test_version_is_that_of_the_package() -> None:
-    """`kvlease --version` prints the version that is installed, and calls nobody."""
+    """`kvlease --version` prints the installed version without a call."""
     assert run("--version", KVLEASE_ADDRESS="full") == (0, f"kvlease {version('kvlease')}\n", "")
 
 
 def test_refusal_is_a_sentence() -> None:
-    """What the daemon refuses goes to standard error with its code, and the status is 1."""
+    """A refusal of the daemon goes to standard error with its code, and the status is 1."""
     status, output, errors = run("health", KVLEASE_ADDRESS="full")
 
     assert (status, output) == (1, "")
@@ -507,7 +507,7 @@ def test_refusal_is_a_sentence() -> None:
 def test_cache_that_there_is_not_is_told_with_what_lists_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who types a command registers no cache, but may have misspelt one."""
+    """A command that names an unknown cache, perhaps misspelt, is told which command lists the caches."""
 
     def refuse(*_: object, **__: object) -> Explanation:
         raise UnknownCacheError("there is no cache 'dmo'; register it first", resource="dmo")
@@ -521,12 +521,12 @@ def test_cache_that_there_is_not_is_told_with_what_lists_them(
 
 @pytest.mark.parametrize("arguments", [["evict", "--blocks", "0"], ["nonsense"], ["evict"]])
 def test_senseless_command_line_is_status_2(arguments: list[str]) -> None:
-    """A command line that makes no sense is refused before anything is called."""
+    """A senseless command line is refused before any call."""
     assert run(*arguments)[0] == 2
 
 
 def test_refusal_is_one_line_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log, or who looks for words in it, has the whole sentence."""
+    """A refusal is one line, so that a log, or a search for its words, has the whole sentence."""
     sentence = f"ask for less: {'more than there is, ' * 20}"
 
     def refuse(*_: object, **__: object) -> Explanation:

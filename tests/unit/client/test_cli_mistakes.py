@@ -1,4 +1,4 @@
-"""Laws of options that make no sense: the status is 2, and what is said names what was written and what to write."""
+"""Laws of mistaken options: the status is 2, and the message repeats what was written and says what to write."""
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +20,7 @@ from kvlease.cli import app as cli
     ],
 )  # fmt: skip
 def test_wrong_value_is_told_with_what_to_write(line: str, said: str) -> None:
-    """A value of the wrong kind, or out of range, is repeated, and what would be right is named."""
+    """A value of the wrong kind or out of range is repeated, and the message says what is right."""
     result = CliRunner().invoke(cli.app, line.split(), env={"COLUMNS": "200"})
 
     assert result.exit_code == 2

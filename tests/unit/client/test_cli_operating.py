@@ -1,4 +1,4 @@
-"""Laws of what operators type at a running daemon: which cache is meant, what is drained, and what it is worth."""
+"""Laws of the commands for a running daemon: which cache they mean, what they drain, and how they report it."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ CLEARED = Cleared(
 
 
 class Daemon:
-    """A client of a daemon with some caches, which keeps what it was asked for."""
+    """A client of a daemon with some caches; it records the calls."""
 
     caches: ClassVar[tuple[CacheInfo, ...]] = ()
     is_draining: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class Daemon:
     deleted: ClassVar[Deleted] = Deleted(num_pins=0, keeps_disk=False, keeps_remote=False)
 
     def __init__(self, address: str | None, **_: object) -> None:
-        """Be somewhere."""
+        """Keep the address."""
         self.address = address
 
     def __enter__(self) -> Self:
@@ -50,7 +50,7 @@ class Daemon:
         """Have nothing to close."""
 
     def stats(self, _: str = "") -> Stats:
-        """Describe the caches; of one address, be somebody else."""
+        """Describe the caches; at one address, describe another daemon."""
         if self.address == "stranger":
             raise UnavailableError("cannot be reached (\x1b]0;\x07\x00\u202e)")
         names = [one.cache for one in self.caches]
@@ -74,32 +74,32 @@ class Daemon:
         return Explanation(lease_id=lease_id)
 
     def clear(self, cache: str, *, tenant: str = "") -> Cleared:
-        """Clear it."""
+        """Record a clear."""
         self.asked.append(("clear", cache, tenant))
         return CLEARED
 
     def resize(self, cache: str, tier: str, num_blocks: int) -> Resized:
-        """Resize it."""
+        """Record a resize."""
         self.asked.append(("resize", cache, tier, num_blocks))
         return Resized(num_blocks=num_blocks, num_parked=0, num_evicted=0, bytes_given_back=0)
 
     def unpin(self, pin_id: int, *, cache: str) -> bool:
-        """End a pin; there is but one."""
+        """End a pin; there is only one."""
         self.asked.append(("unpin", pin_id, cache))
         return pin_id == 7
 
     def detach(self, worker_id: int, *, force: bool) -> int:
-        """End a worker with one lease."""
+        """End a worker that has one lease."""
         self.asked.append(("detach", worker_id, force))
         return 1
 
     def evict(self, *, num_blocks: int, wait_ms: int, cache: str) -> Evicted:
-        """Evict."""
+        """Record an evict."""
         self.asked.append(("evict", cache, num_blocks, wait_ms))
         return Evicted()
 
     def drain(self, *, cache: str) -> Drained:
-        """Drain it."""
+        """Record a drain."""
         self.asked.append(("drain", cache))
         one = DrainedCache(
             cache=cache, is_draining=True, num_leases=0, num_waiting=0, num_workers=0
@@ -107,12 +107,12 @@ class Daemon:
         return Drained(is_daemon_draining=False, caches=(one,))
 
     def undrain(self, *, cache: str) -> Drained:
-        """Undo it."""
+        """Undo the drain."""
         self.asked.append(("undrain", cache))
         return Drained(is_daemon_draining=False, caches=())
 
     def delete_cache(self, cache: str, *, purge: bool) -> Deleted:
-        """Delete it."""
+        """Record a deletion."""
         self.asked.append(("delete", cache, purge))
         return replace(self.deleted, keeps_disk=self.deleted.keeps_disk and not purge)
 
@@ -128,7 +128,7 @@ class Daemon:
 
 @pytest.fixture(autouse=True)
 def daemon(monkeypatch: pytest.MonkeyPatch) -> type[Daemon]:
-    """Have the commands talk to a daemon with the caches a and b."""
+    """Have the commands use a daemon with the caches a and b."""
 
     class Own(Daemon):
         caches = (replace(INFO, cache="a"), replace(INFO, cache="b"))
@@ -139,7 +139,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> type[Daemon]:
 
 
 def run(*arguments: str, address: str = "") -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command line."""
+    """Return the exit status, output and errors of a command line."""
     runner = CliRunner(env={"COLUMNS": "200", "KVLEASE_ADDRESS": address})
     result = runner.invoke(cli.app, arguments)
     return result.exit_code, result.stdout, result.stderr
@@ -160,7 +160,7 @@ def run(*arguments: str, address: str = "") -> tuple[int, str, str]:
 def test_cache_is_named_in_either_way(
     daemon: type[Daemon], arguments: tuple[str, ...], wanted: tuple[Any, ...]
 ) -> None:
-    """An option or an argument, it is the same; two that differ are refused before anything is done."""
+    """A cache may be named by an option or by an argument; two different names are refused before any call."""
     assert run(*arguments, "--cache", "a")[0] == run(*arguments, "a")[0] == 0
     assert run(*arguments, "a", "--cache", "a")[0] == 0
     assert daemon.asked == [wanted] * 3
@@ -173,7 +173,7 @@ def test_cache_is_named_in_either_way(
 
 @pytest.mark.parametrize("arguments", [("clear",), ("resize", "--blocks", "3"), ("delete",)])
 def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple[str, ...]) -> None:
-    """It must be named, and nothing is done where it is not."""
+    """A command that takes something away needs the cache's name, and does nothing without it."""
     status, _, errors = run(*arguments)
 
     assert (status, daemon.asked) == (2, [])
@@ -181,10 +181,10 @@ def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple
 
 
 class Watched(Daemon):
-    """A daemon with a lease, of which every look but drains shows the next of some pictures."""
+    """A daemon with a lease; each look at it, but for drains, shows the next of some pictures."""
 
     looks: ClassVar[list[tuple[bool, int]]] = []
-    """Of each look to come: whether the daemon is drained, and how many leases it has."""
+    """For each look to come: whether the daemon is drained, and how many leases it has."""
 
     def stats(self, _: str = "") -> Stats:
         """Show the next picture; the last one stays."""
@@ -198,7 +198,7 @@ class Watched(Daemon):
         return Stats(epoch=11, caches=(found,), is_draining=is_draining)
 
     def drain(self, *, cache: str) -> Drained:
-        """Begin."""
+        """Begin a drain."""
         self.asked.append(("drain", cache))
         one = DrainedCache(cache="a", is_draining=True, num_leases=1, num_waiting=0, num_workers=1)
         return Drained(is_daemon_draining=not cache, caches=(one,))
@@ -220,7 +220,7 @@ def test_drain_that_waits_drains_once(
     told: str,
     cache: str,
 ) -> None:
-    """It looks until the leases have ended, or are granted again by somebody's word, which stays as it was said."""
+    """A drain that waits looks until all leases have ended or somebody undrains; it drains only once."""
 
     class Own(Watched):
         caches = (replace(INFO, cache="a", is_draining=True),)
@@ -239,17 +239,17 @@ def test_drain_that_waits_drains_once(
 
 @pytest.mark.parametrize("arguments", [("drain", "--undo"), ("undrain",)])
 def test_undone_drain_says_what_holds_now(arguments: tuple[str, ...]) -> None:
-    """What was undone is told as what the daemon does now, not as a drain that there was none of."""
+    """After an undrain, the command says what the daemon does now."""
     assert run(*arguments) == (0, "the daemon grants leases\n", "")
 
 
 def test_delete_says_what_is_gone() -> None:
-    """An operator needs no program to be rid of a cache."""
+    """A delete says what is gone; an operator needs no program to delete a cache."""
     assert run("delete", "a") == (0, "a is deleted\n", "")
 
 
 def test_device_pool_of_no_blocks_is_refused_with_what_to_do(daemon: type[Daemon]) -> None:
-    """A host pool may have none, a device pool not; whoever wants that learns how to have it."""
+    """A host pool may have no blocks, a device pool may not; the refusal says what to do instead."""
     status, _, errors = run("resize", "a", "--blocks", "0")
 
     assert (status, daemon.asked) == (2, [])
@@ -258,7 +258,7 @@ def test_device_pool_of_no_blocks_is_refused_with_what_to_do(daemon: type[Daemon
 
 
 def test_lease_is_looked_for_in_all_caches(daemon: type[Daemon]) -> None:
-    """An id is enough, as no two leases of a daemon have one; where no cache has it, they are named."""
+    """A lease id is enough, as it is unique in a daemon; where no cache has it, the searched caches are named."""
     daemon.leases = {"a": (7,), "b": (8, 9)}
 
     assert run("explain", "8")[:2] == (
@@ -271,7 +271,7 @@ def test_lease_is_looked_for_in_all_caches(daemon: type[Daemon]) -> None:
 
 
 def test_lease_of_the_only_cache_takes_one_call(daemon: type[Daemon]) -> None:
-    """Where there is nothing to choose the daemon is asked as it ever was."""
+    """With only one cache, the lease is asked for in a single call."""
     daemon.caches, daemon.leases = daemon.caches[:1], {"a": (7,)}
 
     assert run("explain", "7")[0] == 0
@@ -279,7 +279,7 @@ def test_lease_of_the_only_cache_takes_one_call(daemon: type[Daemon]) -> None:
 
 
 def test_drained_cache_is_shown(daemon: type[Daemon]) -> None:
-    """Its status says so in both tables, and status tells how it ends."""
+    """Both tables show that a cache is drained, and status says how to undrain it."""
     daemon.caches = (replace(INFO, cache="a", is_draining=True), replace(INFO, cache="b"))
 
     shown = run("status")[1]
@@ -291,7 +291,7 @@ def test_drained_cache_is_shown(daemon: type[Daemon]) -> None:
 
 
 def test_health_is_3_where_nothing_new_is_granted(daemon: type[Daemon]) -> None:
-    """One drained cache is named beside what is well; where all are drained, a script can see it."""
+    """A single drained cache is named while the rest is well; if all are drained, the exit status says so."""
     a, b = daemon.caches
     daemon.caches = (replace(a, is_draining=True), b)
     assert run("health") == (0, "ok: epoch 11, 2 caches, 10 leases; drained: a\n", "")
@@ -304,7 +304,7 @@ def test_health_is_3_where_nothing_new_is_granted(daemon: type[Daemon]) -> None:
 
 
 def test_drained_daemon_without_caches_is_not_well(daemon: type[Daemon]) -> None:
-    """A daemon that was drained as a whole is told so, whatever caches it has."""
+    """A drained daemon is reported as drained, with or without caches."""
     daemon.caches, daemon.is_draining = (), True
 
     status, output, _ = run("health")
@@ -315,7 +315,7 @@ def test_drained_daemon_without_caches_is_not_well(daemon: type[Daemon]) -> None
 
 
 def test_health_says_its_statuses() -> None:
-    """Whoever writes a script finds the exit statuses in the help."""
+    """The help lists the exit statuses, for those who write scripts."""
     said = " ".join(run("health", "--help")[1].split())
 
     assert "0: it answers" in said
@@ -323,7 +323,7 @@ def test_health_says_its_statuses() -> None:
 
 
 def test_what_a_peer_wrote_does_nothing_to_a_terminal() -> None:
-    """Control characters, and those that turn a line around, are shown rather than sent."""
+    """Control characters, and characters that reverse a line, are shown in an escaped form."""
     status, _, errors = run("health", address="stranger")
 
     assert status == 1
@@ -331,7 +331,7 @@ def test_what_a_peer_wrote_does_nothing_to_a_terminal() -> None:
 
 
 def test_bytes_of_a_tenant_may_have_a_unit(daemon: type[Daemon]) -> None:
-    """As a plan's may; what is no number of bytes is refused with an example."""
+    """A tenant's bytes may have a unit, as in a plan; what is no number of bytes is refused with an example."""
     status, told, _ = run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-bytes", "4096")
     assert status == 0
     assert "until the whole daemon ends" in told
@@ -344,7 +344,7 @@ def test_bytes_of_a_tenant_may_have_a_unit(daemon: type[Daemon]) -> None:
 
 
 def test_limits_that_are_not_named_are_not_set(daemon: type[Daemon]) -> None:
-    """Without any the command would only raise the revision; one alone is as good as a limit."""
+    """A command without any limit would only raise the revision, so it is refused; one limit is enough."""
     status, _, errors = run("tenants", "set", "chat")
     assert (status, daemon.asked) == (2, [])
     assert "no limit is named" in errors
@@ -354,7 +354,7 @@ def test_limits_that_are_not_named_are_not_set(daemon: type[Daemon]) -> None:
 
 
 def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
-    """Blocks that leave without a copy although there is a host pool are told, with what would copy them."""
+    """Where blocks leave without a copy although there is a host pool, the command says what would copy them."""
     plan = replace(INFO.plan, num_slots=8)
     a, b = daemon.caches
     daemon.caches, daemon.counters = (replace(a, plan=plan), b), {"evictions": 5572}
@@ -368,7 +368,7 @@ def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
 
 
 def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
-    """Pins that end are counted; what stays in lower tiers is told, and a purge leaves no disk store."""
+    """A delete counts the pins that end and says what stays in lower tiers; a purge leaves no disk store."""
     daemon.deleted = Deleted(num_pins=1, keeps_disk=True, keeps_remote=True)
 
     kept, purged = run("delete", "a"), run("delete", "a", "--purge")
@@ -382,7 +382,7 @@ def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
 
 
 def test_help_of_delete_says_what_stays() -> None:
-    """Whoever wants prompts gone learns from the help that a delete leaves them on the disk."""
+    """The help of delete says that prompts stay in the disk store."""
     told = " ".join(run("delete", "--help")[1].split())
 
     assert "Its disk store stays, with all that was cached" in told
@@ -390,7 +390,7 @@ def test_help_of_delete_says_what_stays() -> None:
 
 
 def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
-    """One that is not there is told and a status; a script reads which it was."""
+    """Unpin ends the named pin; for an unknown pin it says so, and a script can tell the two by the status."""
     assert run("unpin", "7", "--cache", "a") == (0, "pin 7 has ended\n", "")
     status, _, errors = run("unpin", "8")
     assert (status, "there is no pin 8" in errors) == (1, True)
@@ -399,7 +399,7 @@ def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
 
 
 def test_limits_are_told_to_their_last_digit() -> None:
-    """What is read can be written again, and is the same."""
+    """Limits that are read can be written again and are the same."""
     told = run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-percent", "33.3333333")[1]
 
     assert "max_bytes 8589934592," in told
@@ -408,7 +408,7 @@ def test_limits_are_told_to_their_last_digit() -> None:
 
 
 def test_no_cache_is_said(daemon: type[Daemon]) -> None:
-    """Nothing at all would look like a fault."""
+    """Where there is no cache, a sentence says so: empty output would look like a fault."""
     daemon.caches = ()
 
     assert run("caches") == (0, "no caches\n", "")
@@ -416,7 +416,7 @@ def test_no_cache_is_said(daemon: type[Daemon]) -> None:
 
 
 def test_tenants_get_tells_the_limits_of_one() -> None:
-    """As set does, and without changing any."""
+    """`tenants get` shows one tenant's limits as `tenants set` does, and changes none."""
     assert run("tenants", "get", "chat")[1].startswith("chat, revision 0: min_percent 0")
     assert json.loads(run("tenants", "get", "chat", "--json")[1])["revision"] == 0
 
@@ -424,7 +424,7 @@ def test_tenants_get_tells_the_limits_of_one() -> None:
 def test_clear_of_a_tenant_that_has_nothing_says_so(
     daemon: type[Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelt name is seen, though clearing nothing is no fault."""
+    """A clear of a tenant without blocks says so, so that a misspelt name is noticed; it is no fault."""
     nothing = replace(CLEARED, num_device=0, num_host=0, num_disk=0)
     monkeypatch.setattr(daemon, "clear", lambda *_, **__: nothing)
 
@@ -436,7 +436,7 @@ def test_clear_of_a_tenant_that_has_nothing_says_so(
 
 
 def test_health_of_a_daemon_that_stops_advises_nothing_that_is_refused() -> None:
-    """What SIGTERM has begun no undrain ends; status says so, too."""
+    """For a daemon that SIGTERM stops, no undrain is advised, as it would be refused; status says the same."""
     status, output, _ = run("health", address="stopping")
 
     assert status == 3
@@ -446,7 +446,7 @@ def test_health_of_a_daemon_that_stops_advises_nothing_that_is_refused() -> None
 
 
 def test_machines_read_what_commands_did(daemon: type[Daemon]) -> None:
-    """Each command that changes or judges something has --json; one of a thing is called so."""
+    """Each command that changes or judges something has --json; a command about one thing names it."""
     daemon.caches = daemon.caches[:1]
 
     assert json.loads(run("evict", "a", "--blocks", "1", "--json")[1])["num_evicted"] == 0

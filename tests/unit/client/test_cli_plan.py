@@ -34,7 +34,7 @@ STATE = StateSpace(name="b", shapes=((3000,),), dtypes=("float16",))
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a model's directory with a config.json."""
+    """Return the directory of a model with a config.json."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
@@ -58,7 +58,7 @@ def run(*arguments: object, columns: int = 120) -> tuple[int, str, str]:
 
 
 def test_plan_that_no_daemon_registers_says_what_to_set(specs: Path) -> None:
-    """Where blocks are given back, block 0 must not be granted; the plan says so before a registration does."""
+    """Where blocks are given back, block 0 must not be granted, and the plan says so before a registration would."""
     specs.write_text(json.dumps([spec_to_fields(layer) for layer in (WINDOW, FULL)]))
     pool = ("--specs", specs, "--device-blocks", 640, "--longest-request", 1000)
 
@@ -70,7 +70,7 @@ def test_plan_that_no_daemon_registers_says_what_to_set(specs: Path) -> None:
 
 
 def test_json_is_the_plan(model: Path) -> None:
-    """What is printed for machines is the very plan, report and comparison that the daemon makes of the same inputs."""
+    """The JSON has the same plan, report and comparison that the daemon makes of the same inputs."""
     status, output, _ = run(
         "--model", model, "--device-memory", "8GiB", "--longest-request", "1000", "--json",
         "--what-if", "tokens_per_block=8",
@@ -92,7 +92,7 @@ def test_json_is_the_plan(model: Path) -> None:
 
 
 def test_answer_says_what_fits_first(model: Path) -> None:
-    """People see what fits, then where every number comes from."""
+    """The answer begins with what fits, and then shows where every number comes from."""
     status, output, _ = run(
         "--model", model / "config.json", "--device-memory", "8GiB", "--host-memory", "1GiB"
     )
@@ -124,7 +124,7 @@ def test_answer_fits_the_terminal(specs: Path, columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])
 def test_numbers_are_whole_at_any_width(model: Path, columns: int) -> None:
-    """Every number of a comparison and of every group is there with all its digits and its name."""
+    """Every number of a comparison and of every group is shown with its name and all its digits."""
     status, output, _ = run(
         "--model", model, "--device-memory", "80GiB", "--longest-request", 8192, "--what-if", "all",
         columns=columns,
@@ -147,7 +147,7 @@ def test_numbers_are_whole_at_any_width(model: Path, columns: int) -> None:
 
 
 def test_one_of_something_is_said_so(model: Path) -> None:
-    """One block, layer or token is no plural."""
+    """One block, one layer or one token is written in the singular."""
     (model / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 1}))
     _, output, _ = run("--model", model, "--device-blocks", 1, "--longest-request", 1)
 
@@ -158,7 +158,7 @@ def test_one_of_something_is_said_so(model: Path) -> None:
 
 
 def test_notes_name_options(specs: Path) -> None:
-    """What people may not expect is said at once, with the option that changes it."""
+    """Facts that people may not expect are noted, with the option that changes them."""
     (specs.parent / "b.json").write_text(
         json.dumps([spec_to_fields(layer) for layer in (FULL, COARSE)])
     )
@@ -172,7 +172,7 @@ def test_notes_name_options(specs: Path) -> None:
 
 
 def test_every_setting_has_its_option(model: Path) -> None:
-    """What a what-if or a remedy names can be given as an option, and means the same."""
+    """Each setting that a what-if or a remedy names can be given as an option, with the same meaning."""
     status, output, _ = run(
         "--model", model, "--device-memory", "8GiB", "--longest-request", 99999, "--fit",
         "--steps-in-flight", 2, "--lookahead-tokens", 3, "--encoder-tokens", 4, "--no-prefix-caching",
@@ -205,7 +205,7 @@ def test_every_setting_has_its_option(model: Path) -> None:
 
 
 def test_share_is_of_the_budget(model: Path) -> None:
-    """Waste is a part of what was given, and so never more than all of it."""
+    """Waste is a part of the budget, and so never more than all of it."""
     _, output, _ = run("--model", model, "--device-memory", "80GiB", "--device-blocks", 10)
 
     assert "79.98 GiB   100.0 %" in output
@@ -239,7 +239,7 @@ def test_share_is_of_the_budget(model: Path) -> None:
     ],
 )
 def test_refusal_is_printed_and_fails(model: Path, arguments: list[str], complaint: str) -> None:
-    """A plan that cannot be made ends with status 2, its code and the reason on standard error."""
+    """A plan that cannot be made ends with status 2, and its code and reason go to standard error."""
     status, _, errors = run("--model", model, *arguments)
 
     assert status == 2
@@ -247,7 +247,7 @@ def test_refusal_is_printed_and_fails(model: Path, arguments: list[str], complai
 
 
 def test_refusal_lists_what_would_work(model: Path) -> None:
-    """Each remedy is written as the option that it is."""
+    """Each remedy is written as a command-line option."""
     _, output, errors = run(
         "--model", model, "--device-memory", "8GiB", "--longest-request", "65537"
     )
@@ -263,7 +263,7 @@ def test_refusal_lists_what_would_work(model: Path) -> None:
 
 
 def test_refusal_as_json_is_a_problem(model: Path) -> None:
-    """Machines read why, by its rule, and the settings that would work."""
+    """The JSON of a refusal has its rule as the reason, and the settings that would work."""
     status, output, errors = run("--model", model, "--device-memory", "1MiB", "--json")
     problem = json.loads(errors)
 
@@ -273,7 +273,7 @@ def test_refusal_as_json_is_a_problem(model: Path) -> None:
 
 
 def test_auto_is_what_the_model_was_made_for(model: Path) -> None:
-    """The longest request is the model's own, as far as it fits."""
+    """With auto, the longest request is the model's own, or the longest that fits."""
     large = json.loads(run("--model", model, "--device-memory", "80GiB", "--json")[1])
     small = json.loads(run("--model", model, "--device-memory", "8GiB", "--json")[1])
 
@@ -284,7 +284,7 @@ def test_auto_is_what_the_model_was_made_for(model: Path) -> None:
 def test_plot_without_matplotlib_says_what_to_install(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library that draws is an extra; its lack is named with the command that helps."""
+    """Where matplotlib is missing, the refusal names it and the command that installs it."""
     monkeypatch.setitem(sys.modules, "kvlease.cli.plan_plot", None)
     status, _, errors = run("--model", model, "--device-blocks", 9, "--plot", "x.svg")
 
@@ -308,7 +308,7 @@ def test_plot_without_matplotlib_says_what_to_install(
     ],
 )
 def test_specs_that_are_none_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    """Layers by hand are read strictly."""
+    """A file of layers is read strictly, and refused if it is none."""
     path = tmp_path / "specs.json"
     path.write_text(text)
 
@@ -320,7 +320,7 @@ def test_specs_that_are_none_are_refused(tmp_path: Path, text: str, complaint: s
 
 @pytest.mark.parametrize("name", ["no/model", "not a name", "/no/where"])
 def test_missing_model_is_refused(name: str) -> None:
-    """A name that is neither a path nor in the local cache is named in the refusal; nothing is downloaded."""
+    """A name that is neither a path nor in the local cache is repeated in the refusal, and nothing is downloaded."""
     status, _, errors = run("--model", name, "--device-blocks", 1)
 
     assert status == 2
@@ -328,12 +328,12 @@ def test_missing_model_is_refused(name: str) -> None:
 
 
 def test_missing_config_is_refused(tmp_path: Path) -> None:
-    """A directory without a config is named in the refusal."""
+    """A directory without a config is repeated in the refusal."""
     assert "cannot read" in run("--model", tmp_path, "--device-blocks", 1)[2]
 
 
 def test_model_is_found_in_the_local_cache(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name of the Hugging Face hub is looked up in the local cache only."""
+    """A name on the Hugging Face hub is looked up in the local cache only."""
     snapshot = model / "models--org--name" / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(CONFIG))
@@ -346,7 +346,7 @@ def test_model_is_found_in_the_local_cache(model: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("option", ["--model", "--specs"])
 def test_file_that_does_not_end_is_refused(option: str) -> None:
-    """What is no description of a model, such as its weights, is not read into memory."""
+    """A file that is no model description, such as weights, is not read into memory."""
     code, _, refused = run(option, "/dev/zero", "--device-blocks", 1)
 
     assert code == 2
@@ -355,7 +355,7 @@ def test_file_that_does_not_end_is_refused(option: str) -> None:
 
 
 def test_without_the_hub_only_paths_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's library is not needed."""
+    """Without the hub's library, a model can still be named by its path."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     assert "nothing is downloaded" in " ".join(
@@ -364,7 +364,7 @@ def test_without_the_hub_only_paths_are_read(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_planner_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner comes with the service; its lack is named with the command that helps."""
+    """Where the planner, which comes with the service, is missing, the refusal says how to install it."""
     monkeypatch.setattr(planners, "entry_points", lambda group: ())  # noqa: ARG005
 
     with pytest.raises(InvalidError, match=r'pip install "\.\[service\]"'):

@@ -86,7 +86,7 @@ def test_retries_end_by_the_deadline(session: Session, clock: Clock) -> None:
 
 
 def test_absent_daemon_is_not_waited_for_again(session: Session, clock: Clock) -> None:
-    """After a call has waited in vain, the next ones try once, until one is answered."""
+    """After one call has waited in vain, later calls try only once, until a call is answered."""
     session.link.is_reached = False
     absent = Played(session, clock, UnavailableError())
     with pytest.raises(UnavailableError):
@@ -101,7 +101,7 @@ def test_absent_daemon_is_not_waited_for_again(session: Session, clock: Clock) -
 
 @pytest.fixture
 def socket_path(tmp_path: Path) -> str:
-    """Give the path of a socket that nobody listens at, as a killed daemon leaves it."""
+    """Give the path of a socket at which nobody listens, as a killed daemon leaves it."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
@@ -109,7 +109,7 @@ def socket_path(tmp_path: Path) -> str:
 
 
 def test_first_call_waits_for_a_daemon_that_restarts(clock: Clock, socket_path: str) -> None:
-    """A first call that finds the socket but nobody there tries again."""
+    """A first call that finds the socket but no daemon tries again."""
     session = session_of(clock, raises=True)
     session.link = Link(deadline_seconds=5, clock=clock, socket_path=socket_path)
     away = [UnavailableError()] * 4
@@ -122,7 +122,7 @@ def test_first_call_waits_for_a_daemon_that_restarts(clock: Clock, socket_path: 
 
 
 def test_socket_that_a_dead_daemon_left_is_waited_for_once(clock: Clock, socket_path: str) -> None:
-    """The first call waits two seconds, and the next ones not at all."""
+    """The first call waits two seconds for the daemon; later calls do not wait."""
     session = session_of(clock, raises=True)
     session.link = Link(deadline_seconds=5, clock=clock, socket_path=socket_path)
     absent = Played(session, clock, UnavailableError())
@@ -135,7 +135,7 @@ def test_socket_that_a_dead_daemon_left_is_waited_for_once(clock: Clock, socket_
 
 
 def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
-    """A cache whose memory is not ready yet is asked again, with growing pauses."""
+    """A call to a cache whose memory is not ready yet is repeated, with growing pauses."""
     played = Played(
         session, clock, StartingError(), StartingError(), StartingError(), pb.LookupResponse()
     )
@@ -147,7 +147,7 @@ def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
 
 
 def test_last_try_at_a_starting_cache_has_time_to_be_answered(session: Session) -> None:
-    """A cache that is not ready by the deadline is told as such, by a try that the deadline does not cut off."""
+    """A cache that is not ready by the deadline is reported as such: the deadline does not cut the last try off."""
     seconds_left = []
     for _ in range(100):
         clock = Clock()
@@ -167,7 +167,7 @@ def test_last_try_at_a_starting_cache_has_time_to_be_answered(session: Session) 
 def test_other_failures_are_not_retried(
     session: Session, clock: Clock, error: KVLeaseError
 ) -> None:
-    """A refusal is an answer, and a deadline that passed leaves no time."""
+    """A refusal is an answer, and a deadline that has passed leaves no time, so neither is retried."""
     played = Played(session, clock, error)
 
     with pytest.raises(type(error)):
@@ -177,7 +177,7 @@ def test_other_failures_are_not_retried(
 
 
 def test_waiting_in_the_daemon_comes_on_top_of_the_deadline(session: Session, clock: Clock) -> None:
-    """A call that may wait two seconds for blocks has two seconds more."""
+    """A call that may wait two seconds for blocks gets two seconds more than the deadline."""
     played = Played(session, clock, granted(1))
 
     played.run(_verbs.reserve(session, SPEC, 2000))
@@ -189,7 +189,7 @@ def test_waiting_in_the_daemon_comes_on_top_of_the_deadline(session: Session, cl
 
 
 def test_restart_attaches_again_and_repeats_the_call(session: Session, clock: Clock) -> None:
-    """A call that meets a restarted daemon hands over token and inventory, then goes out again under its key."""
+    """A call that meets a restarted daemon sends token and inventory, and then goes out again under its key."""
     grant = leased(session, clock, 5)
     played = Played(
         session,
@@ -212,7 +212,7 @@ def test_restart_attaches_again_and_repeats_the_call(session: Session, clock: Cl
 
 
 def test_leases_that_did_not_survive_are_lost(session: Session, clock: Clock) -> None:
-    """After a restart exactly the leases that the daemon names are live."""
+    """After a restart exactly those leases that the daemon names are live."""
     kept, gone = leased(session, clock, 5), leased(session, clock, 6)
 
     session.adopt(Attached(attached(epoch=2, lease_ids=(5,)), []), resumed=True)
@@ -223,7 +223,7 @@ def test_leases_that_did_not_survive_are_lost(session: Session, clock: Clock) ->
 
 
 def test_unknown_token_attaches_afresh_and_loses_all(session: Session, clock: Clock) -> None:
-    """A daemon that does not know the worker gets a new one, whose old leases are lost."""
+    """A daemon that does not know the worker makes a new worker of it, and all old leases are lost."""
     grant = leased(session, clock, 5)
     played = Played(
         session,
@@ -246,7 +246,7 @@ REGISTRATION = pb.RegisterCacheRequest(cache="demo")
 def test_cache_that_ended_with_the_daemon_is_registered_again(
     session: Session, clock: Clock
 ) -> None:
-    """A worker that knows how its cache was made has it again, and goes on as another worker."""
+    """A worker that knows how its cache was made registers it again, and goes on as another worker."""
     grant = leased(session, clock, 5)
     session.registration = REGISTRATION
     played = Played(
@@ -283,7 +283,7 @@ def test_cache_that_is_not_ours_to_make_stays_unknown(
     registration: pb.RegisterCacheRequest | None,
     told: tuple[Any, ...],
 ) -> None:
-    """What an operator has deleted, or another program registers, is not made again behind their backs."""
+    """A cache that an operator deleted, or that another program registers, is not made again behind their backs."""
     session.registration = registration
     played = Played(session, clock, UnknownWorkerError(), UnknownCacheError("gone"), *told)
 
@@ -294,7 +294,7 @@ def test_cache_that_is_not_ours_to_make_stays_unknown(
 
 
 def test_endless_restarts_end(session: Session, clock: Clock) -> None:
-    """A daemon that calls every epoch stale is not believed for ever."""
+    """A daemon that calls every epoch stale is not asked for ever."""
     played = Played(session, clock, StaleEpochError())
     played._answer = lambda action: (  # type: ignore[method-assign]
         None if isinstance(action, _flows.Reattach) else StaleEpochError()
@@ -305,7 +305,7 @@ def test_endless_restarts_end(session: Session, clock: Clock) -> None:
 
 
 def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
-    """A session belongs to the process that opened it: the daemon watches that one's life."""
+    """A session belongs to the process that opened it, because the daemon watches the life of that process."""
     session.link.process_id -= 1
 
     with pytest.raises(InvalidError, match="forked"):
@@ -320,20 +320,20 @@ def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
     [PoolFullError(need=3, available=1), DeadlineError(), UnavailableError(), InternalError()],
 )
 def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLeaseError) -> None:
-    """A reserve that was refused or failed gives a lease that is not live and says why."""
+    """A reserve that is refused or fails gives a lease that is not live and has the reason."""
     grant = Played(session, clock, error).run(_verbs.reserve(session, SPEC, 0))
 
     assert (grant.is_live, grant.refusal, len(grant.block_ids)) == (False, error, 0)
 
 
 def test_malformed_call_is_raised_even_so(session: Session, clock: Clock) -> None:
-    """A miss is for what the world does wrong, not for what the caller does."""
+    """A miss stands for failures of the world; the caller's own mistake is always raised."""
     with pytest.raises(InvalidError):
         Played(session, clock, InvalidError()).run(_verbs.reserve(session, SPEC, 0))
 
 
 def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
-    """With on_doubt="raise" every failure reaches the caller, and so does the use of a lease that ended."""
+    """With on_doubt="raise" every failure reaches the caller, and so does the use of a lease that has ended."""
     session = session_of(clock, raises=True)
     grant = leased(session, clock, 5)
 
@@ -346,7 +346,7 @@ def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
 
 
 def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) -> None:
-    """A lease that is not live sends nothing and answers as if nothing was there."""
+    """A lease that is not live sends nothing; its methods answer as if there were nothing."""
     grant = leased(session, clock, 5)
     Played(session, clock, pb.ReleaseResponse(released=True)).run(_verbs.release(session, grant))
     played = Played(session, clock)
@@ -360,7 +360,7 @@ def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) 
 
 
 def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
-    """A refusal changes nothing but the reason, which the next verb that is done clears."""
+    """A refusal changes nothing but the lease's reason, which the next successful call clears."""
     grant = leased(session, clock, 5, 0)
 
     assert (
@@ -398,7 +398,7 @@ class Table:
 def test_answers_to_extends_at_once_come_in_any_order(
     session: Session, clock: Clock, order: tuple[int, int]
 ) -> None:
-    """What was read from the table for the later one is not added again by the earlier one, in whatever place."""
+    """Blocks that were read from the table for a later extend are not added again by the answer to an earlier one."""
     grant = leased(session, clock, 5, 0)
     session.memory = Table(0, 3, 4)  # type: ignore[assignment]  # of which the row alone is read
     answers = [(5, ids(3), (), 32, 32, ()), (5, ids(4), (), 48, 48, ())]
@@ -410,7 +410,7 @@ def test_answers_to_extends_at_once_come_in_any_order(
 
 
 def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, clock: Clock) -> None:
-    """Blocks of which we were not told leave a hole in the list: without a table the lease is lost, not used."""
+    """Blocks that no answer named leave a hole in the list: without a table the lease is lost, not used."""
     grant = leased(session, clock, 5, 0)
     Played(session, clock, DeadlineError()).run(_verbs.extend(session, grant, 32, 0))
     assert grant.is_live
@@ -423,7 +423,7 @@ def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, cl
 
 
 def test_lease_that_another_holds_is_lost(session: Session, clock: Clock) -> None:
-    """A lease that the daemon does not grant us is lost at once."""
+    """A lease that the daemon grants to somebody else is lost at once."""
     grant = leased(session, clock, 5)
 
     Played(session, clock, UnknownLeaseError()).run(_verbs.map_row(session, grant))
@@ -432,7 +432,7 @@ def test_lease_that_another_holds_is_lost(session: Session, clock: Clock) -> Non
 
 
 def test_evict_in_doubt_takes_the_blocks_away(session: Session, clock: Clock) -> None:
-    """An evict of which we do not know how it went may be moving the blocks: they are not ours to touch."""
+    """An evict whose outcome is not known may be moving the blocks, so the lease no longer has them."""
     grant = leased(session, clock, 5)
 
     Played(session, clock, DeadlineError()).run(_verbs.evict(session, grant, 0))
@@ -441,7 +441,7 @@ def test_evict_in_doubt_takes_the_blocks_away(session: Session, clock: Clock) ->
 
 
 def test_evict_and_reload_move_the_blocks(session: Session, clock: Clock) -> None:
-    """Evicted, a lease has no blocks; reloaded, it has those that the daemon names."""
+    """An evicted lease has no blocks; a reloaded lease has the blocks that the daemon names."""
     grant = leased(session, clock, 5, 0, 1)
 
     assert Played(session, clock, pb.EvictResponse(num_evicted=2, num_offloaded=2)).run(
@@ -454,7 +454,7 @@ def test_evict_and_reload_move_the_blocks(session: Session, clock: Clock) -> Non
 
 
 def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, clock: Clock) -> None:
-    """Where the daemon and we disagree about a lease's place, it is computed again."""
+    """Where the daemon and the client disagree about a lease's place, the lease is lost and computed again."""
     grant = leased(session, clock, 5)
 
     Played(session, clock, WrongStateError()).run(_verbs.reload(session, grant, 0))
@@ -474,7 +474,7 @@ def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, cloc
 def test_failed_call_about_no_lease_is_a_miss_that_says_why(
     session: Session, clock: Clock, ask: Any, reply: Any
 ) -> None:
-    """What was refused found, held and moved nothing, and is told from what there was nothing of."""
+    """A refused call found, held and moved nothing, and its answer differs from that of a call that found nothing."""
     error = PoolFullError(need=3, available=1)
 
     missed = Played(session, clock, error).run(_flows.missed(session, ask, reply))
@@ -484,7 +484,7 @@ def test_failed_call_about_no_lease_is_a_miss_that_says_why(
 
 
 def test_answer_that_came_has_no_refusal(session: Session, clock: Clock) -> None:
-    """Nothing cached is an answer, and no refusal."""
+    """An answer that finds nothing cached is no refusal."""
     played = Played(session, clock, pb.PinResponse())
 
     assert played.run(_flows.missed(session, _calls.pin(b""), Pinned)) == Pinned()
@@ -500,7 +500,7 @@ def test_answer_that_came_has_no_refusal(session: Session, clock: Clock) -> None
 def test_refused_move_of_a_lease_says_why(
     session: Session, clock: Clock, verb: Any, reply: Any
 ) -> None:
-    """The reply to a verb that was refused has what the lease has."""
+    """The reply to a refused call has the same reason as the lease."""
     grant, error = leased(session, clock, 5), PoolFullError(need=3, available=1)
 
     assert Played(session, clock, error).run(verb(session, grant, 0)) == reply(refusal=error)
@@ -508,7 +508,7 @@ def test_refused_move_of_a_lease_says_why(
 
 
 def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> None:
-    """A caller who is interrupted while an evict is out must not go on using the blocks."""
+    """A caller who is interrupted during an evict must not go on using the blocks."""
     grant = leased(session, clock, 5)
     flow = _verbs.evict(session, grant, 0)
     next(flow)
@@ -522,7 +522,7 @@ def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> No
 
 
 def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: Clock) -> None:
-    """A released lease leaves the inventory, so that the next heartbeat ends it even if the release was lost."""
+    """A released lease leaves the inventory, so that the next heartbeat ends it even if the release is lost."""
     grant = leased(session, clock, 5)
 
     assert Played(session, clock, DeadlineError()).run(_verbs.release(session, grant)) is False
@@ -531,7 +531,7 @@ def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: 
 
 
 def test_inventory_never_disowns_a_lease_on_its_way(session: Session, clock: Clock) -> None:
-    """While a reserve is out, heartbeats speak only of ids that were known before it began."""
+    """While a reserve has no answer, heartbeats tell only of ids that were known before it began."""
     leased(session, clock, 5)
     slow = _verbs.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
     next(slow)
@@ -555,7 +555,7 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
 
 
 def test_lease_that_another_rank_was_granted_is_no_leftover(session: Session, clock: Clock) -> None:
-    """What counts is the id under which this rank joined it, also in what its inventories say."""
+    """What counts is the id under which this rank joined the lease, also in the inventories that it sends."""
     session.heard([], 20, session.link.epoch)
     answer = granted(15)
     answer.joined_id = 21
@@ -566,7 +566,7 @@ def test_lease_that_another_rank_was_granted_is_no_leftover(session: Session, cl
 
 
 def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
-    """Once a heartbeat has told how far the daemon has granted, the next one speaks of leases never heard of."""
+    """Once a heartbeat tells how far the daemon has granted ids, the next one tells of leases never heard of."""
     Played(session, clock, DeadlineError()).run(_verbs.reserve(session, SPEC, 0))
     told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
 
@@ -578,7 +578,7 @@ def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock
 
 
 def test_disowning_ends_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
-    """A second heartbeat follows where the first tells of more leases, and only there."""
+    """A second heartbeat follows only where the first one tells of more leases."""
     told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
 
     told.run(_late.disowning(session))
@@ -589,7 +589,7 @@ def test_disowning_ends_a_lease_whose_answer_was_lost(session: Session, clock: C
 
 
 def test_heartbeat_never_speaks_of_a_lease_on_its_way(session: Session, clock: Clock) -> None:
-    """While a reserve has no answer, the inventory stays below whatever that may be, however it ends."""
+    """While a reserve has no answer, the inventory stays below any id that it may bring, however the reserve ends."""
     leased(session, clock, 5)
     session.begin_reserve(floor := Floor())
     session.heard([], 50, session.link.epoch)
@@ -601,7 +601,7 @@ def test_heartbeat_never_speaks_of_a_lease_on_its_way(session: Session, clock: C
 
 
 class Interrupting:
-    """A lock under which a signal arrives when it is let go for the first time."""
+    """A lock that raises a signal's exception when it is let go for the first time."""
 
     def __init__(self) -> None:
         self.is_due = True
@@ -616,7 +616,7 @@ class Interrupting:
 
 
 def test_interrupted_reserve_does_not_stop_the_inventory(session: Session, clock: Clock) -> None:
-    """A reserve that a signal ended just as it began is not on its way for ever."""
+    """A reserve that a signal ends just as it begins does not count as on its way for ever."""
     session.lock = Interrupting()  # type: ignore[assignment]  # as far as it is used
     with pytest.raises(KeyboardInterrupt):
         Played(session, clock, granted(5)).run(_verbs.reserve(session, SPEC, 0))
@@ -627,7 +627,7 @@ def test_interrupted_reserve_does_not_stop_the_inventory(session: Session, clock
 
 
 def test_floor_that_nobody_holds_is_gone(session: Session) -> None:
-    """Wherever a reserve was interrupted, at its end too, its floor ends with whoever held it."""
+    """Wherever a reserve is interrupted, also at its end, its floor goes when nobody holds it any more."""
     session.begin_reserve(Floor())
 
     session.heard([], 50, session.link.epoch)
@@ -638,7 +638,7 @@ def test_floor_that_nobody_holds_is_gone(session: Session) -> None:
 def test_lease_that_an_inventory_may_have_left_out_is_not_used(
     session: Session, clock: Clock
 ) -> None:
-    """Asked again, a request whose answer was lost has its old lease released where a heartbeat may be ending it."""
+    """A lease whose answer was lost is released, not used, where a heartbeat may be ending it."""
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15), pb.ReleaseResponse(released=True), granted(21))
 
@@ -662,7 +662,7 @@ def test_lease_of_another_reserve_on_its_way_is_no_leftover(session: Session, cl
 
 
 def test_new_worker_knows_no_newest_lease(session: Session) -> None:
-    """Who attached afresh may be in a cache whose ids begin anew."""
+    """A worker that attached afresh may be in a cache whose ids begin anew."""
     session.heard([], 20, session.link.epoch)
 
     session.adopt(Attached(attached(epoch=1), []), resumed=False)
@@ -671,7 +671,7 @@ def test_new_worker_knows_no_newest_lease(session: Session) -> None:
 
 
 def test_request_is_not_reserved_twice_at_once(session: Session, clock: Clock) -> None:
-    """The daemon takes a second reserve for a retry; two callers here would write the same blocks."""
+    """The daemon takes a second reserve for a retry, so two callers here would write the same blocks."""
     first = leased(session, clock, 5)
 
     again = leased(session, clock, 5)
@@ -696,7 +696,7 @@ def test_heartbeat_learns_of_leases_that_ended(session: Session, clock: Clock) -
 
 
 def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
-    """A worker that has ended holds nothing."""
+    """A worker that has ended holds no lease."""
     grant = leased(session, clock, 5)
 
     assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(_flows.detach(session)) == 1
@@ -705,7 +705,7 @@ def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
 
 
 def test_detach_waits_for_a_daemon_that_is_away(session: Session, clock: Clock) -> None:
-    """One that restarts is told of the end once it is back; whoever detaches again need not ask it."""
+    """A daemon that restarts is told of the end once it is back; a second detach need not ask it."""
     played = Played(session, clock, *[UnavailableError()] * 4, pb.DetachResponse(num_leases=2))
 
     assert played.run(_flows.detach(session)) == 2
@@ -716,7 +716,7 @@ def test_detach_waits_for_a_daemon_that_is_away(session: Session, clock: Clock) 
 
 
 def test_detach_whose_first_try_was_carried_out_is_done(session: Session, clock: Clock) -> None:
-    """Where only the answer was lost, the daemon does not know the worker any more."""
+    """Where only the answer was lost, the daemon does not know the worker any more, and the detach is done."""
     session.raises = True
     played = Played(session, clock, UnavailableError(), UnknownWorkerError())
 
@@ -729,7 +729,7 @@ def test_detach_whose_first_try_was_carried_out_is_done(session: Session, clock:
 def test_worker_that_cannot_be_detached_is_warned_of(
     session: Session, clock: Clock, caplog: pytest.LogCaptureFixture, proof: str, how: str
 ) -> None:
-    """What a daemon that stays away keeps is said, with the worker and what ends it; closing again tries again."""
+    """A warning names the worker whose leases an absent daemon keeps, and what ends it; closing again tries again."""
     session.death_proof = proof
 
     assert Played(session, clock, UnavailableError()).run(_flows.detach(session)) == 0
@@ -744,7 +744,7 @@ def test_worker_that_cannot_be_detached_is_warned_of(
 
 @pytest.mark.parametrize("raises", [False, True], ids=["miss", "raise"])
 def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises: bool) -> None:
-    """Whatever is asked of a worker that was closed is answered here: nothing is sent to learn it."""
+    """A closed worker answers every call itself: nothing is sent."""
     Played(session, clock, pb.DetachResponse()).run(_flows.detach(session))
     session.raises = raises
     step = _calls.step(
@@ -773,7 +773,7 @@ def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises:
 
 
 def test_blocks_are_in_token_order_however_they_came(session: Session, clock: Clock) -> None:
-    """A lease that grew by many extends, read in between or not, has every block once and in order."""
+    """A lease that grows by many extends has every block once and in order, whether it was read in between or not."""
     grant = leased(session, clock, 5, 0)
 
     for block in range(1, 200):
@@ -808,7 +808,7 @@ def columns() -> dict[str, Any]:
 def test_step_moves_its_leases_along(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
-    """Extended leases gain their blocks, refused ones are lost where they must, released ones end, new ones begin."""
+    """Extended leases gain blocks, refused ones are lost where they must be, released ones end, and new ones begin."""
     extended, unknown, released = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
     answer = pb.StepResponse(
         codes=ids(0, UnknownLeaseError.number, 0),
@@ -830,7 +830,7 @@ def test_step_moves_its_leases_along(
 def test_refused_operation_of_a_step_says_why(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
-    """A lease keeps the reason for which its operation was refused, or its code alone, until one is done."""
+    """A lease keeps the reason, or at least the code, for which its operation was refused, until one succeeds."""
     one, two, _ = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
     full = pb.Error(
         code="POOL_FULL", message="full", resource="device_blocks", need=3, available=1, limit=4
@@ -860,7 +860,7 @@ def test_refused_operation_of_a_step_says_why(
 def test_step_that_fails_is_a_miss_of_every_operation(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
-    """A step in doubt has done nothing that we may rely on: releases count as ended, extends as doubtful."""
+    """A step in doubt counts as not done: its releases as ended, its extends as doubtful."""
     extended, _, released = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
 
     replies, grants = Played(session, clock, DeadlineError()).run(
@@ -876,7 +876,7 @@ def test_step_that_fails_is_a_miss_of_every_operation(
 def test_doubtful_lease_is_checked_by_the_next_step(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
-    """After a step in doubt, an extend that says "nothing to add" is not believed unless the blocks are all here."""
+    """After a step in doubt, an extend that says "nothing to add" counts only if all blocks are here."""
     extended = leased(session, clock, 5, 0)
     step = _calls.step(**(columns | {"reserves": []}))
     Played(session, clock, DeadlineError()).run(_steps.step(session, step, []))
@@ -890,7 +890,7 @@ def test_doubtful_lease_is_checked_by_the_next_step(
 def test_refused_reserve_of_a_step_says_why(
     session: Session, clock: Clock, columns: dict[str, Any]
 ) -> None:
-    """One reserve of a step may be refused while the rest is done."""
+    """One reserve of a step may be refused while the rest of the step is done."""
     refused = pb.StepReserve(error=pb.Error(code="POOL_FULL", message="full", need=3))
     answer = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(0, 0, 0), reserves=[refused])
 
@@ -927,12 +927,12 @@ NO_COLUMNS: dict[str, Any] = {
 
 
 def a_reserve(**wrong: Any) -> object:
-    """Ask for a lease with something else than usual."""
+    """Ask for a lease with one argument changed."""
     return _calls.reserve(**({"request_id": "r", "num_tokens": 1} | wrong))
 
 
 def an_attach(**wrong: Any) -> object:
-    """Ask to be a worker with something else than usual."""
+    """Ask to attach with one argument changed."""
     names = ("cache", "worker_name", "tenant", "layout_fingerprint", "engine", "magazine")
     return attach_request(**(dict.fromkeys(names, "name") | {"rank": 0} | wrong))
 
@@ -998,14 +998,14 @@ def an_attach(**wrong: Any) -> object:
 def test_number_that_no_field_carries_is_refused_by_its_name(
     ask: Callable[[], object], named: str
 ) -> None:
-    """Whoever gives a wrong number or text is told of which argument it was, and what it may be."""
+    """A wrong number or text is refused with the name of its argument and with what it may be."""
     with pytest.raises(InvalidError, match=named):
         ask()
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e10, 1e300, 10**400, "1"])
 def test_time_that_nobody_can_wait_is_refused(session: Session, seconds: Any) -> None:
-    """Deadlines and silences are positive and no timer's overflow; None alone waits for ever."""
+    """Deadlines and silences are positive and small enough for a timer; only None waits for ever."""
     watch = _calls.watch("", 0)
     with pytest.raises(InvalidError, match="idle_seconds must be"):
         _flows.streamed(session.link, watch, seconds)
@@ -1017,14 +1017,14 @@ def test_time_that_nobody_can_wait_is_refused(session: Session, seconds: Any) ->
 
 
 def test_numbers_of_arrays_are_numbers() -> None:
-    """What counts as an integer for Python does so here."""
+    """Whatever Python takes for an integer is taken here."""
     assert _calls.evict(num_blocks=np.int64(5)).request == pb.EvictRequest(num_blocks=5)  # type: ignore[arg-type]
 
 
 def test_worker_that_is_closed_while_it_attaches_again_leaves_nobody_behind(
     session: Session, clock: Clock
 ) -> None:
-    """A detach that went out under the old token does not end the worker that a heartbeat just became."""
+    """A detach under the old token does not end the worker that a heartbeat has just made anew."""
     again = attached(epoch=2)
     again.worker_id, again.token = 9, "new"
 

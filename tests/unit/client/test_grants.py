@@ -1,4 +1,4 @@
-"""Laws of what is known of a lease's blocks: by group, at the places where the daemon has them."""
+"""Laws of what a client knows of a lease's blocks: by group, at the places where the daemon has them."""
 
 from dataclasses import replace
 from typing import Final
@@ -40,7 +40,7 @@ def tables(grant: GroupedGrant, num_groups: int) -> list[list[int]]:
 
 
 def test_one_group_is_its_blocks() -> None:
-    """Where there is one group that keeps everything, its table is the lease's blocks, and there is no other."""
+    """With one group that keeps everything, its table is all blocks of the lease, and there is no other table."""
     grant = Grant(request_id="r", tokens_per_block=16)
     grant.put(packed(4, 5))
 
@@ -50,7 +50,7 @@ def test_one_group_is_its_blocks() -> None:
 
 
 def test_prefix_counts_wherever_it_was_found() -> None:
-    """What came from a store need not be computed either."""
+    """A prefix that came from a store need not be computed either."""
     grant = Grant(request_id="r", tokens_per_block=16)
     grant.device_hit_tokens, grant.host_hit_tokens = 16, 32
     grant.disk_hit_tokens, grant.remote_hit_tokens = 64, 128
@@ -59,7 +59,7 @@ def test_prefix_counts_wherever_it_was_found() -> None:
 
 
 def test_groups_have_tables_of_their_own() -> None:
-    """Blocks come group by group, and each group's table can be read by place."""
+    """Blocks come group by group, and each group's table is read by place."""
     grant = grant_of(FULL, WINDOW)
     grant.put(packed(1, 2, 3, 0, 5), [3, 2])
 
@@ -71,7 +71,7 @@ def test_groups_have_tables_of_their_own() -> None:
 
 
 def test_extend_appends_to_each_group() -> None:
-    """What an extend brings goes to the end of each group's table."""
+    """An extend's blocks go to the end of each group's table."""
     grant = grant_of(FULL, WINDOW)
     grant.put(packed(1, 4), [1, 1])
     first = tables(grant, 2)
@@ -83,7 +83,7 @@ def test_extend_appends_to_each_group() -> None:
 
 
 def test_states_stand_at_the_end_of_what_is_covered() -> None:
-    """Between two states of a recurrent group there is nothing."""
+    """Between two states of a recurrent group the places are empty."""
     grant = grant_of(FULL, STATE)
     grant.put(packed(1, 9), [1, 1])
 
@@ -94,7 +94,7 @@ def test_states_stand_at_the_end_of_what_is_covered() -> None:
 
 
 def test_speculative_states_lie_behind_the_newest() -> None:
-    """Blocks for speculative tokens' states come after the state's own, and make no room for tokens."""
+    """Blocks for the states of speculative tokens come after the newest state, and make no room for tokens."""
     grant = grant_of(replace(STATE, extra_blocks=1, max_blocks=3))
     grant.put(packed(1, 2))
 
@@ -106,7 +106,7 @@ def test_speculative_states_lie_behind_the_newest() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1000, 1008, 1009, 1024])
 def test_speculative_states_give_way_at_the_end_of_the_table(num_tokens: int) -> None:
-    """An extend that brings no block any more covers its tokens all the same, as there is a place for their states."""
+    """An extend that brings no more blocks still covers its tokens, because there is a place for their states."""
     grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
     grant.add_unknown(packed(1, 2, 3), (), 976)
 
@@ -119,7 +119,7 @@ def test_speculative_states_give_way_at_the_end_of_the_table(num_tokens: int) ->
 
 
 def test_speculative_block_that_comes_again_has_moved_on() -> None:
-    """It stands at its new place only, also where the table has told of that before the answer came."""
+    """A speculative block that comes again has only its new place, also if the table showed that before the answer."""
     shape = replace(STATE, extra_blocks=2, max_blocks=4)
     told, asked, late = grant_of(shape), packed(2, 4), grant_of(shape)
     told.put(packed(1, 2, 3))
@@ -134,7 +134,7 @@ def test_speculative_block_that_comes_again_has_moved_on() -> None:
 
 
 def test_all_speculative_blocks_may_move_on() -> None:
-    """Where growth passes over all of them, those that come again come before the fresh one."""
+    """Where a lease grows past all its speculative blocks, those that come again precede the fresh ones."""
     grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
     grant.put(packed(1, 2, 3))
     asked = packed(2, 3, 4)
@@ -172,7 +172,7 @@ def test_what_no_later_token_needs_is_dropped(
 
 
 def test_window_moves_on_with_what_is_computed() -> None:
-    """A window bounds what an extend covers until a commit moves it on."""
+    """A window bounds the tokens that an extend covers until a commit moves the window on."""
     grant = grant_of(FULL, WINDOW)
     assert (grant.reach(48), grant.reach(200)) == (48, 64)
 
@@ -182,7 +182,7 @@ def test_window_moves_on_with_what_is_computed() -> None:
 
 
 def test_fixed_blocks_cover_what_was_asked_for() -> None:
-    """A group with the same blocks for the life of a request bounds no token."""
+    """A group whose blocks stay the same for the life of a request bounds no tokens."""
     grant = grant_of(FIXED)
     assert grant.covered_tokens == 0
 
@@ -203,7 +203,7 @@ def test_fixed_blocks_cover_what_was_asked_for() -> None:
     ],
 )
 def test_trim_drops_what_lies_behind(shape: GroupShape, places: list[int], left: list[int]) -> None:
-    """What lies behind the tokens leaves; the newest state of a recurrent group moves to the end of them."""
+    """Blocks behind the tokens leave; the newest state of a recurrent group moves to the end of the tokens."""
     grant = grant_of(shape)
     grant.put(packed(*places))
 
@@ -214,7 +214,7 @@ def test_trim_drops_what_lies_behind(shape: GroupShape, places: list[int], left:
 
 
 def test_trim_of_one_group_keeps_whole_blocks() -> None:
-    """A block that is needed in part is kept, and a trim to more than there is changes nothing."""
+    """A block that is needed in part is kept, and a trim to more tokens than there are changes nothing."""
     grant = Grant(request_id="r", tokens_per_block=16)
     grant.put(packed(4, 5, 6))
 
@@ -234,7 +234,7 @@ def test_block_0_counts_where_no_place_is_ever_empty() -> None:
 
 
 def test_evicted_lease_has_no_places() -> None:
-    """Without blocks nothing is covered."""
+    """A lease without blocks covers no token."""
     grant = grant_of(FULL, WINDOW)
     grant.put(packed(1, 2), [1, 1])
 
@@ -245,7 +245,7 @@ def test_evicted_lease_has_no_places() -> None:
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, STATE)])
 def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...]) -> None:
-    """What another rank's extend brought may be read from the table before the daemon tells of it."""
+    """Blocks from another rank's extend may be read from the table before the daemon's answer names them."""
     is_plain = len(groups) == 1
     grant = Grant(request_id="r", tokens_per_block=16) if is_plain else grant_of(*groups)
     grant.put(packed(1, 2) if is_plain else packed(1, 2, 9), () if is_plain else (2, 1))
@@ -258,7 +258,7 @@ def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...])
 
 
 def test_blocks_stand_where_the_daemon_says() -> None:
-    """A rank's states stand as far on as those of the rank that has asked for the most tokens."""
+    """A rank's states stand where those of the rank stand that has asked for the most tokens."""
     grant = grant_of(FULL, STATE)
     grant.put(packed(1, 9), [1, 1])
 
@@ -268,7 +268,7 @@ def test_blocks_stand_where_the_daemon_says() -> None:
 
 
 def test_block_behind_a_place_that_is_not_known_yet_is_left_out() -> None:
-    """A group that keeps everything has no empty place, so what comes behind one is looked for in the table."""
+    """A group that keeps everything has no empty place, so blocks behind an unknown place are left to the table."""
     grant = grant_of(FULL, STATE)
     grant.put(packed(1, 9), [1, 1])
 
@@ -280,7 +280,7 @@ def test_block_behind_a_place_that_is_not_known_yet_is_left_out() -> None:
 
 
 def test_state_that_was_given_back_does_not_come_again() -> None:
-    """An answer may come after the commit that gave back what it tells of."""
+    """An answer may come after the commit that gave back the states it names; they stay given back."""
     grant = grant_of(STATE)
     grant.put(packed(9))
     grant.add_unknown(packed(8), (), 48)

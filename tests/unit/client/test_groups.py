@@ -48,29 +48,29 @@ HYBRID = plan(
         longest_request_tokens=256,
     )
 )
-"""A full group, and one with a window of 32 tokens that holds as many blocks as a row has."""
+"""A full group, and a group with a window of 32 tokens that holds as many blocks as a row has."""
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """Give a clock that stands."""
+    """Give a clock that stands still."""
     return Clock()
 
 
 @pytest.fixture
 def hybrid(clock: Clock) -> Session:
-    """Give a worker of a cache of two groups."""
+    """Give a worker of a cache with two groups."""
     return session_of(clock, raises=False, plan=HYBRID)
 
 
 @pytest.fixture
 def plain(clock: Clock) -> Session:
-    """Give a worker of a cache of one group."""
+    """Give a worker of a cache with one group."""
     return session_of(clock, raises=False)
 
 
 def reserved(session: Session, clock: Clock, lease_id: int = 5) -> Grant:
-    """Reserve 32 tokens of both groups, with no hit."""
+    """Reserve 32 tokens in both groups, without a hit."""
     answer = pb.ReserveResponse(
         lease_id=lease_id, block_ids=ids(1, 2, 3, 4), num_blocks=ids(2, 2), covered_tokens=32
     )
@@ -81,7 +81,7 @@ def reserved(session: Session, clock: Clock, lease_id: int = 5) -> Grant:
 
 
 def tables(grant: Grant) -> list[list[int]]:
-    """Return both tables."""
+    """Return the tables of both groups."""
     return [grant.blocks(group).tolist() for group in range(2)]
 
 
@@ -100,7 +100,7 @@ class Memory:
 
 
 def test_reserve_fills_the_table_of_each_group(hybrid: Session, clock: Clock) -> None:
-    """A prefix that was a hit leaves the places before the window empty."""
+    """A prefix that is a hit leaves the places before the window empty."""
     answer = pb.ReserveResponse(
         lease_id=5,
         block_ids=ids(1, 2, 3, 4, 0, 0, 5, 6),
@@ -116,7 +116,7 @@ def test_reserve_fills_the_table_of_each_group(hybrid: Session, clock: Clock) ->
 
 
 def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: Clock) -> None:
-    """A window that must move on first covers less than was asked for, and that is no loss."""
+    """Where a window must move on first, an extend covers less than was asked for, and no block is lost."""
     grant = reserved(hybrid, clock)
     answer = pb.ExtendResponse(block_ids=ids(5, 6, 7), num_blocks=ids(2, 1), covered_tokens=48)
 
@@ -128,7 +128,7 @@ def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: 
 
 
 def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Clock) -> None:
-    """Blocks that a commit gives back are not ours any more."""
+    """The lease no longer has the blocks that a commit gives back."""
     grant = reserved(hybrid, clock)
     grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
     answer = pb.CommitResponse(num_committed=8, num_given_back=2)
@@ -140,7 +140,7 @@ def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Cloc
 
 
 def test_commit_in_doubt_gives_back_all_the_same(hybrid: Session, clock: Clock) -> None:
-    """What no later token needs is not used again, whether the daemon has taken it or not."""
+    """A commit in doubt gives back what no later token needs, whether the daemon carried it out or not."""
     grant = reserved(hybrid, clock)
     grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
 
@@ -159,7 +159,7 @@ def test_refused_commit_gives_nothing_back(hybrid: Session, clock: Clock) -> Non
 
 
 def test_doubtful_lease_of_groups_is_read_from_its_row(hybrid: Session, clock: Clock) -> None:
-    """Where an extend's answer was lost, the next one takes all places from the table, and loses none."""
+    """After an extend whose answer was lost, the next extend reads all places from the table, and loses none."""
     grant = reserved(hybrid, clock)
     Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
     hybrid.memory = Memory([1, 2, 5, 7], [3, 4, 6, 8])  # type: ignore[assignment]  # a double
@@ -189,7 +189,7 @@ GUESSING = plan(
         longest_request_tokens=256,
     )
 )
-"""A full group, and one of recurrent states with two for speculative tokens."""
+"""A full group, and a group of recurrent states with two blocks for speculative tokens."""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ GUESSING = plan(
 def test_speculative_blocks_that_move_on_are_put_where_they_stand(
     clock: Clock, engine: str, num_places: tuple[int, ...], expected: list[int]
 ) -> None:
-    """An extend tells of them anew; where other ranks ask for more, too, it tells with which places they end."""
+    """An extend names speculative blocks anew, and says at which places they end if other ranks ask for more, too."""
     session = session_of(clock, raises=False, plan=GUESSING)
     session.request.engine = engine
     reply = pb.ReserveResponse(
@@ -224,7 +224,7 @@ def test_speculative_blocks_that_move_on_are_put_where_they_stand(
 
 
 def test_doubtful_lease_of_groups_is_lost_without_a_table(hybrid: Session, clock: Clock) -> None:
-    """Places may be empty, so a block that we were not told of is not seen to be missing: nothing is believed."""
+    """Places may be empty, so a missing block would not be seen: without a table a doubtful lease is lost."""
     grant = reserved(hybrid, clock)
     Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
 
@@ -241,7 +241,7 @@ def test_restart_brings_the_places_back(
     is_active: bool,
     expected: list[list[int]],
 ) -> None:
-    """A lease that survived a restart has the places that its row has, and none while it is evicted."""
+    """A lease that survives a restart has the places of its row, and none while it is evicted."""
     grant = reserved(hybrid, clock)
     memory: Any = Memory([1, 2], [0, 4], is_active=is_active)
     hybrid.memory = memory
@@ -252,7 +252,7 @@ def test_restart_brings_the_places_back(
 
 
 def test_reload_brings_every_group_back(hybrid: Session, clock: Clock) -> None:
-    """Reloaded, a lease has the places that the daemon names, empty ones among them."""
+    """A reloaded lease has the places that the daemon names, empty ones among them."""
     grant = reserved(hybrid, clock)
     Played(hybrid, clock, pb.EvictResponse(num_evicted=3)).run(_verbs.evict(hybrid, grant, 0))
     answer = pb.ReloadResponse(block_ids=ids(8, 9, 0, 7), num_blocks=ids(2, 2), num_tokens=32)
@@ -266,7 +266,7 @@ def test_reload_brings_every_group_back(hybrid: Session, clock: Clock) -> None:
 
 
 def step_of(session: Session, lease_ids: list[int], verbs: list[int], num_tokens: list[int]) -> Any:
-    """Return the flow of a step without reserves."""
+    """Return the flow of a step that has no reserves."""
     ask = _calls.step(
         verbs=np.array(verbs, np.uint8),
         lease_ids=np.array(lease_ids),
@@ -280,7 +280,7 @@ def step_of(session: Session, lease_ids: list[int], verbs: list[int], num_tokens
 
 
 def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
-    """The columns of a step have one number for each operation and group, and its leases follow."""
+    """The columns of a step have one number for each operation and group, and the step's leases follow them."""
     first, second = reserved(hybrid, clock, 5), reserved(hybrid, clock, 6)
     answer = pb.StepResponse(
         codes=ids(0, 0, 0), num_blocks=ids(1, 1, 0, 0, 1, 1), block_ids=ids(10, 11, 12, 13)
@@ -296,7 +296,7 @@ def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
 
 
 def test_step_that_fails_leaves_groups_doubtful(hybrid: Session, clock: Clock) -> None:
-    """Extends are doubtful, what commits gave back is not used, and the columns keep their shape."""
+    """After a step that fails, extends are doubtful, what commits gave back is not used, and columns keep shape."""
     first, second = reserved(hybrid, clock, 5), reserved(hybrid, clock, 6)
     flow = step_of(hybrid, [5, 6], [pb.STEP_VERB_EXTEND, pb.STEP_VERB_COMMIT], [48, 48])
 
@@ -308,7 +308,7 @@ def test_step_that_fails_leaves_groups_doubtful(hybrid: Session, clock: Clock) -
 
 
 def test_step_that_brings_too_little_loses_the_lease(hybrid: Session, clock: Clock) -> None:
-    """A group that lacks a block has a hole: the lease is lost, not used."""
+    """Where a group lacks a block, its table has a hole: the lease is lost, not used."""
     grant = reserved(hybrid, clock)
     answer = pb.StepResponse(codes=ids(0), num_blocks=ids(1, 0), block_ids=ids(10))
 
@@ -321,7 +321,7 @@ def test_step_that_brings_too_little_loses_the_lease(hybrid: Session, clock: Clo
 
 
 def test_priority_travels_where_it_is_not_the_normal_one(plain: Session, clock: Clock) -> None:
-    """A reserve says how soon and how long; the normal case costs no byte."""
+    """A reserve says how soon it is served and how long its blocks stay; the normal case takes no byte."""
     played = Played(plain, clock, granted(1), granted(2))
     keen = ReserveSpec(request_id="s", num_tokens=16, priority="high", retain_seconds=9)
 
@@ -333,7 +333,7 @@ def test_priority_travels_where_it_is_not_the_normal_one(plain: Session, clock: 
 
 
 def test_retain_priority_travels_where_it_is_given(plain: Session, clock: Clock) -> None:
-    """0 is a number like others, and to say none costs no byte."""
+    """A retain priority of 0 is sent like any other number; none takes no byte."""
     played = Played(plain, clock, granted(1), granted(2))
 
     for number in (None, 0):
@@ -345,13 +345,13 @@ def test_retain_priority_travels_where_it_is_given(plain: Session, clock: Clock)
 
 @pytest.mark.parametrize("number", [-1, 101, 2**64])
 def test_retain_priority_out_of_range_is_refused(number: int) -> None:
-    """What no wire would carry, or the daemon would refuse, is told with the bounds."""
+    """A number that no wire can carry, or that the daemon would refuse, is refused with the bounds."""
     with pytest.raises(InvalidError, match=f"retain_priority must be from 0 to 100, not {number}"):
         _calls.reserve(request_id="r", num_tokens=16, retain_priority=number)
 
 
 def test_reserves_of_a_step_have_priorities() -> None:
-    """A step's reserves say what single ones do."""
+    """The reserves of a step send the same priorities as single reserves."""
     keen = ReserveSpec(
         request_id="s", num_tokens=16, priority="low", retain_seconds=9, retain_priority=70
     )
@@ -371,12 +371,12 @@ def test_reserves_of_a_step_have_priorities() -> None:
 
 
 def forked(lease_id: int, *blocks: int) -> pb.ForkResponse:
-    """Return what a fork answers."""
+    """Return the answer to a fork."""
     return pb.ForkResponse(lease=granted(lease_id, *blocks), num_shared=1, num_copied=1)
 
 
 def test_fork_is_a_lease_of_its_own(plain: Session, clock: Clock) -> None:
-    """A fork has its own id, request and blocks, and ends alone."""
+    """A fork has its own id, request and blocks, and ends by itself."""
     source = leased(plain, clock, 5, 0, 1)
     played = Played(plain, clock, forked(6, 0, 2))
 
@@ -403,7 +403,7 @@ def test_leftover_of_a_lost_fork_is_released_first(plain: Session, clock: Clock)
 
 
 def test_heartbeat_never_speaks_of_a_fork_on_its_way(plain: Session, clock: Clock) -> None:
-    """While a fork has no answer, the inventory stays below whatever that may be."""
+    """While a fork has no answer, the inventory stays below any id that it may bring."""
     source = leased(plain, clock, 5)
     flow = _verbs.fork(plain, source, "twin", 16, 0)
     next(flow)
@@ -416,7 +416,7 @@ def test_heartbeat_never_speaks_of_a_fork_on_its_way(plain: Session, clock: Cloc
 
 
 def test_refused_fork_leaves_its_source_alone(plain: Session, clock: Clock) -> None:
-    """A refusal is the fork's, which is not live, and nothing happens to the lease that it would go on from."""
+    """A refused fork is not live, and the lease that it would have gone on from stays as it is."""
     source = leased(plain, clock, 5)
 
     fork = Played(plain, clock, PoolFullError()).run(_verbs.fork(plain, source, "twin", 16, 0))
@@ -427,7 +427,7 @@ def test_refused_fork_leaves_its_source_alone(plain: Session, clock: Clock) -> N
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_fork_of_an_unknown_lease_loses_it(clock: Clock, raises: bool) -> None:
-    """Where the daemon does not know the source, it is lost for us as well, and its forks are refused unsent."""
+    """A lease that the daemon does not know is lost, and its forks are refused unsent."""
     session = session_of(clock, raises=raises)
     source = leased(session, clock, 5)
     played = Played(session, clock, UnknownLeaseError())
@@ -444,7 +444,7 @@ def test_fork_of_an_unknown_lease_loses_it(clock: Clock, raises: bool) -> None:
 
 
 def test_fork_goes_on_after_a_restart(plain: Session, clock: Clock) -> None:
-    """A fork that meets a restarted daemon goes out again under its key; its source survived."""
+    """A fork that meets a restarted daemon goes out again under its key, and its source survives."""
     source = leased(plain, clock, 5)
     back = Attached(attached(epoch=2, lease_ids=(5,)), [])
     played = Played(plain, clock, StaleEpochError(), back, forked(9))
@@ -459,7 +459,7 @@ def test_fork_goes_on_after_a_restart(plain: Session, clock: Clock) -> None:
 
 
 def test_trim_drops_blocks_behind_a_token(plain: Session, clock: Clock) -> None:
-    """What lies behind the tokens is the daemon's again."""
+    """A trim gives the blocks behind the token back to the daemon."""
     grant = leased(plain, clock, 5, 0, 1, 2)
 
     left = Played(plain, clock, pb.TrimResponse(num_given_back=2)).run(
@@ -470,7 +470,7 @@ def test_trim_drops_blocks_behind_a_token(plain: Session, clock: Clock) -> None:
 
 
 def test_trim_in_doubt_is_made_up_for(plain: Session, clock: Clock) -> None:
-    """Blocks that may have been taken back are not used; where they were not, the next extend does not hide that."""
+    """Blocks that a trim may have taken back are not used, and an extend that counts on them loses the lease."""
     grant = leased(plain, clock, 5, 0, 1, 2)
     Played(plain, clock, DeadlineError()).run(_verbs.trim(plain, grant, 16))
     assert (grant.block_ids.tolist(), grant.is_live) == ([0], True)
@@ -483,7 +483,7 @@ def test_trim_in_doubt_is_made_up_for(plain: Session, clock: Clock) -> None:
 
 
 def test_refused_trim_changes_nothing(plain: Session, clock: Clock) -> None:
-    """A trim below what is committed is refused, and the caller's mistake."""
+    """A trim below the committed tokens is refused as the caller's mistake."""
     grant = leased(plain, clock, 5, 0, 1)
 
     with pytest.raises(InvalidError):

@@ -40,7 +40,7 @@ def call(
 
 
 def in_turn(*answers: Answer) -> Answer:
-    """Return an answer that gives one after the other."""
+    """Return an answer function that gives the answers one after the other."""
     left = list(answers)
     return lambda sent: left.pop(0)(sent)  # noqa: PLW0108 - popped at each call
 
@@ -51,7 +51,7 @@ def released(_: pb.Call) -> Message:
 
 
 def test_end_of_the_peer_is_seen_without_a_call(tmp_path: Path) -> None:
-    """The kernel knows of it at once; where no connection is open, nobody can tell."""
+    """The kernel knows at once that the peer has ended; without an open connection nobody can tell."""
     with FrameServer(path=tmp_path / "s", answer=released) as server:
         transport = LocalTransport(str(server.path))
         before = transport.has_peer
@@ -77,7 +77,7 @@ def test_call_carries_who_sends_it(tmp_path: Path) -> None:
 
 
 def test_refusal_is_raised_as_itself(tmp_path: Path) -> None:
-    """The daemon's error arrives with its class and its numbers, and the connection stays."""
+    """The daemon's error arrives with its class and its numbers, and the connection stays open."""
 
     def full(_: pb.Call) -> Message:
         raise PoolFullError(
@@ -111,7 +111,7 @@ def test_large_frames_cross_in_pieces(tmp_path: Path) -> None:
 
 
 def test_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
-    """Every call ends by its deadline, and a late answer is never taken for that of the next call."""
+    """Every call ends by its deadline, and a late answer is never taken for the answer to the next call."""
     with FrameServer(path=tmp_path / "s", answer=in_turn(hang, released)) as server:
         transport = LocalTransport(str(server.path))
         started = time.monotonic()
@@ -127,7 +127,7 @@ def test_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
 def test_read_that_wakes_early_waits_for_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel's timeout is coarse, so it ends early; an answer between it and the deadline is still taken."""
+    """The kernel's timeout is coarse and ends early; an answer between its end and the deadline is still taken."""
     monkeypatch.setattr(local, "_EARLY", 0.0)
     woken = threading.Event()
 
@@ -154,18 +154,18 @@ def hang(_: pb.Call) -> Message:
 
 
 class Recorder:
-    """A socket that notes with which flags it was read."""
+    """A socket that notes the flags with which it is read."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.flags: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Do everything else as the socket does."""
+        """Leave everything else to the socket."""
         return getattr(self._sock, name)
 
     def recv_into(self, buffer: bytearray, num_bytes: int = 0, flags: int = 0) -> int:
-        """Read, and note how."""
+        """Read, and note the flags."""
         self.flags.append(flags)
         return self._sock.recv_into(buffer, num_bytes, flags)
 
@@ -176,7 +176,7 @@ class Recorder:
 def test_answer_is_received_however_it_is_waited_for(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call gets its answer while its thread looks for it, and once it sleeps."""
+    """A call gets its answer both while its thread polls for it and once the thread sleeps."""
     monkeypatch.setattr(local, "_LOOK_SECONDS", seconds)
 
     with FrameServer(path=tmp_path / "s", answer=released) as server:
@@ -190,7 +190,7 @@ def test_answer_is_received_however_it_is_waited_for(
 def test_calls_after_a_look_in_vain_sleep_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cannot be answered at once does not keep the daemon from its core call after call, but tries now and then."""
+    """A caller that polls in vain stops taking the core from the daemon at each call, but polls again now and then."""
     monkeypatch.setattr(local, "_LOOK_SECONDS", 0.0)
     with FrameServer(path=tmp_path / "s", answer=released) as server:
         transport = LocalTransport(str(server.path))
@@ -222,14 +222,14 @@ def test_past_deadline_sends_nothing(tmp_path: Path) -> None:
 
 
 def test_absent_daemon_is_unavailable(tmp_path: Path) -> None:
-    """Where nothing listens, the error names the address and helps."""
+    """Where nothing listens, the error names the address and says what to do."""
     with pytest.raises(UnavailableError, match="No such file"):
         LocalTransport(str(tmp_path / "none")).send(call())
 
 
 @pytest.mark.parametrize("is_directory", [False, True], ids=["file", "directory"])
 def test_what_lies_where_a_socket_should_be_is_named(is_directory: bool, tmp_path: Path) -> None:
-    """Nobody looks for a daemon that refuses connections where the path is wrong."""
+    """Where the path is no socket, the error says so, and not that a daemon refuses connections."""
     path = tmp_path / "kvlease.sock"
     path.mkdir() if is_directory else path.touch()
     what = "it is a directory, no socket" if is_directory else "it is no socket"
@@ -242,7 +242,7 @@ def test_what_lies_where_a_socket_should_be_is_named(is_directory: bool, tmp_pat
 
 
 def answer_in_http(listener: socket.socket) -> socket.socket:
-    """Answer one connection as a server of HTTP/1.1 does whom it makes no sense to; return it, still open."""
+    """Answer one connection as a server of HTTP/1.1 answers what it cannot read; return it, still open."""
     connection = listener.accept()[0]
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -250,7 +250,7 @@ def answer_in_http(listener: socket.socket) -> socket.socket:
 
 
 def test_socket_of_another_protocol_is_told_with_the_right_one(tmp_path: Path) -> None:
-    """Whoever took the socket of REST for the local one reads which of a daemon's sockets is whose."""
+    """A caller that used the socket of REST as the local one is told what each of a daemon's sockets is for."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "http.sock"))
         listener.listen()
@@ -264,7 +264,7 @@ def test_socket_of_another_protocol_is_told_with_the_right_one(tmp_path: Path) -
 
 
 def test_broken_connection_is_unavailable_and_replaced(tmp_path: Path) -> None:
-    """A connection that breaks under a call is told; the next call opens another."""
+    """A call whose connection breaks is told so; the next call opens another connection."""
     with FrameServer(path=tmp_path / "s", answer=in_turn(drop, released)) as server:
         transport = LocalTransport(str(server.path))
         with pytest.raises(UnavailableError):
@@ -279,7 +279,7 @@ def drop(_: pb.Call) -> Message:
 
 
 def test_connection_refusal_is_raised(tmp_path: Path) -> None:
-    """An error under call number 0 refuses the connection, and its reason reaches the caller."""
+    """An error under call number 0 refuses the whole connection, and its reason reaches the caller."""
 
     class Refusing(FrameServer):
         def _reply(self, connection: object, call: pb.Call) -> None:
@@ -294,7 +294,7 @@ def test_connection_refusal_is_raised(tmp_path: Path) -> None:
 
 
 def test_unknown_error_code_is_internal(tmp_path: Path) -> None:
-    """A code of a newer daemon still is an error of ours."""
+    """The code of a newer daemon becomes an internal error."""
 
     class NewerError(InternalError):
         code = "FROM_THE_FUTURE"
@@ -310,7 +310,7 @@ def test_unknown_error_code_is_internal(tmp_path: Path) -> None:
 
 
 def test_request_that_is_no_message_is_invalid(tmp_path: Path) -> None:
-    """What does not fit into a frame is the caller's mistake, and nothing is sent."""
+    """A request that does not fit into a frame is the caller's mistake, and nothing is sent."""
     with FrameServer(path=tmp_path / "s", answer=released) as server:
         with pytest.raises(InvalidError):
             LocalTransport(str(server.path)).send(call()._replace(token="\ud800"))
@@ -319,7 +319,7 @@ def test_request_that_is_no_message_is_invalid(tmp_path: Path) -> None:
 
 
 def test_attach_hands_over_a_pidfd_and_takes_regions(tmp_path: Path) -> None:
-    """An attach carries a pidfd of this process, and the descriptors that come back do not reach programs we start."""
+    """An attach sends a pidfd of this process; programs that we start do not inherit the descriptors that come back."""
     with (
         Regions() as regions,
         FrameServer(
@@ -358,7 +358,7 @@ def test_refused_attach_keeps_no_descriptor(tmp_path: Path) -> None:
 def test_interrupted_attach_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume_token: str
 ) -> None:
-    """An answer that came although nobody waits for it leaves no worker; one that only goes on is left alone."""
+    """An attach whose answer nobody waits for leaves no worker; a worker that only goes on is left alone."""
     before = set(Path("/proc/self/fd").iterdir())
 
     def interrupted(sock: socket.socket, _: bytearray) -> None:
@@ -381,7 +381,7 @@ def test_interrupted_attach_is_undone(
 
 
 def test_answer_that_nobody_waits_for_cannot_be_sent() -> None:
-    """Once an attach is given up the daemon finds out: its answer is there by then, or cannot be sent at all."""
+    """After an attach is given up, its answer is there already or cannot be sent, so the daemon finds out."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert late_token(ours, bytearray()) == ""
@@ -391,7 +391,7 @@ def test_answer_that_nobody_waits_for_cannot_be_sent() -> None:
 
 
 def test_watch_yields_until_idle(tmp_path: Path) -> None:
-    """Events of one call come one by one, over a connection that ends with the watch."""
+    """Events of one watch come one by one, over a connection that ends with the watch."""
 
     class Watched(FrameServer):
         def _reply(self, connection: object, call: pb.Call) -> None:
@@ -413,7 +413,7 @@ RESERVE = pb.ReserveRequest(request_id="r", num_tokens=16)
 
 
 class Waits:
-    """Answers a release at once, and a reserve only after it."""
+    """A daemon that answers a release at once, and a reserve only after the release."""
 
     def __init__(self) -> None:
         self.is_asked, self.is_released = threading.Event(), threading.Event()
@@ -429,7 +429,7 @@ class Waits:
 
 
 def test_waiting_call_does_not_hold_back_another_thread(tmp_path: Path) -> None:
-    """A release goes through while a reserve waits for it, and afterwards both connections serve again."""
+    """A release goes through while a reserve waits for it, and afterwards both connections serve calls again."""
     waits = Waits()
     with (
         FrameServer(path=tmp_path / "s", answer=waits) as server,
@@ -451,7 +451,7 @@ def test_waiting_call_does_not_hold_back_another_thread(tmp_path: Path) -> None:
 def test_calls_above_the_limit_wait_for_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With every connection in use a call waits: until its deadline, or until one is put back."""
+    """With every connection in use a call waits until its deadline, or until a connection is put back."""
     monkeypatch.setattr(_pool, "CONNECTIONS_MAX", 1)
     waits = Waits()
     with (
@@ -476,7 +476,7 @@ def test_calls_above_the_limit_wait_for_their_turn(
 def test_connection_that_was_dropped_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that was interrupted just as it got its connection takes it away from nobody."""
+    """A call that is interrupted just as it gets its connection does not take that connection from later calls."""
     monkeypatch.setattr(_pool, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(_pool, "LOOK_AGAIN_SECONDS", 0.01)
     with FrameServer(path=tmp_path / "s", answer=released) as server:
@@ -492,7 +492,7 @@ def test_connection_that_was_dropped_makes_room(
 
 
 def test_broken_connection_takes_the_idle_ones_along(tmp_path: Path) -> None:
-    """After the daemon's end one call fails, and not one more for every connection that was open."""
+    """After the daemon's end one call fails, and not one for every connection that was open."""
     waits = Waits()
     with (
         FrameServer(path=tmp_path / "s", answer=waits) as server,
@@ -514,7 +514,7 @@ def test_broken_connection_takes_the_idle_ones_along(tmp_path: Path) -> None:
 
 
 def test_connection_in_use_is_closed_after_its_call(tmp_path: Path) -> None:
-    """Closing the transport lets a call of another thread end, and keeps no connection open."""
+    """Closing the transport lets another thread's call end, and keeps no connection open."""
     waits = Waits()
     with (
         FrameServer(path=tmp_path / "s", answer=waits) as server,
@@ -532,7 +532,7 @@ def test_connection_in_use_is_closed_after_its_call(tmp_path: Path) -> None:
 
 
 def test_attach_whose_memory_cannot_be_mapped_leaves_no_worker(tmp_path: Path) -> None:
-    """A worker that cannot use what it got ends at once; nobody else would end it before this process does."""
+    """A worker that cannot map its memory is ended at once; nobody else would end it before this process ends."""
     with Regions() as regions:
 
         def answered(sent: pb.Call) -> Message:

@@ -42,7 +42,7 @@ PLAN = plan(
 
 
 def attached(rank: int, region_bytes: int | None = None) -> Attached:
-    """Return what an attach of a rank hands over."""
+    """Return the answer to a rank's attach."""
     size = PLAN.ranks[rank].device_bytes if region_bytes is None else region_bytes
     fd = os.memfd_create("device", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
@@ -52,7 +52,7 @@ def attached(rank: int, region_bytes: int | None = None) -> Attached:
 
 @pytest.mark.parametrize("rank", range(3))
 def test_device_is_the_region_of_the_rank(rank: int) -> None:
-    """The array has the bytes of the rank's pool, and none where the rank keeps nothing."""
+    """The array has the bytes of the rank's pool, and no byte where the rank keeps nothing."""
     answer = attached(rank)
 
     with closing(WorkerMemory.mapped(answer, PLAN, rank)) as memory:
@@ -64,7 +64,7 @@ def test_device_is_the_region_of_the_rank(rank: int) -> None:
 
 
 def test_region_of_another_rank_is_refused() -> None:
-    """A region smaller than the rank's pool would be written beyond its end."""
+    """A region that is smaller than the rank's pool is refused: it would be written beyond its end."""
     answer = attached(0)
 
     with pytest.raises(LayoutMismatchError) as refusal:
@@ -77,7 +77,7 @@ def test_region_of_another_rank_is_refused() -> None:
 
 
 def test_rank_that_the_plan_lacks_is_refused() -> None:
-    """A process of a rank that the daemon's plan does not have maps nothing."""
+    """A rank that the daemon's plan does not have maps nothing."""
     answer = attached(0)
 
     with pytest.raises(LayoutMismatchError, match="rank 3"):
@@ -96,7 +96,7 @@ def test_rank_that_the_plan_lacks_is_refused() -> None:
 def test_region_on_a_gpu_that_cannot_be_mapped_is_refused(
     device_uuid: str, mapped_bytes: int, says: str
 ) -> None:
-    """A process that lacks the driver, or sees another GPU, is told so instead of mapping anything."""
+    """A process without the driver, or with another GPU, maps nothing and is told why."""
     answer = attached(0)
     answer.response.regions[0].device_uuid = device_uuid
     answer.response.regions[0].mapped_bytes = mapped_bytes
@@ -124,7 +124,7 @@ TWO_GROUPS = plan(
 
 @pytest.fixture
 def written() -> Iterator[tuple[WorkerMemory, dict[str, Any]]]:
-    """Give the memory of a worker who mapped a table only, and the columns as the daemon writes them."""
+    """Give the memory of a worker that has mapped only a table, and the columns as the daemon writes them."""
     layout = TableLayout(4, table_parts(TWO_GROUPS.groups))
     fd = os.memfd_create("tables", os.MFD_CLOEXEC)
     os.ftruncate(fd, layout.region_bytes)
@@ -140,7 +140,7 @@ def written() -> Iterator[tuple[WorkerMemory, dict[str, Any]]]:
 def test_row_has_the_blocks_of_all_groups(
     written: tuple[WorkerMemory, dict[str, Any]], phase: int, is_active: bool
 ) -> None:
-    """A lease's blocks come group by group, published or not, with 0 where a place needs none."""
+    """A row has a lease's blocks group by group, published or not, with 0 at places that need no block."""
     memory, columns = written
     second = TWO_GROUPS.groups[0].table_blocks
     columns["lease_id"][2], columns["phase"][2] = 9, phase
@@ -159,7 +159,7 @@ def test_row_has_the_blocks_of_all_groups(
 def test_row_of_another_lease_is_not_shown(
     written: tuple[WorkerMemory, dict[str, Any]], row: int, lease_id: int
 ) -> None:
-    """Only the row that is of the lease tells of it."""
+    """A lease is shown only by a row that belongs to it."""
     memory, columns = written
     columns["lease_id"][2] = 9
 
@@ -196,11 +196,11 @@ print(ended(own), device[0])
 print(ended(worker.close), device[0])
 worker.close()
 """
-"""A process whose forked children touch what it has mapped; the last ones have memory of their own, or go in peace."""
+"""A process whose forked children touch its mapped memory; the last ones have memory of their own, or end normally."""
 
 
 def test_forked_child_has_no_memory_of_its_parent(tmp_path: Path) -> None:
-    """A child that touches a region ends at once; the parent's is as it was, and the child may attach for itself."""
+    """A child that touches a region ends at once; the parent's is unchanged, and the child may attach for itself."""
 
     def answered(call: pb.Call) -> Message:
         return pb.DetachResponse() if call.HasField("detach") else regions.attached()

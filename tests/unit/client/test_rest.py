@@ -1,4 +1,4 @@
-"""Laws of REST: how calls read, and both transports over real sockets."""
+"""Laws of REST: how calls are written, and both transports over real sockets."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ def test_nested_messages_survive_json() -> None:
 
 
 def test_unknown_fields_are_a_newer_daemons() -> None:
-    """A field that we do not know is passed over; null means not set."""
+    """An unknown field comes from a newer daemon and is ignored; null means not set."""
     assert response_of(
         "release", 200, b'{"released": true, "novel": [1], "other": null}'
     ) == pb.ReleaseResponse(released=True)
@@ -148,7 +148,7 @@ def test_every_verb_has_a_path() -> None:
 def test_call_reads_as_a_path_and_a_body(
     verb: str, request_message: Message, method: str, path: str, body: dict[str, int] | None
 ) -> None:
-    """What the path says is not said again in the body."""
+    """The body does not repeat what the path says."""
     request = request_of(call(verb, request_message, cache="c 1" if verb == "evict" else ""))
 
     assert (request.method, request.path) == (method, path)
@@ -166,7 +166,7 @@ def test_call_reads_as_a_path_and_a_body(
 def test_argument_that_would_be_another_path_is_refused_by_its_name(
     verb: str, request_message: Message, code: str, named: str
 ) -> None:
-    """What no path carries is told as over the other transports, and not of the path that it would make."""
+    """An argument that no path can carry is refused by its own name, as over the other transports."""
     with pytest.raises(KVLeaseError, match=named) as refusal:
         request_of(Outgoing(verb, request_message, 0.0))
 
@@ -184,7 +184,7 @@ def test_identity_travels_in_headers() -> None:
 
 
 def test_problem_becomes_its_error() -> None:
-    """A problem document arrives as the error that it explains, numbers and all."""
+    """A problem document arrives as the error that it describes, with all its numbers."""
     problem = {
         "code": "NEVER_FITS",
         "detail": "too big",
@@ -213,14 +213,14 @@ def test_problem_becomes_its_error() -> None:
 def test_answer_that_is_not_ours_is_an_error_of_ours(
     status: int, body: bytes, error: type[KVLeaseError]
 ) -> None:
-    """Whatever sits between us and the daemon, its answers are never taken for the daemon's."""
+    """An answer from something between client and daemon is never taken for the daemon's."""
     with pytest.raises(error):
         response_of("extend", status, body)
 
 
 @given(st.data())
 def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
-    """However a stream of events is cut, the same events come out; comments are no events."""
+    """However a stream is cut, the same events come out; comments are no events."""
     stream = b": hello\n\n" + b"".join(
         b'id: %d\ndata: {"sequence": %d}\r\n\r\n' % (n, n) for n in range(4)
     )
@@ -236,7 +236,7 @@ def test_events_come_whole_from_any_pieces(data: st.DataObject) -> None:
 
 
 def test_stream_that_is_ended_says_why() -> None:
-    """What comes before is told, and then the daemon's own error; it is no event."""
+    """Events before the end are told, and then the daemon's own error, which is no event."""
     reader = SseReader("watch")
     problem = b'event: problem\ndata: {"code": "BUSY", "detail": "too slow"}\n\n'
     events = reader.feed(b'event: a\ndata: {"sequence": 1}\n\n' + problem)
@@ -247,7 +247,7 @@ def test_stream_that_is_ended_says_why() -> None:
 
 
 def test_endless_event_is_refused() -> None:
-    """A stream that never ends an event does not fill our memory."""
+    """A stream that never ends an event does not fill the client's memory."""
     with pytest.raises(UnavailableError):
         list(SseReader("watch").feed(bytes(2**21)))
 
@@ -256,7 +256,7 @@ def test_endless_event_is_refused() -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers every request alike, unless the test has another way."""
+    """A handler that answers every request alike, unless the test changes it."""
 
     protocol_version = "HTTP/1.1"
 
@@ -286,7 +286,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class QuietHttpServer(ThreadingHTTPServer):
-    """A server that says nothing of callers who hung up."""
+    """A server that logs nothing about callers who hung up."""
 
     def handle_error(self, *_: object) -> None:
         """Say nothing."""
@@ -345,7 +345,7 @@ RELEASE = pb.ReleaseRequest(lease_id=5)
 
 
 def test_answer_is_read_though_the_request_was_not(tmp_path: Path) -> None:
-    """A daemon that refuses a body by its head and closes is not one that cannot be reached."""
+    """A daemon that refuses a body by its head and closes is read, and not reported as out of reach."""
     problem = json.dumps({"code": "TOO_LARGE", "need": 9, "limit": 5}).encode()
     head = b"HTTP/1.1 413 Refused\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(problem)
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
@@ -369,7 +369,7 @@ def test_answer_is_read_though_the_request_was_not(tmp_path: Path) -> None:
 def test_calls_share_a_kept_alive_connection(
     served: tuple[Any, str], send: Callable[[Outgoing], Message]
 ) -> None:
-    """Calls are answered one after another, with who sent them in the headers."""
+    """Calls are answered one after another on one connection, with the caller's identity in the headers."""
     for _ in range(3):
         assert send(call("release", RELEASE, token="t")) == pb.ReleaseResponse(released=True)
 
@@ -392,7 +392,7 @@ def test_silent_server_ends_at_the_deadline(
 def test_broken_http_connection_is_unavailable(
     served: tuple[Any, str], send: Callable[[Outgoing], Message]
 ) -> None:
-    """A connection that breaks under a call is told; the next call goes through."""
+    """A call whose connection breaks is told so; the next call goes through."""
 
     def hang_up(handler: Handler) -> None:
         handler.connection.shutdown(socket.SHUT_RDWR)
@@ -409,7 +409,7 @@ def test_broken_http_connection_is_unavailable(
 def test_server_of_another_protocol_is_not_quoted(
     served: tuple[Any, str], send: Callable[[Outgoing], Message]
 ) -> None:
-    """Who has the wrong address reads that it is wrong, and not the bytes of whatever listens there."""
+    """A caller with the wrong address reads that it is wrong, and not the bytes of whatever listens there."""
 
     def speak_frames(handler: Handler) -> None:
         handler.wfile.write(b"\x01\x00\x00\x00\x08\x1b[2J\n\r\n\r\n")
@@ -431,7 +431,7 @@ def test_absent_server_is_unavailable(tmp_path: Path) -> None:
 
 
 def test_waiting_http_call_does_not_hold_back_another_thread(served: tuple[Any, str]) -> None:
-    """A call goes through while another one waits for it."""
+    """A call goes through while another one waits for its answer."""
     server, address = served
     is_asked = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The span in which a caller is travels with its calls, over every transport, and only where that is wanted."""
+"""Laws of tracing: a caller's span travels with its calls over every transport, and only where tracing is on."""
 
 import sys
 
@@ -22,7 +22,7 @@ def outgoing(traceparent: str = "") -> Outgoing:
 
 
 def test_local_frame_carries_the_span() -> None:
-    """The field is beside the caller's others, which stay as they are."""
+    """The span has a field of its own in the frame, and the caller's other fields stay as they are."""
     call = pb.Call.FromString(encode(outgoing(PARENT), 3)[BYTES_OF_LENGTH:])
 
     assert call.traceparent == PARENT
@@ -31,7 +31,7 @@ def test_local_frame_carries_the_span() -> None:
 
 
 def test_rest_and_grpc_carry_it_in_their_heads() -> None:
-    """Both name it as the standard does, and say nothing where there is none."""
+    """REST and gRPC name the span as the standard does, and send nothing where there is none."""
     assert request_of(outgoing(PARENT)).headers["traceparent"] == PARENT
     assert dict(_metadata(outgoing(PARENT), ""))["traceparent"] == PARENT
     assert "traceparent" not in request_of(outgoing()).headers
@@ -39,7 +39,7 @@ def test_rest_and_grpc_carry_it_in_their_heads() -> None:
 
 
 def test_call_asks_for_the_span_only_where_that_is_wanted() -> None:
-    """Each call asks anew, because each may be made in another span."""
+    """Each call asks for the current span anew, because each may be made in another span."""
     spans = iter(("first", "second"))
     traced = Link(deadline_seconds=1.0, traceparent=lambda: next(spans))
 
@@ -50,7 +50,7 @@ def test_call_asks_for_the_span_only_where_that_is_wanted() -> None:
 
 
 def test_client_without_opentelemetry_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an extra, asked for only by those that want traces."""
+    """OpenTelemetry is an extra; a client that traces without it is told what to install."""
     monkeypatch.setitem(sys.modules, "opentelemetry.trace.propagation.tracecontext", None)
 
     Client("unix:///nowhere/kvlease.sock").close()
@@ -59,7 +59,7 @@ def test_client_without_opentelemetry_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_client_outside_of_any_span_says_nothing() -> None:
-    """There is no span to name then."""
+    """Outside of any span there is none to name."""
     pytest.importorskip("opentelemetry")
     client = Client("unix:///nowhere/kvlease.sock", with_traces=True)
 

@@ -42,7 +42,7 @@ MISSES = [
 
 
 class Daemon:
-    """Answers as a daemon would that grants lease after lease."""
+    """A daemon that grants lease after lease."""
 
     def __init__(self, regions: Regions) -> None:
         self.regions = regions
@@ -77,7 +77,7 @@ class Daemon:
                 granted.misses.extend(MISSES)
             return granted if verb == "reserve" else pb.ForkResponse(lease=granted)
         if verb == "step":
-            # Reserves alone.
+            # Only reserves.
             self.newest += 1
             granted = pb.ReserveResponse(
                 lease_id=self.newest, row=2, device_hit_tokens=self.hit_tokens
@@ -113,20 +113,20 @@ def regions() -> Iterator[Regions]:
 
 @pytest.fixture
 def daemon(regions: Regions) -> Daemon:
-    """Give the answers of a daemon over it."""
+    """Give the answers of a daemon that has this memory."""
     return Daemon(regions)
 
 
 @pytest.fixture
 def server(tmp_path: Path, daemon: Daemon, regions: Regions) -> Iterator[FrameServer]:
-    """Serve them at a Unix socket."""
+    """Serve the daemon's answers at a Unix socket."""
     with FrameServer(path=tmp_path / "kvlease.sock", answer=daemon, fds=regions.fds) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: FrameServer) -> Iterator[Client]:
-    """Give a client of it."""
+    """Give a client of the server."""
     with Client(f"unix://{server.path}", deadline_seconds=2) as client:
         yield client
 
@@ -151,7 +151,7 @@ def test_worker_reads_its_rows_but_cannot_write_them(client: Client) -> None:
 
 
 def test_lease_is_released_at_the_end_of_its_block(client: Client, server: FrameServer) -> None:
-    """A lease is a context manager: whatever happens inside, it ends."""
+    """A lease is a context manager: whatever happens inside its block, the lease ends."""
     with client.attach("demo") as worker:
         with suppress(ZeroDivisionError), worker.reserve("r", num_tokens=32) as lease:
             assert (lease.block_ids.tolist(), lease.hit_tokens, lease.is_live) == ([0, 1], 16, True)
@@ -162,7 +162,7 @@ def test_lease_is_released_at_the_end_of_its_block(client: Client, server: Frame
 
 
 def test_lease_is_used_through_its_own_worker_only(client: Client, server: FrameServer) -> None:
-    """A verb of another worker's lease is refused before it is sent, and the lease stays as it is."""
+    """A call on another worker's lease is refused before it is sent, and the lease stays as it is."""
     with client.attach("demo") as owner, client.attach("demo") as other:
         lease = owner.reserve("r", num_tokens=32)
 
@@ -199,7 +199,7 @@ def test_lease_is_used_through_its_own_worker_only(client: Client, server: Frame
 def test_options_of_the_wrong_type_are_refused(
     client_type: Any, arguments: dict[str, Any], name: str
 ) -> None:
-    """What is no address and no number of seconds is refused by name."""
+    """An option that is no address or no number of seconds is refused by its name."""
     with pytest.raises(InvalidError) as caught:
         client_type(**arguments)
 
@@ -207,7 +207,7 @@ def test_options_of_the_wrong_type_are_refused(
 
 
 def test_lease_forks_and_is_trimmed(client: Client, server: FrameServer) -> None:
-    """A fork is a lease of its own that ends by itself; a trimmed lease has the blocks that are left."""
+    """A fork is a lease of its own and ends by itself; a trimmed lease has the blocks that are left."""
     with client.attach("demo", engine="left") as worker, worker.reserve("r", num_tokens=32) as one:
         with one.fork("s", 48, wait_ms=5) as other:
             assert (other.request_id, other.blocks().tolist()) == ("s", [0, 1])
@@ -220,7 +220,7 @@ def test_lease_forks_and_is_trimmed(client: Client, server: FrameServer) -> None
 
 
 def test_priority_of_a_reserve_is_sent(client: Client, server: FrameServer) -> None:
-    """How soon a request is served, and how long its blocks stay, is the engine's to say."""
+    """The engine decides how soon a request is served and how long its blocks stay."""
     with client.attach("demo") as worker:
         worker.reserve("r", num_tokens=32, priority="low", retain_seconds=60, retain_priority=0)
 
@@ -231,7 +231,7 @@ def test_priority_of_a_reserve_is_sent(client: Client, server: FrameServer) -> N
 
 
 def test_misses_read_as_records(client: Client, server: FrameServer) -> None:
-    """A reserve that asks has its misses at once, and any lease may ask later; an operator asks by its id."""
+    """A reserve that asks for its misses has them at once; a lease may ask later; an operator asks by a lease's id."""
     with client.attach("demo") as worker:
         with (
             worker.reserve("r", num_tokens=32) as silent,
@@ -252,7 +252,7 @@ def test_misses_read_as_records(client: Client, server: FrameServer) -> None:
 
 
 def test_reserve_of_a_step_asks_for_its_misses() -> None:
-    """What a reserve may ask, one of a step may ask, too."""
+    """A reserve in a step may ask for its misses just as a single reserve may."""
     spec = ReserveSpec(request_id="r", num_tokens=32, explain=True)
 
     request = _calls.reserve_of(spec).request
@@ -261,7 +261,7 @@ def test_reserve_of_a_step_asks_for_its_misses() -> None:
 
 
 async def test_misses_read_as_records_on_an_event_loop(server: FrameServer) -> None:
-    """The same verbs say the same there."""
+    """The asynchronous calls give the same records."""
     async with (
         AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
         await client.attach("demo") as worker,
@@ -274,7 +274,7 @@ async def test_misses_read_as_records_on_an_event_loop(server: FrameServer) -> N
 
 
 def test_none_is_no_argument(client: Client) -> None:
-    """None in place of keys or a number is a mistake of the caller, not a miss."""
+    """None in place of keys or of a number is the caller's mistake, not a miss."""
     nothing: Any = None
     with client.attach("demo") as worker, worker.reserve("r", num_tokens=32) as lease:
         for name, use in (
@@ -292,7 +292,7 @@ def test_none_is_no_argument(client: Client) -> None:
 
 
 def test_lease_and_worker_show_life(client: Client) -> None:
-    """What prints a lease or a worker says how it is."""
+    """The repr of a lease or of a worker shows its state."""
     with client.attach("demo") as worker:
         lease = worker.reserve("r", num_tokens=32)
         assert repr(worker) == "<Worker 7 of 'demo', 1 leases>"
@@ -302,7 +302,7 @@ def test_lease_and_worker_show_life(client: Client) -> None:
 
 
 def test_worker_goes_on_over_a_broken_connection(client: Client, server: FrameServer) -> None:
-    """A connection that breaks costs a worker nothing: it connects again and repeats the call."""
+    """A broken connection costs a worker nothing: it connects again and repeats the call."""
     with client.attach("demo") as worker:
         server.break_connections()
 
@@ -310,7 +310,7 @@ def test_worker_goes_on_over_a_broken_connection(client: Client, server: FrameSe
 
 
 def test_worker_has_a_deadline_of_its_own(client: Client) -> None:
-    """Attaching goes by the client's deadline, and the worker's calls by the worker's, which may change."""
+    """The client's deadline holds for attaching; the worker's own deadline, which may change, holds for its calls."""
     with client.attach("demo") as worker, client.attach("demo", deadline_seconds=0.5) as hasty:
         assert (worker.deadline_seconds, hasty.deadline_seconds) == (2, 0.5)
         assert worker.memory_identity == hasty.memory_identity != ()
@@ -326,7 +326,7 @@ def test_worker_has_a_deadline_of_its_own(client: Client) -> None:
 def test_worker_survives_the_daemons_restart(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """After a restart the worker attaches again within the call, keeps its memory and the leases that survived."""
+    """After a restart the worker attaches again within the call, and keeps its memory and the leases that survived."""
     with client.attach("demo") as worker:
         kept, lost = worker.reserve("kept", num_tokens=32), worker.reserve("lost", num_tokens=32)
         device = worker.device
@@ -342,7 +342,7 @@ def test_worker_survives_the_daemons_restart(
 def test_blocks_of_an_unanswered_extend_come_from_the_table(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """An extend that was carried out while the daemon died is completed from the row that outlived it."""
+    """Where the daemon dies after it has carried out an extend, the blocks are read from the row that outlives it."""
     with client.attach("demo") as worker:
         lease = worker.reserve("r", num_tokens=32)
         daemon.regions.write_row(lease.row, lease.lease_id, [0, 1, 5])
@@ -356,7 +356,7 @@ def test_blocks_of_an_unanswered_extend_come_from_the_table(
 def test_other_memory_after_a_restart_is_mapped_anew(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """When the memory itself was lost, the worker maps the new one, and says so."""
+    """When the memory itself is lost, the worker maps the new memory, and says so."""
     with client.attach("demo") as worker, Regions() as fresh:
         old, identity = worker.device, worker.memory_identity
         assert old is not None
@@ -367,19 +367,19 @@ def test_other_memory_after_a_restart_is_mapped_anew(
         assert worker.memory_generation == 2
         assert worker.memory_identity != identity
         assert worker.device is not None
-        worker.device[0], old[0] = 1, 2  # a view of the old memory stays valid
+        worker.device[0], old[0] = 1, 2  # A view of the old memory stays valid.
         assert os.pread(fresh.fds[0], 1, 0) == b"\x01"
 
 
 def begin_anew(server: FrameServer, daemon: Daemon, fresh: Regions) -> None:
-    """Have the daemon end with its memory, and start with another."""
+    """Have the daemon end with its memory, and start with other memory."""
     server.fds, daemon.regions, daemon.epoch = fresh.fds, fresh, 2
 
 
 def test_hits_are_refused_to_views_of_memory_that_ended(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """Who has views of the memory that was would read other bytes: no hits, until it has looked at the new one."""
+    """A worker with views of the old memory would read wrong bytes: until it looks at the new memory it has no hits."""
     with client.attach("demo") as worker, Regions() as fresh:
         assert worker.device is not None
         begin_anew(server, daemon, fresh)
@@ -404,7 +404,7 @@ def test_hits_are_refused_to_views_of_memory_that_ended(
 def test_nothing_is_committed_through_views_of_memory_that_ended(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """What such a worker computed is not in the memory of which it would be said, so no other is served it."""
+    """A worker with views of the old memory commits nothing: what it computed is not in the memory that others read."""
     daemon.hit_tokens = 0
     with client.attach("demo") as worker, Regions() as fresh:
         assert worker.device is not None
@@ -432,7 +432,7 @@ def test_nothing_is_committed_through_views_of_memory_that_ended(
 def test_worker_that_looks_at_no_memory_goes_on_over_other_memory(
     client: Client, server: FrameServer, daemon: Daemon
 ) -> None:
-    """A scheduler, whose ranks touch the memory, has no views to make anew."""
+    """A scheduler whose ranks touch the memory has no views to make anew."""
     with client.attach("demo") as worker, Regions() as fresh:
         begin_anew(server, daemon, fresh)
         lease = worker.reserve("r", num_tokens=32)
@@ -466,7 +466,7 @@ def test_silent_daemon_is_a_miss_by_the_deadline(server: FrameServer, daemon: Da
 
 
 def test_dead_daemon_is_a_miss(server: FrameServer) -> None:
-    """Without a daemon a worker computes everything, and its verbs return at once after the first deadline."""
+    """Without a daemon a worker computes everything; after the first deadline its calls return at once."""
     with (
         Client(f"unix://{server.path}", deadline_seconds=0.2) as client,
         client.attach("demo") as worker,
@@ -480,7 +480,7 @@ def test_dead_daemon_is_a_miss(server: FrameServer) -> None:
 
 
 def test_attach_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path, regions: Regions) -> None:
-    """A worker that starts before its daemon waits for it, by the deadline; an operator is told at once."""
+    """A worker that starts before its daemon waits for it until the deadline; an operator is told at once."""
     path = tmp_path / "late.sock"
     late = FrameServer(path=path, answer=Daemon(regions), fds=regions.fds)
     with Client(f"unix://{path}", deadline_seconds=5) as client, pytest.raises(UnavailableError):
@@ -495,19 +495,19 @@ def test_attach_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path, regions
 
 
 def test_doubt_is_raised_when_asked_for(server: FrameServer) -> None:
-    """With on_doubt="raise" the caller hears of it."""
+    """With on_doubt="raise" a call in doubt raises an error."""
     with (
         Client(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client,
         client.attach("demo") as worker,
     ):
         server.stop()
-        # A busy machine may come to the deadline first.
+        # On a busy machine the deadline may come first.
         with pytest.raises((UnavailableError, DeadlineError)):
             worker.reserve("r", num_tokens=32)
 
 
 def test_heartbeats_carry_the_inventory(client: Client, server: FrameServer) -> None:
-    """A thread of its own connection tells the daemon which leases live; it ends with the worker."""
+    """A thread with a connection of its own tells the daemon which leases live; it ends with the worker."""
     beaten = threading.Event()
     answer: Callable[[pb.Call], Message] = server.answer
 
@@ -550,7 +550,7 @@ def test_closed_worker_leaves_nothing_open(client: Client) -> None:
 
 
 def _is_ours(fd: Path) -> bool:
-    """Tell a map from the sockets that the server's threads in this process are still closing."""
+    """Tell whether a map is ours, and not one of the sockets that the server's threads here are still closing."""
     try:
         return "memfd" in str(fd.readlink())
     except FileNotFoundError:
@@ -558,7 +558,7 @@ def _is_ours(fd: Path) -> bool:
 
 
 def test_view_outlives_its_worker(client: Client) -> None:
-    """A view that a caller kept can still be read after the worker closed: no fault, whatever it shows."""
+    """A view that a caller keeps can still be read after its worker closed; whatever it shows, there is no fault."""
     with client.attach("demo") as worker:
         view = worker.device
 
@@ -567,7 +567,7 @@ def test_view_outlives_its_worker(client: Client) -> None:
 
 
 def test_forked_child_must_attach_for_itself(client: Client) -> None:
-    """A child of a worker is refused, may close what it inherited, and does not end its parent's session."""
+    """A forked child of a worker is refused; it may close what it inherited, and does not end its parent's session."""
     with client.attach("demo") as worker:
         child = os.fork()
         if child == 0:
@@ -585,7 +585,7 @@ def test_forked_child_must_attach_for_itself(client: Client) -> None:
 
 
 def test_region_smaller_than_the_plan_is_refused(client: Client, regions: Regions) -> None:
-    """Memory that ends before the plan does is not mapped: it would fault later."""
+    """Memory that ends before the plan's end is not mapped: it would fault later."""
     os.ftruncate(regions.fds[0], 64)
 
     with pytest.raises(LayoutMismatchError):
@@ -611,7 +611,7 @@ def test_table_is_laid_out_as_its_bytes_tell(num_rows: int, blocks_per_row: int)
 
 
 def test_table_of_an_unknown_shape_is_refused() -> None:
-    """A region that no table fits exactly is of another version."""
+    """A region whose size no table fits exactly is of another version, and is refused."""
     parts = (TablePart(num_places=4),)
 
     with pytest.raises(LayoutMismatchError):
@@ -619,7 +619,7 @@ def test_table_of_an_unknown_shape_is_refused() -> None:
 
 
 def test_statistics_read_by_name(client: Client) -> None:
-    """Answers to an operator are records with the protocol's names."""
+    """Answers to an operator are records whose fields have the protocol's names."""
     stats = client.stats()
 
     assert (stats.epoch, stats.caches[0].cache, stats.caches[0].counters) == (
@@ -630,7 +630,7 @@ def test_statistics_read_by_name(client: Client) -> None:
 
 
 def test_inspection_reads_as_records(client: Client, server: FrameServer) -> None:
-    """A page is the entries as records; a lease of an earlier life of the daemon has no age."""
+    """A page is a list of entries as records; a lease of an earlier life of the daemon has no age."""
     page = client.inspect("demo", "leases", limit=2, after_id=4)
 
     assert (page.num_total, page.workers, page.pins) == (3, (), ())
@@ -640,7 +640,7 @@ def test_inspection_reads_as_records(client: Client, server: FrameServer) -> Non
 
 
 def test_waiting_calls_and_tenants_read_as_records(client: Client, server: FrameServer) -> None:
-    """Who waits, and what tenants have, are records with the protocol's names."""
+    """Waiting calls and the blocks of tenants are records whose fields have the protocol's names."""
     waiting = pb.WaitingInfo(call_id=4, verb="extend", priority="low", reason="copies", left_ms=9)
     tenant = pb.TenantInfo(tenant_id=1, tenant="acme", used_blocks=7, weight=1.5)
     page = pb.InspectResponse(num_total=1, waiting=[waiting], tenants=[tenant])
@@ -653,7 +653,7 @@ def test_waiting_calls_and_tenants_read_as_records(client: Client, server: Frame
 
 
 def test_magazines_read_as_records(client: Client, server: FrameServer) -> None:
-    """Who shares a magazine is a tuple, and one that has not exchanged anything has no age."""
+    """The workers that share a magazine are a tuple; a magazine without an exchange has no age."""
     packed = (7).to_bytes(8, "little") + (8).to_bytes(8, "little")
     old = pb.MagazineInfo(magazine_id=1, worker_ids=packed, private_blocks=3, age_ms=0)
     page = pb.InspectResponse(num_total=2, magazines=[old, pb.MagazineInfo(magazine_id=2)])
@@ -666,7 +666,7 @@ def test_magazines_read_as_records(client: Client, server: FrameServer) -> None:
 
 
 def test_operators_errors_are_always_raised(client: Client, daemon: Daemon) -> None:
-    """An operator's call has no miss: what went wrong is raised."""
+    """An operator's call has no miss: every failure is raised."""
     daemon.faults = [KVLeaseError("odd")]
     with pytest.raises(KVLeaseError, match="odd"):
         client.list_caches()
@@ -700,7 +700,7 @@ async def test_async_worker_does_the_same(server: FrameServer, regions: Regions)
 async def test_close_of_an_async_worker_can_be_cancelled(
     server: FrameServer, daemon: Daemon
 ) -> None:
-    """Whoever cancels a close is heard, at whichever wait; a close that is called again ends the worker."""
+    """A close that waits can be cancelled at any of its waits; a second close ends the worker."""
     async with AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client:
         worker = await client.attach("demo")
         with pytest.raises(TimeoutError):
@@ -716,7 +716,7 @@ async def test_close_of_an_async_worker_can_be_cancelled(
 
 
 async def test_dropped_async_worker_renews_nothing(server: FrameServer) -> None:
-    """The task that beats does not keep its worker: one that is dropped without a close falls silent."""
+    """The heartbeat's task does not keep its worker alive: a worker that is dropped without a close falls silent."""
     async with AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client:
         worker = await client.attach("demo")
         name = f"kvlease-worker-{worker.worker_id}"
@@ -734,7 +734,7 @@ async def test_dropped_async_worker_renews_nothing(server: FrameServer) -> None:
 
 
 def test_lease_is_moved_alone(server: FrameServer) -> None:
-    """Keys or a number of blocks beside a lease are refused, not passed over."""
+    """Keys or a number of blocks beside a lease are refused, not ignored."""
     with (
         Client(f"unix://{server.path}", deadline_seconds=2) as client,
         client.attach("demo") as worker,
@@ -750,7 +750,7 @@ def test_lease_is_moved_alone(server: FrameServer) -> None:
 
 
 async def test_async_lease_forks_and_is_trimmed(server: FrameServer) -> None:
-    """The asynchronous lease has the same verbs."""
+    """The asynchronous lease has the same methods."""
     async with (
         AsyncClient(f"unix://{server.path}", deadline_seconds=2) as client,
         await client.attach("demo", engine="left") as worker,
@@ -768,7 +768,7 @@ async def test_async_lease_forks_and_is_trimmed(server: FrameServer) -> None:
 
 
 async def test_async_calls_share_a_connection(server: FrameServer, daemon: Daemon) -> None:
-    """A call that waits does not hold up the others: answers are told apart by their number."""
+    """A call that waits does not hold up the others: answers are told apart by their numbers."""
     async with AsyncClient(
         f"unix://{server.path}", deadline_seconds=0.3, on_doubt="raise"
     ) as client:
@@ -801,7 +801,7 @@ async def test_async_worker_survives_the_daemons_restart(
 
 
 async def test_cancelled_attach_keeps_no_memory(server: FrameServer, daemon: Daemon) -> None:
-    """An attach whose caller gave up closes what it brings, whenever that comes."""
+    """An attach whose caller gave up closes the memory that its answer brings, however late."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(call: pb.Call) -> Message:
