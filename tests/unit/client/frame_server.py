@@ -1,4 +1,4 @@
-"""A tiny server of the local socket's frames, over real sockets, whose answers a test writes."""
+"""A tiny server of the local socket's frames over real sockets, with answers that a test writes."""
 
 import os
 import socket
@@ -34,15 +34,15 @@ Answer = Callable[[pb.Call], Message]
 
 @dataclass(kw_only=True)
 class FrameServer:
-    """Answers every call by `answer`, which returns a response or raises a KVLeaseError, Hang or Drop."""
+    """A server that answers every call by `answer`, which returns a response or raises a KVLeaseError, Hang or Drop."""
 
     path: Path
     answer: Answer
     epoch: int = 1
     fds: Sequence[int] = ()
-    """Descriptors that go out beside the answer to an attach."""
+    """Descriptors that are sent beside the answer to an attach."""
     hang_after: int | None = None
-    """The calls after which nothing is answered any more, those without a request included; None for never."""
+    """The calls, those without a request included, after which nothing is answered any more; None for never."""
     calls: list[pb.Call] = field(default_factory=list)
     received_fds: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class FrameServer:
             os.close(fd)
 
     def stop(self) -> None:
-        """Close the socket and every connection, as a killed daemon does."""
+        """Close the socket and every connection, as happens when a daemon is killed."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -81,7 +81,7 @@ class FrameServer:
         return self.hang_after is not None and len(self.calls) > self.hang_after
 
     def verbs(self) -> list[str]:
-        """Return the verbs of all calls so far, but for heartbeats."""
+        """Return the verbs of all calls so far except heartbeats."""
         verbs = [call.WhichOneof("request") or "" for call in self.calls]
         return [verb for verb in verbs if verb != "heartbeat"]
 
@@ -136,7 +136,7 @@ class FrameServer:
 
 
 def small_plan() -> CachePlan:
-    """Return the plan of a cache of eight blocks and as many slots."""
+    """Return the plan of a cache with eight blocks and eight slots."""
     layer = FullAttention(name="layer", num_kv_heads=1, head_size=4, dtype="float32")
     inputs = PlanInputs(
         layers=(layer,),
@@ -164,7 +164,7 @@ class Regions:
             os.close(fd)
 
     def attached(self, *, epoch: int = 1, lease_ids: bytes = b"") -> pb.AttachResponse:
-        """Return what an attach answers."""
+        """Return the answer to an attach."""
         return pb.AttachResponse(
             worker_id=7,
             token="token",

@@ -1,4 +1,4 @@
-"""Build places of layers by the strides alone, so that laws of strides and views need no planner."""
+"""Build places of layers from strides alone, so that the laws of strides and views need no planner."""
 
 from kvlease.layout import Layout
 from kvlease.plan import CachePlan, GroupPlan, LayerPlacement, RankPlan
@@ -9,7 +9,7 @@ from kvlease.strides import page_strides
 def placed(
     *specs: LayerSpec, layout: Layout = Layout.BLHNC, num_blocks: int = 3
 ) -> tuple[list[LayerPlacement], int]:
-    """Return the places of layers one after another, each a run of its own, and the bytes of their region."""
+    """Return the places of layers that follow each other, each a run of its own, and the bytes of their region."""
     bytes_per_block = sum(spec.bytes_per_page for spec in specs)
     places, offset_bytes = [], 0
     for spec in specs:
@@ -41,7 +41,7 @@ def plan_of(
     kernel_tokens: int | None = None,
     kernel_block_stride: int = 1,
 ) -> CachePlan:
-    """Return a plan of one group and one rank that has nothing but what views need."""
+    """Return a plan of one group and one rank that has only what views need."""
     layers, region_bytes = placed(*specs, layout=layout, num_blocks=num_blocks)
     tokens = specs[0].block_tokens
     group = GroupPlan(

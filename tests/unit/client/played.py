@@ -19,7 +19,7 @@ SPEC: Final = ReserveSpec(request_id="r", num_tokens=16)
 
 
 class Clock:
-    """A clock that only pauses move."""
+    """A clock that moves only in pauses."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Played:
-    """Carries a flow out: answers each action in turn by the script, and keeps what was asked for."""
+    """A script that carries flows out: it answers each action in turn and keeps what was asked for."""
 
     def __init__(self, session: Session, clock: Clock, *script: Any) -> None:
         self.session, self.clock, self.script = session, clock, list(script)
@@ -77,7 +77,7 @@ def session_of(clock: Clock, *, raises: bool, plan: CachePlan | None = None) -> 
 def attached(
     *, epoch: int, lease_ids: tuple[int, ...] = (), plan: CachePlan | None = None
 ) -> pb.AttachResponse:
-    """Return what an attach answers."""
+    """Return the answer to an attach."""
     return pb.AttachResponse(
         worker_id=7,
         token=f"token {epoch}",
@@ -89,7 +89,7 @@ def attached(
 
 
 def granted(lease_id: int, *blocks: int) -> pb.ReserveResponse:
-    """Return what a reserve answers."""
+    """Return the answer to a reserve."""
     return pb.ReserveResponse(lease_id=lease_id, block_ids=ids(*(blocks or (0,))))
 
 

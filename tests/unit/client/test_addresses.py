@@ -24,7 +24,7 @@ from kvleased.config.sources import load
     ],
 )
 def test_address_reads_back_as_written(written: str) -> None:
-    """An address that was read is written as it was."""
+    """An address that is read is written as it was."""
     assert str(parse_address(written)) == written
 
 
@@ -42,7 +42,7 @@ def test_address_reads_back_as_written(written: str) -> None:
     ],
 )
 def test_malformed_address_is_refused(written: str) -> None:
-    """Anything else is the caller's mistake, told at once with all that an address may be."""
+    """Any other address is refused at once, with all forms that an address may have."""
     with pytest.raises(InvalidError) as refused:
         parse_address(written)
 
@@ -57,7 +57,7 @@ def test_malformed_address_is_refused(written: str) -> None:
 def test_default_address_prefers_the_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """KVLEASE_ADDRESS rules; without it the local socket of the runtime directory does."""
+    """KVLEASE_ADDRESS counts first; without it the default is the local socket in the runtime directory."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("KVLEASE_ADDRESS", raising=False)
     assert default_address() == f"unix://{tmp_path}/kvlease/kvlease.sock"
@@ -86,7 +86,7 @@ def test_daemon_and_those_who_look_for_it_agree(
     environment: dict[str, str],
     wanted: str,
 ) -> None:
-    """In one environment the daemon, its probes and every client come to one directory, wherever TMPDIR is."""
+    """In one environment the daemon, its probes and every client find the same directory, wherever TMPDIR is."""
     for name in ("KVLEASED_RUNTIME_DIR", "XDG_RUNTIME_DIR", "KVLEASE_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -111,6 +111,6 @@ def refuse(*_: object) -> None:
     "options", [{"deadline_seconds": 0}, {"deadline_seconds": float("inf")}, {"on_doubt": "guess"}]
 )
 def test_client_refuses_options_that_no_call_can_honour(options: dict[str, float]) -> None:
-    """A deadline must be positive and end; a doubt is a miss or an error."""
+    """A deadline must be positive and finite, and a doubt must be a miss or an error."""
     with pytest.raises(InvalidError):
         Client("unix:///nowhere.sock", **options)  # type: ignore[arg-type]  # that is the point

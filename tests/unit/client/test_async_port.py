@@ -1,4 +1,4 @@
-"""What belongs to one event loop says so in another, where it would never be woken."""
+"""Laws of what belongs to one event loop: used in another loop, where it would never wake, it says so."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from kvlease.transports.base import AsyncTransport
 
 
 class Nowhere:
-    """A transport over which nothing is sent."""
+    """A transport that sends nothing."""
 
     num_closes = 0
 
     async def close(self) -> None:
-        """Count."""
+        """Count the close."""
         self.num_closes += 1
 
 
@@ -29,7 +29,7 @@ def flow() -> Iterator[Any]:
 
 
 def test_call_in_another_loop_is_refused() -> None:
-    """The first call says whose loop it is; after a close in it another one may come."""
+    """The first call binds the client to its loop; after a close in that loop another loop may come."""
     port = AsyncPort(cast(AsyncTransport, Nowhere()))
 
     async def call() -> None:
@@ -47,7 +47,7 @@ def test_call_in_another_loop_is_refused() -> None:
 
 
 def test_client_of_another_loop_says_so(tmp_path: Any) -> None:
-    """Also where its call would be answered with a miss, and before anything is sent."""
+    """It says so also where its call would be answered with a miss, and before anything is sent."""
     client = AsyncClient(f"unix://{tmp_path}/none.sock")
 
     async def ask() -> None:

@@ -1,4 +1,4 @@
-"""Own what the log says of a worker's heartbeats: it stands among others' lines, so it names kvlease, and why."""
+"""Own what the log says of a worker's heartbeats: the line stands among others' lines, so it names kvlease and why."""
 
 import logging
 from types import SimpleNamespace
@@ -11,36 +11,36 @@ from kvlease.errors import KVLeaseError, UnavailableError
 
 
 class Stop:
-    """An event that ends a thread after so many waits."""
+    """An event that ends a thread after a number of waits."""
 
     def __init__(self, num_waits: int) -> None:
         self._left = num_waits
 
     def wait(self, _seconds: float) -> bool:
-        """Tell whether it is over."""
+        """Tell whether the waits are over."""
         self._left -= 1
         return self._left < 0
 
     def is_set(self) -> bool:
-        """Tell that it is not."""
+        """Tell that it is not set."""
         return False
 
 
 class Pulse:
-    """A way to the daemon by which some heartbeats fail."""
+    """A connection to the daemon on which some heartbeats fail."""
 
     def __init__(self, *errors: KVLeaseError | None) -> None:
         self._errors = list(errors)
 
     def run(self, flow: Any) -> None:
-        """Send one."""
+        """Send one heartbeat."""
         flow.close()
         if (error := self._errors.pop(0)) is not None:
             raise error
 
 
 def test_failing_heartbeats_are_told_once_and_by_whom(caplog: pytest.LogCaptureFixture) -> None:
-    """One line as they begin to fail, with the reason, and one as they succeed again."""
+    """The log has one line, with the reason, when heartbeats begin to fail, and one when they succeed again."""
     away = UnavailableError("nobody answers")
     pulse: Any = Pulse(None, away, away, None, None)
     session: Any = SimpleNamespace(heartbeat_seconds=1.0)

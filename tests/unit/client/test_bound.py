@@ -41,7 +41,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_what_belongs_to_a_process_is_not_taken_elsewhere(
     address: str, taken: Callable[[object], object]
 ) -> None:
-    """A client, a worker, its magazine and a lease each refuse by name, and say to open a client in each process."""
+    """A client, a worker, its magazine and a lease refuse by name, and say to open a client in each process."""
     with Client(address) as client, client.attach("c", magazine="m") as worker:
         lease = worker.reserve("r", num_tokens=4)
 
@@ -53,6 +53,6 @@ def test_what_belongs_to_a_process_is_not_taken_elsewhere(
 
 
 def test_request_id_of_bytes_is_refused() -> None:
-    """A request id is text; protobuf alone would take bytes, which a lease would then be called by."""
+    """A request id is text; protobuf alone would take bytes, and the lease would then have them as its name."""
     with pytest.raises(InvalidError, match="request_id must be a string"):
         _calls.reserve(request_id=b"r", num_tokens=4)  # type: ignore[arg-type]  # the mistake

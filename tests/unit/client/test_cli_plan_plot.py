@@ -1,4 +1,4 @@
-"""Laws of the drawing of `kvlease plan`: every curve is seen, and every axis has numbers that people read."""
+"""Laws of the plot of `kvlease plan`: every curve is visible, and every axis has readable numbers."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ OTHER = ([16, 64, 512], [1e6, 1e5, 1e3])
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a model's directory with a config.json."""
+    """Return the directory of a model with a config.json."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_plot_is_drawn(model: Path, suffix: str) -> None:
-    """Concurrency is drawn against request length, with a line for each change that can be planned."""
+    """The plot shows concurrency against request length, with a line for each change that can be planned."""
     path = model / f"drawn.{suffix}"
     status, _, errors = run(
         "--model", model, "--device-memory", "8GiB", "--plot", path,
@@ -33,7 +33,7 @@ def test_plot_is_drawn(model: Path, suffix: str) -> None:
 
 
 def test_equal_curves_take_turns() -> None:
-    """Of curves that are exactly the same, each says so and is drawn where the others are not."""
+    """Of curves that are exactly equal, each says so and is drawn in the gaps of the others."""
     first, *others, apart = families({"as asked for": LINE, "a": LINE, "b": LINE, "c": OTHER})
 
     assert first == Curve(name="as asked for", label="as asked for", width=5.0, dashes="solid")
@@ -44,7 +44,7 @@ def test_equal_curves_take_turns() -> None:
 
 @pytest.mark.parametrize("curve", [LINE, OTHER], ids=["narrow", "wide"])
 def test_axes_have_plain_numbers(curve: tuple[list[int], list[float]]) -> None:
-    """An axis has three numbers at least, and none is written as a power of ten."""
+    """An axis has at least three numbers, and none is written as a power of ten."""
     axes = drawn({"a": curve}).axes[0]
     for axis, (least, most) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         ticks = [tick for tick in axis.get_majorticklocs() if least <= tick <= most]
@@ -59,5 +59,5 @@ def test_axes_have_plain_numbers(curve: tuple[list[int], list[float]]) -> None:
     [(131070.0, "131,070"), (0.125, "0.125"), (12.5, "12.5"), (2.0, "2"), (1234.5, "1,234")],
 )
 def test_number_is_plain(number: float, said: str) -> None:
-    """A number has its digits, as far as people can use them."""
+    """A number is written with as many digits as people can use."""
     assert plain_number(number) == said

@@ -1,4 +1,4 @@
-"""Own the laws of `kvlease plan --vllm`: vLLM's words mean what they mean there, and what is not known is refused."""
+"""Own the laws of `kvlease plan --vllm`: vLLM's words mean what they mean in vLLM, and unknown ones are refused."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def plan(*words: object) -> dict[str, Any]:
 
 
 def test_arguments_of_vllm_give_the_plan_of_our_own(model: Path) -> None:
-    """Words of vLLM and our own for the same numbers give the same plan."""
+    """vLLM's arguments and our own options for the same numbers give the same plan."""
     theirs = plan(
         *("--vllm", "serve", model, "--kv-cache-memory-bytes", "64M", "-tp", 2),
         *("--max_model_len=2k", "--block-size", 32, "--max-num-batched-tokens", 512),
@@ -70,7 +70,7 @@ def test_arguments_of_vllm_give_the_plan_of_our_own(model: Path) -> None:
 
 
 def test_defaults_of_vllm_are_written_down(model: Path) -> None:
-    """Blocks, layout and the longest request are vLLM's where nothing is said, by platform."""
+    """Without arguments, the block, the layout and the longest request are vLLM's defaults for the platform."""
     on_gpu = plan("--vllm", model, "--kv-cache-memory-bytes", "64M")
     on_cpu = plan("--platform", "cpu", "--vllm", model, "--kv-cache-memory-bytes", "64M")
 
@@ -80,7 +80,7 @@ def test_defaults_of_vllm_are_written_down(model: Path) -> None:
 
 
 def test_share_of_the_memory_is_what_weights_leave(model: Path) -> None:
-    """The cache gets the share of a device that vLLM may take, less what an engine logs for all else."""
+    """The cache gets the share of the device that vLLM may take, less what an engine logs for all else."""
     made = plan(
         *("--device-memory", "10GiB", "--other-memory", "8GiB"),
         *("--vllm", model, "--gpu-memory-utilization", 0.9),
@@ -90,7 +90,7 @@ def test_share_of_the_memory_is_what_weights_leave(model: Path) -> None:
 
 
 def test_arguments_without_bearing_are_listed(model: Path) -> None:
-    """What a plan does not depend on is named, whatever values it takes."""
+    """An argument on which a plan does not depend is listed, whatever its value."""
     result = run(
         *("--vllm", model, "--kv-cache-memory-bytes", "64M", "--api-key", "a", "b"),
         *("--no-enable-log-requests", "--port=1"),
@@ -126,7 +126,7 @@ def test_arguments_without_bearing_are_listed(model: Path) -> None:
 def test_what_cannot_be_planned_is_refused_by_name(
     words: list[str], said: str, model: Path
 ) -> None:
-    """Nothing that may change the plan is passed over."""
+    """No argument that may change the plan is ignored."""
     result = run("--vllm", model, *words)
 
     assert result.exit_code == 2
@@ -135,7 +135,7 @@ def test_what_cannot_be_planned_is_refused_by_name(
 
 @pytest.mark.parametrize("tokens", [16, 48])
 def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: Path) -> None:
-    """The engine would not start: they are multiples of 32 there, and the refusal says which to write."""
+    """With such blocks the engine would not start: on a CPU they are multiples of 32, and the refusal says which."""
     words = ("--vllm", model, *MEMORY, "--block-size")
 
     refused = run("--platform", "cpu", *words, tokens)
@@ -159,7 +159,7 @@ def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: 
 def test_requests_beyond_the_model_are_refused(
     config: dict[str, int], tokenizer: dict[str, int], most: int, model: Path
 ) -> None:
-    """As vLLM refuses them, unless it is told to take them; what the model reaches is taken."""
+    """As in vLLM, a request beyond the model's reach is refused unless that is allowed; one within it is taken."""
     (model / "config.json").write_text(json.dumps(CONFIG | config))
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     words = ("plan", "--vllm", str(model), *MEMORY, "--max-model-len")
@@ -176,7 +176,7 @@ def test_requests_beyond_the_model_are_refused(
 
 
 def test_length_of_a_model_that_does_not_say_how_far_it_reaches_is_taken(model: Path) -> None:
-    """Whether vLLM takes it is not known here."""
+    """It is not known here whether vLLM takes such a length."""
     config = {name: said for name, said in CONFIG.items() if name != "max_position_embeddings"}
     (model / "config.json").write_text(json.dumps(config))
 
@@ -184,7 +184,7 @@ def test_length_of_a_model_that_does_not_say_how_far_it_reaches_is_taken(model: 
 
 
 def test_defaults_of_a_gpu_are_asked_for_where_they_count(tmp_path: Path) -> None:
-    """Windows keep a step's tokens, whose default is the GPU's own: it must be given."""
+    """Windows keep the tokens of a step, whose default depends on the GPU, so the argument must be given."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **WINDOWS}))
     words = ("--vllm", tmp_path, "--kv-cache-memory-bytes", "64M")
 
@@ -196,7 +196,7 @@ def test_defaults_of_a_gpu_are_asked_for_where_they_count(tmp_path: Path) -> Non
 
 
 def test_own_options_do_not_contradict_vllms(model: Path) -> None:
-    """What vLLM's arguments say, no option beside them does."""
+    """An option may not say what vLLM's arguments say already."""
     result = run("--tokens-per-block", 8, "--vllm", model, "--kv-cache-memory-bytes", "64M")
 
     assert result.exit_code == 2
@@ -205,7 +205,7 @@ def test_own_options_do_not_contradict_vllms(model: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--json"], ["--platform=cpu"], ["--host-memory", "1GiB"]])
 def test_own_option_behind_vllms_is_told_its_place(words: list[str], model: Path) -> None:
-    """An option that vLLM has not and we have stands in the wrong place, and is taken in the right one."""
+    """An option of ours behind --vllm is refused with its right place, and is taken there."""
     behind = run("--vllm", model, *MEMORY, *words)
 
     assert behind.exit_code == 2
@@ -215,7 +215,7 @@ def test_own_option_behind_vllms_is_told_its_place(words: list[str], model: Path
 
 @pytest.mark.parametrize("word", ["--tokens-per-block", "--vllm", "--jso"])
 def test_word_that_has_no_place_before_vllms_is_told_none(word: str, model: Path) -> None:
-    """Nobody is sent from one refusal to the next."""
+    """A word that has no place before --vllm is not sent there, from one refusal to the next."""
     refused = run("--vllm", model, *MEMORY, word, 8)
 
     assert refused.exit_code == 2
@@ -227,18 +227,18 @@ def test_word_that_has_no_place_before_vllms_is_told_none(word: str, model: Path
     [("2048", 2048), ("2k", 2000), ("2K", 2048), ("25.6k", 25_600), ("1G", 1 << 30)],
 )
 def test_numbers_have_vllms_endings(written: str, count: int) -> None:
-    """Small letters are thousands and capitals are binary, as in vLLM."""
+    """As in vLLM, small letters are thousands and capitals are binary."""
     assert read_arguments(["m", "--max-model-len", written]).count("max-model-len") == count
 
 
 @pytest.mark.parametrize("word", ["-O3", "-O=3", "-Odecode"])
 def test_level_of_optimisation_may_stand_behind_its_letter(word: str) -> None:
-    """As vLLM takes it."""
+    """A level of optimisation may follow its letter directly, as in vLLM."""
     assert read_arguments(["m", word]).ignored == ["optimization-level"]
 
 
 def test_parts_of_a_config_are_put_together() -> None:
-    """A dotted argument is a part of a config in JSON."""
+    """A dotted argument is one part of a config in JSON."""
     given = read_arguments(["m", "--kv-transfer-config.kv_connector", "KVLeaseOwnedConnector"])
 
     assert json.loads(given.values["kv-transfer-config"]) == {
@@ -247,7 +247,7 @@ def test_parts_of_a_config_are_put_together() -> None:
 
 
 def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
-    """Whether an unknown connector has one table for all layers is vLLM's to find out."""
+    """Only vLLM can tell whether an unknown connector has one table for all layers, so it is refused."""
     words = ("--vllm", model, "--kv-cache-memory-bytes", "64M", "--kv-transfer-config")
 
     refused = run(*words, '{"kv_connector": "Another"}')
@@ -257,7 +257,7 @@ def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
 
 
 def test_missing_model_is_refused() -> None:
-    """A plan is of a model."""
+    """Without a model there is no plan."""
     with pytest.raises(InvalidError, match="needs a value"):
         read_arguments(["--model"])
 
@@ -285,7 +285,7 @@ def test_missing_model_is_refused() -> None:
 def test_refusal_says_what_would_work_in_words_of_vllm(
     words: tuple[object, ...], remedies: list[str], model: Path
 ) -> None:
-    """What is advised can be written behind --vllm, and there is a plan then."""
+    """The advised arguments can be written behind --vllm, and then there is a plan."""
     refused = run("--vllm", model, *words)
     advice = [
         line.removeprefix("  - ") for line in refused.stderr.splitlines() if line.startswith("  - ")
@@ -299,7 +299,7 @@ def test_refusal_says_what_would_work_in_words_of_vllm(
 
 
 def test_advice_that_vllm_cannot_be_given_is_left_out() -> None:
-    """Null blocks, for one, are vLLM's own number; tiers stand in front of --vllm, and stay what they are."""
+    """Settings that are vLLM's own, such as null blocks, are not advised; tiers stand before --vllm, unchanged."""
     assert not VLLM.has("null_blocks=1")
     assert not VLLM.has("tensor_ranks=2 null_blocks=1")
     assert VLLM.has("tensor_ranks=2 host_bytes=1024")
@@ -308,7 +308,7 @@ def test_advice_that_vllm_cannot_be_given_is_left_out() -> None:
 
 
 def test_every_setting_is_an_argument_that_a_plan_depends_on() -> None:
-    """What is advised behind --vllm is read there."""
+    """Each setting that is advised behind --vllm is read there."""
     own = {"--blocks-per-slot", "--disk", "--host-memory", "--layout", "--remote"}
     said = {*VLLM.options.values(), *(yes for yes, _ in VLLM.switches.values())} - own
 

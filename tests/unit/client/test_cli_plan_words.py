@@ -1,4 +1,4 @@
-"""Laws of how a plan and its settings are said in words."""
+"""Laws of the words for a plan and its settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,12 +30,12 @@ from tests.unit.client.test_cli_plan import FULL, STATE, WINDOW
     ],
 )
 def test_settings_are_written_as_options(settings: str, options: str) -> None:
-    """A remedy reads as the command line takes it."""
+    """A remedy is written as the command line takes it."""
     assert plan_settings.as_options(settings) == options
 
 
 def kept(*layers: LayerSpec, **engine: Any) -> list[str]:
-    """Return what every group of some layers is said to keep."""
+    """Return what the words say that each group of some layers keeps."""
     inputs = PlanInputs(
         layers=layers, tokens_per_block=64, device_bytes=2**24, engine=EngineInputs(**engine)
     )
@@ -43,7 +43,7 @@ def kept(*layers: LayerSpec, **engine: Any) -> list[str]:
 
 
 def test_groups_are_said_in_words() -> None:
-    """A group says what it keeps, and what is unusual about it."""
+    """The words for a group say what it keeps, and what is unusual about it."""
     latent = MLA(name="a", head_size=64, dtype="uint8", tokens_per_state=4)
     ring = RingState(name="c", num_kv_heads=1, head_size=64, dtype="float16")
     drafted = kept(replace(WINDOW, name="d"), STATE, drafts_with_last_layer=True)
@@ -83,5 +83,5 @@ def equation(**changes: Any) -> Equation:
     ],
 )
 def test_numbers_are_said_in_words(said: str, expected: str) -> None:
-    """Numbers read as people write them."""
+    """Numbers are written as people write them."""
     assert said == expected

@@ -1,4 +1,4 @@
-"""Laws of `kvlease top`: what was read is shown, keys work, and a daemon that has gone is told and come back to."""
+"""Laws of `kvlease top`: it shows what it read, takes keys, says that a daemon has gone, and finds it again."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ OTHER = replace(CACHE, cache="other", num_leases=0)
 
 
 class Told:
-    """A daemon that answers as it is told to, and counts how often."""
+    """A daemon that answers as it is told to, and counts its answers."""
 
     def __init__(self) -> None:
         self.trouble: UnavailableError | None = None
@@ -32,7 +32,7 @@ class Told:
         self.leases: tuple[LeaseInfo, ...] = (LEASE,)
 
     def __call__(self, cache: str) -> Moment:
-        """Answer once."""
+        """Answer one call."""
         self.num_read += 1
         self.caches.append(cache)
         if self.trouble is not None:
@@ -52,12 +52,12 @@ class Told:
 
 
 def words(top: Top, name: str) -> str:
-    """Return what a part says."""
+    """Return the words of a part."""
     return str(top.query_one(f"#{name}", Static).render())
 
 
 async def test_screen_shows_pools_lists_and_ghosts() -> None:
-    """Pools, rates, leases, waiting calls, tenants and ghosts are on the one screen."""
+    """Pools, rates, leases, waiting calls, tenants and ghosts are all on one screen."""
     top = Top(Told(), every_seconds=60)
 
     async with top.run_test(size=(120, 60)) as pilot:
@@ -74,7 +74,7 @@ async def test_screen_shows_pools_lists_and_ghosts() -> None:
 
 
 async def test_pause_stops_reading_and_r_reads() -> None:
-    """P stops the screen; r reads all the same; p goes on."""
+    """After p the screen stands still; r still reads once; another p goes on."""
     told = Told()
     top = Top(told, every_seconds=60)
 
@@ -92,7 +92,7 @@ async def test_pause_stops_reading_and_r_reads() -> None:
 
 
 async def test_c_goes_to_the_next_cache_and_round() -> None:
-    """C looks at one cache after the other."""
+    """C shows one cache after the other."""
     told = Told()
     top = Top(told, every_seconds=60)
 
@@ -111,7 +111,7 @@ async def test_c_goes_to_the_next_cache_and_round() -> None:
 
 
 async def test_daemon_that_has_gone_is_told_and_come_back_to() -> None:
-    """A refusal is a sentence above what was last seen; it goes when the daemon answers again."""
+    """A refusal is shown as a sentence above the last picture, until the daemon answers again."""
     told = Told()
     top = Top(told, every_seconds=60)
 
@@ -134,7 +134,7 @@ async def test_daemon_that_has_gone_is_told_and_come_back_to() -> None:
 
 
 async def test_new_life_begins_a_new_history() -> None:
-    """Counters begin anew with a daemon, so rates are not told across its lives."""
+    """A new daemon's counters begin anew, so no rate spans two of its lives."""
     top = Top(Told(), every_seconds=60)
 
     async with top.run_test():
@@ -148,7 +148,7 @@ async def test_new_life_begins_a_new_history() -> None:
 def test_daemon_that_is_not_there_is_a_sentence_and_a_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The screen is not even begun where nobody answers; the address is that of every other command."""
+    """Where no daemon answers, no screen opens; the address is that of every other command."""
     monkeypatch.setattr(printing, "has_terminal", lambda: True)
     result = CliRunner().invoke(app, ["top", "--address", "unix:///nowhere/kvlease.sock"])
 
@@ -159,7 +159,7 @@ def test_daemon_that_is_not_there_is_a_sentence_and_a_status(
 
 
 def test_top_without_a_terminal_ends_at_once() -> None:
-    """In a pipe nobody could see it or leave it: it is refused before anything is asked."""
+    """In a pipe nobody could see or leave the screen, so top is refused before any call."""
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["top", "--address", "unix:///nowhere"])
 
     assert result.exit_code == 2
@@ -167,11 +167,11 @@ def test_top_without_a_terminal_ends_at_once() -> None:
 
 
 def test_top_of_a_cache_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other cache is shown in its place."""
+    """Top of an unknown cache is refused, and no other cache is shown in its place."""
 
     class Strict:
         def __init__(self, *_: object, **__: object) -> None:
-            """Connect to nothing."""
+            """Connect to no daemon."""
 
         def __enter__(self) -> Self:
             return self
@@ -192,7 +192,7 @@ def test_top_of_a_cache_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_looks_add_up_to_the_pool() -> None:
-    """The looks of a pool are all of its blocks, each once."""
+    """The looks of a pool count each of its blocks once."""
     assert sum(parts.counts_of(POOL).values()) == POOL.num_blocks
 
 
@@ -208,7 +208,7 @@ def test_looks_add_up_to_the_pool() -> None:
     ],
 )  # fmt: skip
 def test_squares_fill_their_rows_and_hide_nothing(pool: PoolStats, columns: int) -> None:
-    """There are as many squares as fit, and at least one for every look that there is."""
+    """There are as many squares as fit, and at least one for every look that occurs."""
     counts = parts.counts_of(pool)
 
     rows = parts._squares(counts, pool.num_blocks, columns)
@@ -220,7 +220,7 @@ def test_squares_fill_their_rows_and_hide_nothing(pool: PoolStats, columns: int)
 
 
 def test_timelines_are_shares_between_two_looks() -> None:
-    """The share of tokens that were found is that of the time between two looks."""
+    """The share of tokens found is that of the time between two looks."""
     then = replace(CACHE, counters={"prefix_tokens_device": 0, "prefix_tokens_computed": 0})
     now = replace(CACHE, counters={"prefix_tokens_device": 30, "prefix_tokens_computed": 10})
 
@@ -231,7 +231,7 @@ def test_timelines_are_shares_between_two_looks() -> None:
 
 
 def test_blocks_out_of_use_are_not_used() -> None:
-    """A pool that was made smaller, or lost damaged blocks, is as full as what is left of it."""
+    """A pool that was made smaller, or lost damaged blocks, is shown as full as the rest of it is."""
     pool = replace(POOL, free=10, parked=36, bad=4, num_blocks=64)
     small = replace(CACHE, pools=(pool,))
     given_back = replace(pool, reserved=0, ready=0, ready_held=0, quarantined=0, scrubbing=0)
@@ -250,7 +250,7 @@ def test_blocks_out_of_use_are_not_used() -> None:
 
 
 def test_drained_caches_are_named() -> None:
-    """The screen says which caches grant nothing new, and how that ends."""
+    """The screen names the caches that grant nothing new, and says how that ends."""
     drained = replace(INFO, is_draining=True)
 
     assert "drain" not in plain(parts.summary(STATS, (INFO,), "demo"))
@@ -260,7 +260,7 @@ def test_drained_caches_are_named() -> None:
 
 
 def test_looks_are_told_apart_without_colours() -> None:
-    """Each has a character of its own, for terminals without colours and people who do not tell them apart."""
+    """Each look has its own character, for terminals without colours and for people who cannot tell them apart."""
     characters = [character for _, _, character, _ in parts.LOOKS]
 
     assert len(set(characters)) == len(characters)
@@ -268,7 +268,7 @@ def test_looks_are_told_apart_without_colours() -> None:
 
 @pytest.mark.parametrize("width", [60, 76, 118])
 def test_character_and_its_meaning_stand_in_one_line(width: int) -> None:
-    """However narrow the screen, no line ends between the two."""
+    """However narrow the screen, a character and its meaning are never on two lines."""
     pool = replace(POOL, filling=1, parked=1, bad=1, num_blocks=67)
     all_looks = replace(STATS, caches=(replace(CACHE, pools=(pool,)),))
 
@@ -287,7 +287,7 @@ def plain(part: RenderableType, width: int = 200) -> str:
 
 
 def test_parts_of_no_cache_say_so() -> None:
-    """Before a cache is registered there is nothing to be drawn, and nothing fails."""
+    """Before a cache is registered nothing is drawn, and nothing fails."""
     empty = Stats(epoch=1, caches=())
 
     assert "no cache" in str(parts.pools(empty, "", 40))
@@ -298,7 +298,7 @@ def test_parts_of_no_cache_say_so() -> None:
 
 
 def test_moves_are_by_the_second() -> None:
-    """What grew is divided by the seconds between two looks."""
+    """Growth is divided by the seconds between two looks."""
 
     def at(granted: int) -> Stats:
         cache: CacheStats = replace(CACHE, counters={"leases_granted": granted})
@@ -308,7 +308,7 @@ def test_moves_are_by_the_second() -> None:
 
 
 def test_read_asks_for_the_lists_of_one_cache() -> None:
-    """What was asked for is read where it is; else the first cache is."""
+    """A read asks for the lists of the wanted cache, or of the first one where that does not exist."""
     asked: list[str] = []
 
     class Answering:

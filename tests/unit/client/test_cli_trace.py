@@ -1,4 +1,4 @@
-"""Laws of `kvlease trace`: tables for people, JSON for machines, drawings, and a sentence where it makes no sense."""
+"""Laws of `kvlease trace`: tables for people, JSON for machines, drawings, and a sentence for a senseless command."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def run(*arguments: str, columns: str = "200") -> tuple[int, str, str]:
 
 
 def result_of(policy: str, num_blocks: int, num_hits: int) -> Simulated:
-    """Return what a policy found of a hundred keys, of which 50 could be found."""
+    """Return a policy's result for a hundred keys, of which 50 could be found."""
     return Simulated(
         policy=policy, num_blocks=num_blocks, num_requests=9, num_keys=100, num_hits=num_hits, num_hits_bound=50,
         seconds=0.1,
@@ -35,7 +35,7 @@ def result_of(policy: str, num_blocks: int, num_hits: int) -> Simulated:
 
 
 def test_one_policy_and_size_is_one_object() -> None:
-    """JSON has the hit ratio at the top, between 0 and 1, beside the bound and the same again as a list."""
+    """The JSON has the hit ratio, from 0 to 1, at the top beside the bound, and the same once more as a list."""
     status, output, _ = run(
         "simulate", str(CUT), "--policy", "leaf-lru", "--blocks", "2000", "--json"
     )
@@ -48,7 +48,7 @@ def test_one_policy_and_size_is_one_object() -> None:
 
 
 def test_several_policies_and_sizes_are_a_list() -> None:
-    """Each size is tried with each policy, on as many requests as are asked for."""
+    """Each size is tried with each policy, on as many requests as asked for."""
     status, output, _ = run(
         "simulate", str(CUT), "--policy", "fifo", "--policy", "lru", "--policy", "belady",
         "--blocks", "500", "--blocks", "1000", "--requests", "100", "--json",
@@ -61,7 +61,7 @@ def test_several_policies_and_sizes_are_a_list() -> None:
 
 
 def test_table_has_a_row_per_size_and_the_bound_beside_it() -> None:
-    """People see the trace, a column for each policy, and what was possible."""
+    """The table shows the trace, a column for each policy, and what was possible."""
     status, output, _ = run("simulate", str(CUT), "--requests", "300", "--blocks", "800")
 
     lines = output.splitlines()
@@ -73,14 +73,14 @@ def test_table_has_a_row_per_size_and_the_bound_beside_it() -> None:
 
 
 def test_narrow_terminal_has_every_number() -> None:
-    """Where the table does not fit, each number stands in its own line."""
+    """Where the table does not fit, each number has its own line."""
     _, output, _ = run("simulate", str(CUT), "--requests", "300", "--blocks", "800", columns="30")
 
     assert {line.split()[0] for line in output.splitlines()[3:]} >= {"blocks", "fifo", "belady"}
 
 
 def test_keys_that_are_no_prefixes_are_told(tmp_path: Path) -> None:
-    """The bound holds for keys of whole prefixes alone."""
+    """The bound holds only for keys that name whole prefixes, and a note says so for others."""
     path = tmp_path / "open.jsonl"
     lines = [
         {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ids}
@@ -93,7 +93,7 @@ def test_keys_that_are_no_prefixes_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_drawing_is_of_the_named_kind(tmp_path: Path, suffix: str) -> None:
-    """The file is a drawing of the kind that its name says."""
+    """The drawing is a file of the kind that its name says."""
     path = tmp_path / f"hits.{suffix}"
 
     status, _, _ = run("simulate", str(CUT), "--requests", "200", "--plot", str(path))
@@ -103,7 +103,7 @@ def test_drawing_is_of_the_named_kind(tmp_path: Path, suffix: str) -> None:
 
 
 def test_curves_are_by_policy_and_the_bound_comes_last() -> None:
-    """Each policy has its points by size, in percent; the bound has one for each size."""
+    """Each policy has its points by size, in percent; the bound has one point for each size."""
     results = [result_of("fifo", 20, 30), result_of("fifo", 10, 20), result_of("belady", 10, 50)]
 
     curves = trace_plot.curves_of(results)
@@ -122,7 +122,7 @@ def test_curves_are_by_policy_and_the_bound_comes_last() -> None:
     ],
 )
 def test_place_of_a_drawing_is_looked_at_first(tmp_path: Path, name: str, why: str) -> None:
-    """Nothing is read or computed for a drawing that cannot be written, and nothing is left of it."""
+    """Nothing is read or computed for a drawing that cannot be written, and no file is left."""
     (tmp_path / "there.png").mkdir()
 
     status, output, said = run("simulate", "no trace at all", "--plot", str(tmp_path / name))
@@ -133,7 +133,7 @@ def test_place_of_a_drawing_is_looked_at_first(tmp_path: Path, name: str, why: s
 
 
 def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """The refusal names the file."""
+    """The refusal names the file that cannot be written."""
     with pytest.raises(InvalidError, match="cannot write"):
         trace_plot.draw([result_of("fifo", 10, 20)], tmp_path / "no" / "hits.png")
 
@@ -146,7 +146,7 @@ def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:
-    """A sentence says what to change, and the exit status that nothing was done."""
+    """A sentence says what to change, and the exit status says that nothing was done."""
     status, output, said = run("simulate", str(CUT), "--blocks", "10", *arguments)
 
     assert (status, output) == (2, "")
@@ -154,7 +154,7 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) ->
 
 
 def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """The sentence names line and field."""
+    """The sentence names the line and the field."""
     path = tmp_path / "bad.jsonl"
     path.write_text('{"timestamp": 1}\n')
 
@@ -177,7 +177,7 @@ def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 def test_simulation_without_a_daemon_is_refused(
     monkeypatch: pytest.MonkeyPatch, found: list[EntryPoint]
 ) -> None:
-    """The sentence says how to install what is missing."""
+    """The sentence says how to install the missing package."""
     monkeypatch.setattr(simulator, "entry_points", lambda **_: found)
 
     status, _, said = run("simulate", str(CUT), "--blocks", "10")
@@ -187,7 +187,7 @@ def test_simulation_without_a_daemon_is_refused(
 
 
 def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
-    """What cannot be written is known before anything is recorded."""
+    """A file that cannot be written is refused before anything is recorded."""
     status, _, said = run("record", "--cache", "demo", "--output", str(tmp_path / "no" / "a.jsonl"))
 
     assert status == 2
@@ -204,7 +204,7 @@ def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
 def test_recording_keeps_what_is_there(
     tmp_path: Path, arguments: tuple[str, ...], wanted: tuple[int, str]
 ) -> None:
-    """A file of that name is as it was until something was recorded, and nothing else is left."""
+    """An existing file stays as it was until something is recorded, and no other file is left."""
     output = tmp_path / "a.jsonl"
     output.write_text("of yesterday\n")
     nowhere = f"unix://{tmp_path}/none.sock"
@@ -219,13 +219,13 @@ def test_recording_keeps_what_is_there(
 
 
 def test_recording_into_a_pipe_or_a_device_writes_there() -> None:
-    """What is no file cannot be replaced, and need not be."""
+    """A pipe or a device cannot be replaced, and is written to directly."""
     with written_at_the_end(Path("/dev/null"), may_replace=False) as file:
         assert file == Path("/dev/null")
 
 
 def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
-    """The link stays one."""
+    """The link stays a link, and the file that it leads to is replaced."""
     there, link = tmp_path / "there", tmp_path / "link"
     there.write_text("old")
     link.symlink_to(there)
@@ -237,7 +237,7 @@ def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None
 
 
 def test_recording_without_a_daemon_says_so(tmp_path: Path) -> None:
-    """Where nobody listens the sentence says so."""
+    """Where no daemon listens, a sentence says so."""
     nowhere = f"unix://{tmp_path}/none.sock"
     output = tmp_path / "a.jsonl"
 
@@ -250,7 +250,7 @@ def test_recording_without_a_daemon_says_so(tmp_path: Path) -> None:
 
 
 def test_keys_are_found_where_the_traces_are() -> None:
-    """Equal numbers make equal keys, different ones and other tenants' others."""
+    """Equal numbers make equal keys; other numbers and other tenants make other keys."""
     trace = read_trace(CUT, 50)
     mine = [trace_replay.keys_of(trace, request, bytes(32)) for request in range(len(trace))]
 
@@ -277,7 +277,7 @@ def test_keys_are_found_where_the_traces_are() -> None:
 def test_trace_that_asks_for_nothing_is_refused(
     tmp_path: Path, command: tuple[str, ...], text: str, says: str
 ) -> None:
-    """It is named, with what it lacks, before any daemon is asked."""
+    """A trace that asks for nothing is refused by name, with what it lacks, before any daemon is asked."""
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
 
@@ -288,7 +288,7 @@ def test_trace_that_asks_for_nothing_is_refused(
 
 
 def test_trace_that_is_cut_off_is_simulated(tmp_path: Path) -> None:
-    """The last line costs its request, and stderr says so, so that JSON stays JSON."""
+    """A cut-off last line loses its request; a note goes to stderr, so that the output stays JSON."""
     path = tmp_path / "trace.jsonl"
     path.write_bytes(CUT.read_bytes()[:-9])
 
@@ -299,7 +299,7 @@ def test_trace_that_is_cut_off_is_simulated(tmp_path: Path) -> None:
 
 
 def test_interrupted_simulation_leaves_no_traceback(tmp_path: Path) -> None:
-    """Whoever has had enough gets the prompt back, without a story."""
+    """An interrupted simulation ends without a traceback."""
     program = (
         "import signal, sys; from kvlease.cli import app, trace\n"
         "trace.read_trace = lambda *_: signal.raise_signal(signal.SIGINT)\n"

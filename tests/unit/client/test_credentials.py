@@ -1,4 +1,4 @@
-"""Laws of credentials: what is given comes first, then the environment's, then what a daemon of this user left."""
+"""Laws of credentials: a given one comes first, then the environment's, then one that this user's daemon left."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ GIVEN = Credentials(token="given")
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port of loopback on which this user listens."""
+    """A port on loopback at which this user listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -40,12 +40,12 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bearer(host: str, port: int, directory: Path, credentials: Credentials = Credentials()) -> str:  # noqa: B008 -- frozen
-    """Return the token that would be shown."""
+    """Return the token that a client would show."""
     return Bearer(credentials, host, port, directory).token
 
 
 def test_token_of_ones_own_daemon_is_found_on_loopback(port: int, directory: Path) -> None:
-    """It is shown to a listener of this user, under each name of loopback, and to nobody elsewhere."""
+    """The token is shown to this user's listener under every name of loopback, and to nobody elsewhere."""
     for host in ("127.0.0.1", "localhost", "::1"):
         assert bearer(host, port, directory) == "token-of-operator"
     assert bearer("10.0.0.7", port, directory) == ""
@@ -57,7 +57,7 @@ def test_token_of_ones_own_daemon_is_found_on_loopback(port: int, directory: Pat
 
 
 def test_token_is_not_shown_where_nobody_listens(port: int, directory: Path) -> None:
-    """Whoever comes to listen later might be anybody."""
+    """Anybody might come to listen there later."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         free = gone.getsockname()[1]
 
@@ -86,7 +86,7 @@ def test_token_is_not_shown_to_another_user(directory: Path) -> None:
 
 
 def test_environment_names_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a caller does not give, the environment does; a file that is not there is told."""
+    """The environment gives what the caller does not; a file that does not exist is reported."""
     monkeypatch.setenv("KVLEASE_TOKEN_FILE", str(directory / "reader.token"))
     monkeypatch.setenv("KVLEASE_CA_FILE", "/ca")
 
@@ -99,7 +99,7 @@ def test_environment_names_files(directory: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    """TLS with what cannot be read is the caller's mistake."""
+    """TLS with files that cannot be read is the caller's mistake."""
     absent = Credentials(ca_file=str(tmp_path / "absent"))
 
     for read in (absent.tls, absent.pem):
@@ -108,7 +108,7 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_certificate_without_its_key_is_told_by_its_name(tmp_path: Path) -> None:
-    """Not by that of the authority's file, with which all is well."""
+    """The error does not name the authority's file, which is fine."""
     authority = Authority(tmp_path)
     certificate = authority.sign("somebody").cert_file
     shown = Credentials(ca_file=str(authority.cert_file), cert_file=str(certificate))
@@ -122,7 +122,7 @@ def test_certificate_without_its_key_is_told_by_its_name(tmp_path: Path) -> None
 
 
 def test_no_representation_shows_a_token() -> None:
-    """Whatever is logged of a client has no token in it."""
+    """The repr of a client has no token, so no log of it has one."""
     address = chosen_address("grpcs://h:1", GIVEN)
 
     shown = f"{GIVEN!r} {address!r} {address} {address.bearer!r} {Client('http://h:1', credentials=GIVEN)!r}"
@@ -142,7 +142,7 @@ def test_no_representation_shows_a_token() -> None:
     ],
 )
 def test_scheme_says_whether_tls_is_spoken(written: str, protocol: str, has_tls: bool) -> None:
-    """An s behind the protocol is TLS."""
+    """An s behind the protocol's name means TLS."""
     address = parse_address(written)
 
     assert (str(address), address.protocol, address.has_tls) == (written, protocol, has_tls)
@@ -166,7 +166,7 @@ def test_page_of_no_daemon_has_no_token(
     known: str,
     why: str,
 ) -> None:
-    """`kvlease ui` prints no token where there is no page that it would be for."""
+    """`kvlease ui` prints no token where there is no page that takes it."""
     monkeypatch.setattr("kvlease.credentials._is_own", lambda _: False)
     monkeypatch.setenv("KVLEASE_ADDRESS", known)
 
@@ -178,7 +178,7 @@ def test_page_of_no_daemon_has_no_token(
 
 
 def test_page_that_does_not_answer_has_no_token(directory: Path) -> None:
-    """A daemon that is not there takes no token, whoever names it."""
+    """A daemon that does not answer is given no token, whatever names it."""
     token = str(directory / "reader.token")
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]

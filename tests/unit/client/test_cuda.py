@@ -1,4 +1,4 @@
-"""A process without what memory of a GPU takes is told what it lacks; `tests/gpu` has a driver for the rest."""
+"""Laws of a process that lacks what GPU memory needs: it is told what is missing; `tests/gpu` has the rest."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def _printed(script: str) -> str:
 
 
 def test_process_without_the_bindings_is_told_what_to_install() -> None:
-    """What is missing is an extra, and the refusal names it."""
+    """The missing libraries are an extra, and the refusal names it."""
     said = _printed(WITHOUT_BINDINGS)
 
     assert said.startswith("InvalidError no_bindings")
@@ -41,7 +41,7 @@ def test_process_without_the_bindings_is_told_what_to_install() -> None:
 
 
 def test_nothing_of_cuda_is_imported_before_it_is_used() -> None:
-    """Modules that can have to do with a GPU are imported without one, and without the libraries for it."""
+    """Modules that may use a GPU can be imported without one, and without its libraries."""
     pytest.importorskip("cuda.bindings")
 
     assert not _printed(IMPORTS)

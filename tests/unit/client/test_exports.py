@@ -18,7 +18,7 @@ HEAVY = ("torch", "grpc", "fastapi", "transformers", "aiohttp", "pydantic", "uvi
 
 
 def test_every_public_name_loads() -> None:
-    """Every name of `__all__` can be had from the package, and `dir` lists no other."""
+    """Every name of `__all__` loads from the package, and `dir` lists no other name."""
     loaded: dict[str, Any] = {name: getattr(kvlease, name) for name in kvlease.__all__}
 
     assert all(value is not None for value in loaded.values())
@@ -26,7 +26,7 @@ def test_every_public_name_loads() -> None:
 
 
 def test_every_name_is_listed_where_it_lives() -> None:
-    """The table of homes and the errors make up `__all__`, so that none is missing and none is stale."""
+    """The table of homes and the errors together make up `__all__`, so none is missing and none is stale."""
     homes = [name for names in kvlease._HOMES.values() for name in names]
     public_errors = [name for name in errors.__all__ if name.endswith("Error")]
 
@@ -36,7 +36,7 @@ def test_every_name_is_listed_where_it_lives() -> None:
 
 
 def test_type_checkers_see_every_name_where_it_lives() -> None:
-    """What checkers are told to import is all that loads lazily, and from the same places."""
+    """Type checkers import exactly the names that load lazily, from the same places."""
     tree = ast.parse(Path(kvlease.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     homes = {
@@ -51,7 +51,7 @@ def test_type_checkers_see_every_name_where_it_lives() -> None:
 
 
 def test_verbs_of_an_async_lease_make_tasks() -> None:
-    """What `asyncio.create_task` takes is a coroutine, so that is what they say to return."""
+    """`asyncio.create_task` takes a coroutine, so the methods say that they return one."""
     verbs = ("extend", "commit", "fork", "explain", "trim", "evict", "reload", "map", "release")
 
     for verb in verbs:
@@ -61,14 +61,14 @@ def test_verbs_of_an_async_lease_make_tasks() -> None:
 
 @pytest.mark.parametrize("name", ["Client", "Worker", "Magazine", "Lease"])
 def test_async_classes_offer_what_blocking_ones_do(name: str) -> None:
-    """Every public name is there in both, and takes the same arguments with the same defaults."""
+    """Every public name is in both classes and takes the same arguments with the same defaults."""
     blocking, other = (getattr(kvlease, one) for one in (name, f"Async{name}"))
 
     assert _offered(other) == _offered(blocking)
 
 
 def _offered(of: type) -> dict[str, Any]:
-    """Return what a class offers by name: what a method can be given, or that it is something else."""
+    """Return what a class offers by name: the parameters of each method, or that it is something else."""
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
     return {name: _arguments(value) if callable(value) else None for name, value in found.items()}
 
@@ -79,7 +79,7 @@ def _arguments(method: Any) -> list[tuple[str, Any, Any]]:
 
 
 def test_all_names_import_nothing_heavy() -> None:
-    """Using every public name imports neither an engine's libraries nor a server's, nor a transport's."""
+    """Using every public name imports no library of an engine or a server, and no transport's library."""
     program = f"""
 import sys, kvlease
 [getattr(kvlease, name) for name in kvlease.__all__]
@@ -94,7 +94,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 
 def test_bare_import_loads_no_numpy() -> None:
-    """Importing the package alone loads not even its own parts: the daemon shares its ids and errors."""
+    """Importing the package alone does not even load its own parts, since the daemon shares its ids and errors."""
     names = ("numpy", "google.protobuf", "kvlease.client")
     program = f"import sys, kvlease; print([n for n in {names!r} if n in sys.modules])"
 
@@ -106,5 +106,5 @@ def test_bare_import_loads_no_numpy() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A name that is not public is refused as for any module."""
+    """A name that is not public is refused as in any module."""
     assert not hasattr(kvlease, "Manager")

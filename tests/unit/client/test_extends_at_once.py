@@ -1,4 +1,4 @@
-"""Laws of what a client without a block table makes of extends: the core's own answers, in whatever order they come."""
+"""Laws of extends in a client without a block table: it has the core's own answers, in whatever order they come."""
 
 from collections.abc import Callable, Sequence
 from itertools import permutations
@@ -38,7 +38,7 @@ class Client:
     def __init__(
         self, cache: Cache, worker_id: WorkerId, num_tokens: int, engine: str = ""
     ) -> None:
-        """Reserve a lease."""
+        """Reserve the lease."""
         self.cache, self.worker_id = cache, worker_id
         self.clock = Clock()
         self.session: Session = session_of(self.clock, raises=False)
@@ -54,7 +54,7 @@ class Client:
 
     @property
     def lease_id(self) -> LeaseId:
-        """The lease."""
+        """The lease's id."""
         return LeaseId(self.grant.lease_id)
 
     @property
@@ -69,7 +69,7 @@ class Client:
         return [[0 if block == NULL else block for block in part] for part in parts]
 
     def extend(self, *tokens: int, heard: Sequence[int] = (0,)) -> list[bool]:
-        """Send extends at once, which the daemon carries out in turn, and hear the answers in an order."""
+        """Send extends at once, which the daemon carries out in turn, and take their answers in a given order."""
         flows = [_verbs.extend(self.session, self.grant, one, 0) for one in tokens]
         answers = []
         for flow, num_tokens in zip(flows, tokens, strict=True):
@@ -87,7 +87,7 @@ class Client:
         return covers
 
     def extend_by_step(self, num_tokens: int) -> list[bool]:
-        """Extend in a step whose other operation commits nothing, and tell whether the lease covers the tokens."""
+        """Extend in a step whose other operation commits nothing; return whether the lease covers the tokens."""
         ask = _calls.step(
             verbs=np.array([pb.STEP_VERB_COMMIT, pb.STEP_VERB_EXTEND], np.uint8),
             lease_ids=[self.lease_id] * 2,
@@ -123,7 +123,7 @@ WAYS = {"call": Client.extend, "step": Client.extend_by_step}
 def test_states_stand_where_the_daemon_has_them_in_whatever_order_answers_come(
     groups: tuple[GroupShape, ...], tokens: tuple[int, ...], heard: tuple[int, ...]
 ) -> None:
-    """Extends that are sent at once may be heard in any order: no state is put at the end of what came before it."""
+    """The answers to extends sent at once may come in any order, and no state is put at the end of an earlier table."""
     client = Client(cache_of(*groups), WORKER, 4)
 
     covers = client.extend(*tokens, heard=heard)
@@ -135,7 +135,7 @@ def test_states_stand_where_the_daemon_has_them_in_whatever_order_answers_come(
 
 @pytest.mark.parametrize("state", [STATE, GUESSING])
 def test_answer_that_comes_after_a_commit_brings_back_no_state(state: GroupShape) -> None:
-    """What the commit has given back may be another's by then."""
+    """A block that a commit has given back may belong to another lease by the time the answer comes."""
     cache = cache_of(state)
     client = Client(cache, WORKER, 4)
     early = _verbs.extend(client.session, client.grant, 8, 0)
@@ -156,7 +156,7 @@ def test_answer_that_comes_after_a_commit_brings_back_no_state(state: GroupShape
 def test_no_extend_covers_tokens_whose_state_has_no_place_yet(
     heard: tuple[int, int], covers: bool
 ) -> None:
-    """One that needed no block, for the block was another one's, covers nothing before that one is heard."""
+    """An extend that needs no block, as another extend takes it, covers nothing before that other is answered."""
     client = Client(cache_of(STATE), WORKER, 4)
 
     said = client.extend(6, 7, heard=heard)
@@ -166,7 +166,7 @@ def test_no_extend_covers_tokens_whose_state_has_no_place_yet(
 
 @pytest.mark.parametrize("other", [FULL, WINDOW])
 def test_lease_is_lost_before_a_block_of_other_groups_is_missed(other: GroupShape) -> None:
-    """Places of groups that have no empty ones are never passed over: where one is missing the lease is not used."""
+    """Where a group that has no empty places lacks a block, the place is not skipped: the lease is not used."""
     client = Client(cache_of(other, STATE), WORKER, 4)
 
     covers = client.extend(8, 12, heard=(1,))
@@ -178,7 +178,7 @@ def test_lease_is_lost_before_a_block_of_other_groups_is_missed(other: GroupShap
 
 
 def ranks(*groups: GroupShape) -> tuple[Client, Client]:
-    """Return both ranks of an engine, which share the lease of a request."""
+    """Return both ranks of an engine, which share a request's lease."""
     cache = cache_of(*groups, num_ranks=2)
     for worker_id in (LEFT, RIGHT):
         cache.handle(an_attach(worker_id), 0.0)
@@ -194,7 +194,7 @@ def ranks(*groups: GroupShape) -> tuple[Client, Client]:
 def test_rank_behind_has_its_states_where_a_mate_that_jumped_far_has_put_them(
     groups: tuple[GroupShape, ...], extend: Callable[[Client, int], list[bool]]
 ) -> None:
-    """Places are those of the table, and not counted from the first block of an answer: no later extend is in vain."""
+    """Places come from the table, not from the first block of an answer, so no later extend is in vain."""
     left, right = ranks(*groups)
     assert left.extend(16) == [True]
 
@@ -212,7 +212,7 @@ def test_rank_behind_has_its_states_where_a_mate_that_jumped_far_has_put_them(
 def test_rank_behind_may_hear_of_a_mates_states_in_any_order(
     state: GroupShape, heard: tuple[int, int]
 ) -> None:
-    """Each answer says where its blocks stand, so what another one has told of is not told of in vain."""
+    """Each answer says where its own blocks stand, so two answers may come in either order."""
     left, right = ranks(state)
     left.extend(16)
     left.extend(36)

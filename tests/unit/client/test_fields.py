@@ -1,4 +1,4 @@
-"""What a caller gives is refused in the words of its own bounds."""
+"""Laws of arguments: a caller's value is refused in the words of its own bounds."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from kvlease._fields import from_zero, given
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4_096])
 def test_number_of_tokens_may_be_none(num_tokens: int) -> None:
-    """A commit or a trim of nothing is one."""
+    """A commit or a trim may be of no tokens."""
     assert from_zero(num_tokens) == num_tokens
 
 
@@ -23,7 +23,7 @@ def test_negative_number_of_tokens_is_told_that_none_may_be(num_tokens: int) -> 
 
 @pytest.mark.parametrize("num_tokens", [2**31, 0.0, True, "5"])
 def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
-    """Also where it equals one."""
+    """A value that only equals a number of tokens is refused, too."""
     with pytest.raises(InvalidError, match="num_tokens"):
         from_zero(num_tokens)
 
@@ -39,6 +39,6 @@ def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
     ],
 )
 def test_number_behind_which_a_list_begins_is_refused(name: str, number: int, wanted: str) -> None:
-    """It is that of an event or of an entry, or 0: what is above what the wire carries is not told to be negative."""
+    """The number of an event or an entry begins at 0: one above what the wire carries is not said to be negative."""
     with pytest.raises(InvalidError, match=rf"^{name} must be {wanted}, not {number}$"):
         given(**{name: number})

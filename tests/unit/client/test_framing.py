@@ -1,4 +1,4 @@
-"""Laws of the frames that are written by hand: protobuf reads in them what it would have written itself."""
+"""Laws of frames that are written by hand: protobuf reads in them what it would have written itself."""
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -10,7 +10,7 @@ NUMBERS = (0, 1, 127, 128, 300, 2**14 - 1, 2**14, 2**21, 2**32, 2**63)
 
 
 def body_of(frame: bytes) -> bytes:
-    """Return the message of a frame, whose length is as announced."""
+    """Return the message of a frame, and check that its length is the announced one."""
     assert int.from_bytes(frame[:4], "little") == len(frame) - 4
     return frame[4:]
 
@@ -43,7 +43,7 @@ def test_reply_is_read_as_written(part: FieldDescriptor, number: int) -> None:
 
 @pytest.mark.parametrize("num_bytes", [1, 127, 128, 2**14, 2**21])
 def test_message_of_any_length_is_whole(num_bytes: int) -> None:
-    """The announced length of the inner message is its own."""
+    """The announced length of the inner message is its real length."""
     keys = bytes(num_bytes)
     packed = pb.PinRequest(keys=keys).SerializeToString()
 

@@ -14,7 +14,7 @@ DIVISORS = st.integers(1, 2**40)
 
 @given(COUNTS, DIVISORS)
 def test_floor_and_ceil_enclose_the_quotient(dividend: int, divisor: int) -> None:
-    """Floor holds no more than there is, ceil covers all of it, and they differ by at most one."""
+    """Floor never exceeds the quotient, ceil never falls short of it, and they differ by at most one."""
     floor = geometry.floor_div(dividend, divisor)
     ceil = geometry.ceil_div(dividend, divisor)
 
@@ -24,7 +24,7 @@ def test_floor_and_ceil_enclose_the_quotient(dividend: int, divisor: int) -> Non
 
 @given(COUNTS, DIVISORS)
 def test_round_up_is_the_least_multiple_not_below(number: int, multiple: int) -> None:
-    """Rounding up gives a multiple, and the one before it is too small."""
+    """Rounding up gives a multiple, and the multiple before it is too small."""
     rounded = geometry.round_up(number, multiple)
 
     assert rounded % multiple == 0
@@ -33,19 +33,19 @@ def test_round_up_is_the_least_multiple_not_below(number: int, multiple: int) ->
 
 @given(st.integers(0, 2**40), DIVISORS)
 def test_exact_div_undoes_multiplication(quotient: int, divisor: int) -> None:
-    """What was multiplied divides without a rest."""
+    """A product divides by its factor without a remainder."""
     assert geometry.exact_div(quotient * divisor, divisor) == quotient
 
 
 def test_exact_div_names_both_numbers() -> None:
-    """A rest is refused, with the two numbers that disagree and what they are."""
+    """A remainder is refused with both numbers and what they are."""
     with pytest.raises(InvalidError, match=r"hidden_size over heads: 100 is not a multiple of 3"):
         geometry.exact_div(100, 3, what="hidden_size over heads")
 
 
 @pytest.mark.parametrize("divisor", [0, -1])
 def test_division_by_less_than_one_is_our_own_mistake(divisor: int) -> None:
-    """No caller's number reaches a division unchecked."""
+    """No unchecked number of a caller reaches a division."""
     with pytest.raises(AssertionError):
         geometry.floor_div(1, divisor)
 
@@ -54,7 +54,7 @@ def test_division_by_less_than_one_is_our_own_mistake(divisor: int) -> None:
 def test_covering_blocks_are_full_ones_and_at_most_one_more(
     num_tokens: int, per_block: int
 ) -> None:
-    """A request's last block is the only one that may be partly used."""
+    """Only the last block of a request may be partly used."""
     covering = geometry.blocks_covering(num_tokens, per_block)
     full = geometry.full_blocks(num_tokens, per_block)
 

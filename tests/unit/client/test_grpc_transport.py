@@ -27,7 +27,7 @@ from kvlease.v1 import kvlease_pb2_grpc
 
 
 class Service(kvlease_pb2_grpc.KVLeaseServiceServicer):
-    """A service of which each method shows one behaviour."""
+    """A service in which each method has one behaviour."""
 
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {}
@@ -91,7 +91,7 @@ def address(service: Service, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["blocking", "async"])
 def send(request: pytest.FixtureRequest, address: str) -> Iterator[Callable[[Outgoing], Message]]:
-    """Give the sending of both transports in turn."""
+    """Give the send functions of both transports in turn."""
     if request.param == "blocking":
         transport = GrpcTransport(parse_address(address))
         yield transport.send
@@ -142,13 +142,13 @@ def test_details_become_the_error(send: Callable[[Outgoing], Message]) -> None:
 
 
 def test_silent_service_ends_at_the_deadline(send: Callable[[Outgoing], Message]) -> None:
-    """A service that does not answer costs the deadline."""
+    """A service that does not answer costs its caller the deadline."""
     with pytest.raises(DeadlineError):
         send(call("lookup", pb.LookupRequest(), seconds=0.1))
 
 
 def test_method_that_is_not_there_is_invalid(send: Callable[[Outgoing], Message]) -> None:
-    """A daemon without the method is told from one that is away."""
+    """A daemon without the method is told from a daemon that is away."""
     with pytest.raises(InvalidError):
         send(call("pin", pb.PinRequest()))
 
@@ -166,7 +166,7 @@ def test_absent_service_is_unavailable(tmp_path: Path) -> None:
 
 
 def answer_in_http(listener: socket.socket) -> socket.socket:
-    """Answer one connection as a server of HTTP/1.1 does whom it makes no sense to; return it, still open."""
+    """Answer one connection as a server of HTTP/1.1 answers what it cannot read; return it, still open."""
     connection = listener.accept()[0]
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -174,7 +174,7 @@ def answer_in_http(listener: socket.socket) -> socket.socket:
 
 
 def test_service_of_another_protocol_is_told(tmp_path: Path) -> None:
-    """What answers without gRPC is told in words, and not in gRPC's own of frames."""
+    """An answer that is no gRPC is explained in our own words, not in gRPC's words of frames."""
     transport = GrpcTransport(parse_address(f"grpc+unix://{tmp_path}/http.sock"))
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -191,7 +191,7 @@ def test_service_of_another_protocol_is_told(tmp_path: Path) -> None:
 
 
 def test_watch_ends_when_nothing_more_comes(address: str) -> None:
-    """Events come one by one; a stream that falls silent ends after the idle time."""
+    """Events come one by one; a stream that falls silent ends after its idle time."""
     transport = GrpcTransport(parse_address(address))
 
     events = list(transport.stream(call("watch", pb.WatchRequest()), 0.2))

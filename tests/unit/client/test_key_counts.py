@@ -26,7 +26,7 @@ BUCKETS = 4
 
 
 def region(*, magic: bytes = MAGIC, version: int = VERSION, num_buckets: int = BUCKETS) -> int:
-    """Return a descriptor of a region with four buckets, of which the second has a key."""
+    """Return a descriptor of a region with four buckets, the second of which has a key."""
     fd = os.memfd_create("counts")
     head = HEAD.pack(magic, version, 0, num_buckets, EPOCH).ljust(HEAD_BYTES, b"\0")
     os.write(fd, head + struct.pack("<4I", 0, 1, 0, 0))
@@ -47,7 +47,7 @@ def key(number: int) -> bytes:
 
 
 def test_key_is_absent_where_its_bucket_counts_nothing() -> None:
-    """Only the low bits of a key say in which bucket it is."""
+    """The low bits of a key alone say which bucket it is in."""
     counts = mapped(region())
 
     assert counts is not None
@@ -56,7 +56,7 @@ def test_key_is_absent_where_its_bucket_counts_nothing() -> None:
 
 
 def test_nothing_is_absent_once_the_writer_took_leave() -> None:
-    """What the region says then, nobody vouches for."""
+    """Once its writer has left the region, nobody vouches for its counts."""
     fd = region()
     counts = mapped(os.dup(fd))
 
@@ -83,14 +83,14 @@ def test_nothing_is_absent_once_the_writer_took_leave() -> None:
     ],
 )
 def test_what_is_no_list_of_keys_is_refused(keys: object, rule: str, words: str) -> None:
-    """By its name, and with what to do about it."""
+    """The refusal names the argument and says what to do."""
     with pytest.raises(InvalidError, match=words) as caught:
         check_keys(keys)
     assert caught.value.rule == rule
 
 
 def test_lists_of_keys_of_any_kind_are_taken() -> None:
-    """Engines have keys in types of their own."""
+    """Engines have keys in types of their own, and lists of them are taken."""
 
     class Own(bytes):
         """An engine's key."""
@@ -109,15 +109,15 @@ def test_lists_of_keys_of_any_kind_are_taken() -> None:
     ],
 )
 def test_region_of_another_kind_is_not_believed(fd) -> None:  # type: ignore[no-untyped-def]
-    """What this library does not know it does not read."""
+    """A kind of region that this library does not know is not read."""
     assert mapped(fd()) is None
 
 
 def test_region_of_another_life_is_not_believed() -> None:
-    """The daemon that answers is the one that counts."""
+    """Only the region of the daemon that answers counts."""
     assert mapped(region(), epoch=EPOCH + 1) is None
 
 
 def test_buckets_are_a_power_of_two() -> None:
-    """And no fewer for a block than were wanted."""
+    """The number of buckets is a power of two, and no fewer than were wanted for each block."""
     assert [num_buckets_for(one, 16) for one in (0, 1, 2, 3, 64)] == [1, 16, 32, 64, 1024]

@@ -1,4 +1,4 @@
-"""Laws of block keys: equal keys mean equal tokens before and in the block, context and tenant."""
+"""Laws of block keys: equal keys mean equal context and tenant, and equal tokens in the block and before it."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ KEYS = BlockKeys(bytes(range(32)), "layout", "model")
 
 
 def split(packed: bytes) -> list[bytes]:
-    """Return the single keys of a chain."""
+    """Return the keys of a chain one by one."""
     return [packed[start : start + 32] for start in range(0, len(packed), BYTES_PER_KEY)]
 
 
 @given(TOKENS, st.integers(1, 8))
 def test_chain_names_full_blocks_only(tokens: list[int], tokens_per_block: int) -> None:
-    """There is one key for each full block, and tokens after them change none."""
+    """There is one key for each full block; tokens behind the last full block change no key."""
     chain = KEYS.chain(tokens, tokens_per_block)
     num_full = len(tokens) // tokens_per_block
 
@@ -33,7 +33,7 @@ def test_chain_names_full_blocks_only(tokens: list[int], tokens_per_block: int) 
 
 @given(TOKENS, TOKENS)
 def test_equal_keys_mean_equal_prefixes(left: list[int], right: list[int]) -> None:
-    """Two requests share a key exactly where all tokens up to the block's end are equal."""
+    """Two requests share a key exactly where all their tokens up to the block's end are equal."""
     pairs = zip(split(KEYS.chain(left, 4)), split(KEYS.chain(right, 4)), strict=False)
     for index, (key, other) in enumerate(pairs):
         end = (index + 1) * 4
@@ -52,7 +52,7 @@ def test_chain_goes_on_from_a_parent(tokens: list[int], num_blocks: int) -> None
 
 @given(TOKENS)
 def test_arrays_and_lists_are_keyed_alike(tokens: list[int]) -> None:
-    """How the tokens are held does not matter."""
+    """Tokens in an array and in a list have the same keys."""
     wide = np.array(tokens, np.int64)
 
     assert (
@@ -81,7 +81,7 @@ def test_contexts_share_no_key(other: BlockKeys) -> None:
 
 
 def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
-    """The formula in the module's docstring is the code: other languages can compute it."""
+    """The code computes the formula in the module's docstring, so that other languages can compute it, too."""
     fields = b"".join(
         len(text).to_bytes(8, "little") + text for text in (b"layout", b"model", b"", b"")
     )
@@ -108,7 +108,7 @@ def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
-    """Tokens are int32; nothing else is rounded or wrapped into one."""
+    """Tokens are int32; no other value is rounded or wrapped into one."""
     with pytest.raises(InvalidError):
         KEYS.chain(tokens, 2)  # type: ignore[arg-type]  # wrong on purpose
 
@@ -144,7 +144,7 @@ def test_what_is_no_token_is_refused(tokens: list[object]) -> None:
 def test_keys_are_those_of_the_first_release(
     block_keys: BlockKeys, tokens: Sequence[int], tokens_per_block: int, keys: str
 ) -> None:
-    """What was cached under a key stays findable: recorded keys never change."""
+    """What is cached under a key stays findable, because recorded keys never change."""
     assert block_keys.chain(tokens, tokens_per_block).hex() == keys
 
 
@@ -152,7 +152,7 @@ def test_keys_are_those_of_the_first_release(
 def test_tokens_are_hashed_as_they_come(
     tokens: list[int], tokens_per_block: int, data: st.DataObject
 ) -> None:
-    """However tokens are dealt out, a growing request gets the keys of all at once, each as its block fills."""
+    """However its tokens are cut into pieces, a growing request gets the keys of all tokens at once, block by block."""
     chain = KEYS.grow(tokens_per_block)
     fresh, start = [], 0
     while start < len(tokens):
@@ -165,7 +165,7 @@ def test_tokens_are_hashed_as_they_come(
 
 
 def test_refused_tokens_change_nothing() -> None:
-    """A growing request goes on after a refusal as if nothing had been said."""
+    """After a refusal a growing request goes on as if the refused tokens had not been given."""
     chain = KEYS.grow(2)
     chain.append([1, 2, 3])
 
@@ -190,5 +190,5 @@ def test_malformed_parents_keys_and_blocks_are_refused() -> None:
 
 
 def test_repr_keeps_the_secret() -> None:
-    """A tenant's key never reaches a log by way of repr."""
+    """The repr of a context does not have the tenant's key, so it never reaches a log that way."""
     assert "tenant_key" not in repr(KEYS)

@@ -1,4 +1,4 @@
-"""Laws of the local socket's connection for an event loop, over real sockets: calls that are given up."""
+"""Laws of calls that are given up on the local socket's connection for an event loop, over real sockets."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ LEASE = pb.ReserveResponse(lease_id=9, covered_tokens=16, block_ids=b"\1\0\0\0")
 
 
 class Held(FrameServer):
-    """Answers an attach, and everything else in its turn, but for reserves: those when a test says so."""
+    """A daemon that answers an attach and all else in turn, but reserves only when a test says so."""
 
     def held(self, call: pb.Call) -> Message:
         """Leave a reserve without an answer."""
@@ -44,7 +44,7 @@ class Held(FrameServer):
     connection: object
 
     def reply_late(self, call: pb.Call) -> None:
-        """Answer a reserve after all."""
+        """Answer a held reserve after all."""
         self.answer = lambda _: LEASE
         super()._reply(self.connection, call)  # type: ignore[arg-type]  # it is a socket
         self.answer = self.held
@@ -71,24 +71,24 @@ def released(_: pb.Call) -> Message:
 
 
 def num_fds() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of descriptors that this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(10):
         while not is_so():  # noqa: ASYNC110 -- nothing tells of it
             await asyncio.sleep(0.001)
 
 
 def calls(server: FrameServer, verb: str) -> list[pb.Call]:
-    """Return the calls of a verb so far; those without one cancel another."""
+    """Return the calls of a verb so far; a call without a verb cancels another one."""
     return [call for call in server.calls if (call.WhichOneof("request") or "") == verb]
 
 
 async def given_up(server: FrameServer, worker: AsyncWorker) -> pb.Call:
-    """Begin a reserve, cancel its task, and return its call."""
+    """Begin a reserve, cancel its task, and return the call."""
     task = asyncio.create_task(worker.reserve("r", num_tokens=16, wait_ms=20_000))
     await until(lambda: bool(calls(server, "reserve")))
     task.cancel()
@@ -110,7 +110,7 @@ async def test_cancelled_call_is_cancelled_in_the_daemon(scene: tuple[Held, Asyn
 
 
 async def test_call_past_its_deadline_is_cancelled_in_the_daemon(tmp_path: Path) -> None:
-    """So does a call whose answer does not come in time."""
+    """A call whose answer does not come in time is cancelled in the daemon, too."""
 
     def hang(_: pb.Call) -> Message:
         raise Hang
@@ -130,7 +130,7 @@ async def test_call_past_its_deadline_is_cancelled_in_the_daemon(tmp_path: Path)
 async def test_lease_granted_to_a_cancelled_task_is_released(
     scene: tuple[Held, AsyncWorker],
 ) -> None:
-    """Where the answer comes all the same, the lease is given back at once."""
+    """If the answer to a cancelled reserve comes all the same, its lease is given back at once."""
     server, worker = scene
     reserve = await given_up(server, worker)
 
@@ -145,7 +145,7 @@ async def test_lease_granted_to_a_cancelled_task_is_released(
 async def test_answer_that_a_cancelled_task_never_read_is_taken_back(
     scene: tuple[Held, AsyncWorker], *, is_first: bool
 ) -> None:
-    """A task may be cancelled just before its answer comes, or just after, and not have run since."""
+    """A task may be cancelled just before its answer comes, or just after, before it has run again."""
     server, worker = scene
     stream = worker._port.transport._stream  # type: ignore[attr-defined]  # it is the local transport
     task = asyncio.create_task(worker.reserve("r", num_tokens=16, wait_ms=20_000))
@@ -168,7 +168,7 @@ async def test_answer_that_a_cancelled_task_never_read_is_taken_back(
 async def test_lease_that_is_given_back_is_not_used_by_a_retry(
     scene: tuple[Held, AsyncWorker],
 ) -> None:
-    """One who asks for the same request meanwhile is answered with the lease that is being released: he asks again."""
+    """A reserve that is answered with a lease that is being released asks again."""
     server, worker = scene
     first = await given_up(server, worker)
     retry = asyncio.create_task(worker.reserve("r", num_tokens=16, wait_ms=20_000))
@@ -184,7 +184,7 @@ async def test_lease_that_is_given_back_is_not_used_by_a_retry(
 
 
 async def test_lease_that_another_task_got_stays(scene: tuple[Held, AsyncWorker]) -> None:
-    """Reserves of one request share a lease; the cancelled one takes it from nobody."""
+    """Reserves of one request share a lease; the cancelled one does not take it from the others."""
     server, worker = scene
     first = await given_up(server, worker)
     retry = asyncio.create_task(worker.reserve("r", num_tokens=16, wait_ms=20_000))

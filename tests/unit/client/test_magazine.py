@@ -1,4 +1,4 @@
-"""Laws of magazines as their engines see them: what an answer says, and that nothing is ever carried out twice."""
+"""Laws of magazines as engines see them: what an answer says, and that nothing is carried out twice."""
 
 import asyncio
 from typing import Any
@@ -55,7 +55,7 @@ def sequences(played: Played) -> list[int]:
 
 
 def test_exchange_says_what_became_of_each_entry() -> None:
-    """An answer's columns come as arrays, what was taken parted by what it was wanted for."""
+    """An answer's columns are arrays, and taken blocks are separated by what they are wanted for."""
     mine, _played = magazine(STOCK, DONE)
 
     told = mine.exchange(ExchangeOrder(publish_blocks=[1, 2], publish_keys=bytes(64)))
@@ -68,7 +68,7 @@ def test_exchange_says_what_became_of_each_entry() -> None:
 
 
 def test_order_is_sent_as_it_is() -> None:
-    """Every field of an order goes into the call, under the next sequence and with an idempotency key."""
+    """Every field of an order goes into the call, with the next sequence and an idempotency key."""
     mine, played = magazine(STOCK, DONE)
     order = ExchangeOrder(
         publish_blocks=np.array([1], np.int32),
@@ -106,7 +106,7 @@ def test_order_is_sent_as_it_is() -> None:
 
 
 def test_exchanges_follow_each_other() -> None:
-    """The first one goes on from the inventory, each later one from the one before."""
+    """The first exchange goes on from the inventory, and each later one from the exchange before it."""
     mine, played = magazine(STOCK, DONE)
 
     mine.exchange()
@@ -117,7 +117,7 @@ def test_exchanges_follow_each_other() -> None:
 
 
 def test_inventory_is_the_truth() -> None:
-    """Blocks come with their keys, and the next exchange goes on from its sequence."""
+    """Blocks come with their keys, and the next exchange goes on from the inventory's sequence."""
     mine, played = magazine(STOCK, DONE)
 
     found = mine.inventory()
@@ -132,7 +132,7 @@ def test_inventory_is_the_truth() -> None:
     "error", [DeadlineError(), IdReusedError("stale")], ids=["no answer", "stale"]
 )
 def test_inventory_comes_first_after_a_lost_answer(error: KVLeaseError) -> None:
-    """After a call whose outcome is not known nothing is exchanged before the inventory tells it."""
+    """After a call with an unknown outcome, nothing is exchanged before an inventory shows the outcome."""
     mine, played = magazine(STOCK, error, pb.InventoryResponse(sequence=7), DONE)
 
     with pytest.raises(type(error)):
@@ -147,7 +147,7 @@ def test_inventory_comes_first_after_a_lost_answer(error: KVLeaseError) -> None:
 
 
 def test_refused_exchange_leaves_no_doubt() -> None:
-    """What was refused was not carried out: the next one has its sequence."""
+    """A refused exchange was not carried out, so the next exchange has its sequence."""
     mine, played = magazine(STOCK, WrongStateError(), DONE)
 
     with pytest.raises(WrongStateError):
@@ -158,7 +158,7 @@ def test_refused_exchange_leaves_no_doubt() -> None:
 
 
 def test_malformed_order_is_not_sent() -> None:
-    """Numbers that no block has are refused before anything is sent, and nothing is in doubt."""
+    """Numbers that no block has are refused before anything is sent, and leave no doubt."""
     mine, played = magazine(STOCK, DONE)
 
     with pytest.raises(InvalidError):
@@ -169,7 +169,7 @@ def test_malformed_order_is_not_sent() -> None:
 
 
 def test_lost_answer_is_asked_for_again_under_the_same_sequence() -> None:
-    """A retry after a broken connection or a restart is the same exchange, so that it is carried out once."""
+    """A retry after a broken connection or a restart is the same exchange, so it is carried out only once."""
     again = Attached(attached(epoch=2), [])
     mine, played = magazine(STOCK, UnavailableError(), StaleEpochError(), again, DONE)
 
@@ -182,7 +182,7 @@ def test_lost_answer_is_asked_for_again_under_the_same_sequence() -> None:
 
 @pytest.mark.parametrize("kind", [Magazine, AsyncMagazine])
 def test_worker_without_a_magazine_has_none(kind: type[Magazine | AsyncMagazine]) -> None:
-    """Who attached without the name of one is told so."""
+    """A worker that attached without a magazine's name is told so."""
     session = session_of(Clock(), raises=False)
 
     with pytest.raises(WrongStateError, match="magazine"):
@@ -194,7 +194,7 @@ def test_magazine_of_an_event_loop_says_the_same() -> None:
     _, played = magazine(STOCK, DONE)
 
     class Port:
-        """Carries flows out as a script says."""
+        """A port that carries out flows as a script says."""
 
         async def run(self, flow: Any) -> Any:
             """Carry out a flow."""

@@ -1,4 +1,4 @@
-"""Output that cannot be written ends a program with one line and a status, and never looks like success."""
+"""Laws of output that cannot be written: a program ends with one line and a status, and never looks successful."""
 
 import errno
 import io
@@ -27,7 +27,7 @@ MODEL = ROOT / "tests" / "fixtures" / "configs" / "llama3-8b.json"
     ],
 )
 def test_full_device_is_told_in_one_line(command: str) -> None:
-    """Standard error has a sentence and no traceback, and scripts see that it failed."""
+    """Standard error has one sentence and no traceback, and scripts see the failure by the status."""
     program, *arguments = command.split()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -51,7 +51,7 @@ def test_full_device_is_told_in_one_line(command: str) -> None:
     ],
 )
 def test_other_errors_are_not_taken_for_those_of_output(error: OSError) -> None:
-    """What failed with a file or a connection is not told as if the output had."""
+    """A failure of a file or a connection is not reported as one of the output."""
     with pytest.raises(OSError, match=str(error.strerror)), written_or_refused("kvlease"):
         raise error
 
@@ -60,7 +60,7 @@ def test_other_errors_are_not_taken_for_those_of_output(error: OSError) -> None:
 def test_character_that_the_encoding_lacks_is_escaped(
     program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant's name, or a table's line, ended the program with a traceback where the terminal knew ASCII alone."""
+    """On a terminal that knows only ASCII, a tenant's name or a table's line is escaped, and no traceback is shown."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     with written_or_refused(program):

@@ -52,11 +52,11 @@ STATES = st.builds(
     dtypes=st.lists(PRINTABLE, min_size=1, max_size=2).map(tuple),
 )
 SPECS = st.one_of(ATTENTION, STATES)
-"""Layers of two kinds that share hardly a field."""
+"""Layers of two kinds that have hardly a field in common."""
 
 
 def records(record: Any) -> st.SearchStrategy[Any]:
-    """Return records of a type, every field of them drawn by its type."""
+    """Return records of a type, each field drawn by its type."""
     hints = get_type_hints(record)
     return st.builds(
         record, **{field.name: _values(hints[field.name]) for field in dataclasses.fields(record)}
@@ -86,7 +86,7 @@ PLANS = records(CachePlan)
 @settings(max_examples=30)
 @given(INPUTS)
 def test_inputs_survive_the_wire(inputs: PlanInputs) -> None:
-    """Inputs come back from their message as they were, every field of them."""
+    """Inputs come back from their message as they were, with every field."""
     message = pb.PlanInputs.FromString(inputs.to_proto().SerializeToString())
 
     assert PlanInputs.from_proto(message) == inputs
@@ -95,7 +95,7 @@ def test_inputs_survive_the_wire(inputs: PlanInputs) -> None:
 @settings(max_examples=10)
 @given(PLANS)
 def test_plan_of_an_earlier_daemon_has_one_context_rank(plan: CachePlan) -> None:
-    """A plan that does not say how many ranks share a request's tokens was made where none did."""
+    """A plan that does not say how many ranks share a request's tokens was made when none did."""
     message = plan.to_proto()
     message.ClearField("context_ranks")
 
@@ -103,7 +103,7 @@ def test_plan_of_an_earlier_daemon_has_one_context_rank(plan: CachePlan) -> None
 
 
 def full(**changes: Any) -> FullAttention:
-    """Return full attention with some fields changed."""
+    """Return a layer of full attention with some fields changed."""
     fields = {"name": "a", "num_kv_heads": 1, "head_size": 64, "dtype": "float16"}
     return FullAttention(**{**fields, **changes})
 
@@ -141,7 +141,7 @@ def full(**changes: Any) -> FullAttention:
 def test_inputs_of_a_wrong_type_or_range_are_refused_by_their_path(
     inputs: dict[str, Any], field: str, rule: str
 ) -> None:
-    """What cannot be sent is refused before it is, by the field's whole path."""
+    """An input that cannot be sent is refused before it is sent, by the field's whole path."""
     with pytest.raises(InvalidError) as refusal:
         PlanInputs(**{"tokens_per_block": 16, **inputs}).to_proto()
 
@@ -150,7 +150,7 @@ def test_inputs_of_a_wrong_type_or_range_are_refused_by_their_path(
 
 
 def test_lists_will_do_for_tuples() -> None:
-    """Inputs with lists say what those with tuples say."""
+    """Inputs with lists mean the same as inputs with tuples."""
     backend = BackendInputs(name="b", exact_tokens=(16,))
     listed = replace(backend, exact_tokens=[16])  # type: ignore[arg-type]  # what is tried
 
@@ -162,7 +162,7 @@ def test_lists_will_do_for_tuples() -> None:
 @settings(max_examples=30)
 @given(PLANS)
 def test_plans_survive_the_wire(plan: CachePlan) -> None:
-    """A plan comes back from its message as it was, every field of it."""
+    """A plan comes back from its message as it was, with every field."""
     message = pb.CachePlan.FromString(plan.to_proto().SerializeToString())
 
     assert CachePlan.from_proto(message) == plan
@@ -186,7 +186,7 @@ def test_plans_survive_the_wire(plan: CachePlan) -> None:
     ],
 )
 def test_records_have_the_fields_of_their_messages(record: type) -> None:
-    """One vocabulary: a field is called the same in the library and on the wire."""
+    """A field has the same name in the library and on the wire."""
     message = getattr(pb, record.__name__)
 
     assert {field.name for field in dataclasses.fields(record)} == set(
@@ -195,7 +195,7 @@ def test_records_have_the_fields_of_their_messages(record: type) -> None:
 
 
 def test_layers_have_the_fields_of_their_message() -> None:
-    """Every field of every kind of layer has one place in the message, and no place is without a field."""
+    """Every field of every kind of layer has exactly one place in the message, and no place is without a field."""
     fields = {field.name for spec in KINDS.values() for field in dataclasses.fields(spec)}
 
     assert fields | {"kind"} == set(pb.LayerSpec.DESCRIPTOR.fields_by_name)
@@ -209,7 +209,7 @@ def test_defaults_need_not_be_said() -> None:
 
 
 def test_unknown_kind_of_layer_is_refused() -> None:
-    """A newer peer's kind of layer is refused by name, not taken for another."""
+    """A kind of layer of a newer peer is refused by name, and not taken for another kind."""
     message = pb.PlanInputs(layers=[pb.LayerSpec(name="0", kind="imaginary")])
 
     with pytest.raises(InvalidError, match="imaginary"):
@@ -219,7 +219,7 @@ def test_unknown_kind_of_layer_is_refused() -> None:
 @settings(max_examples=30)
 @given(PLANS.filter(lambda plan: plan.tokens_per_block > 0), st.integers(0, 10**9))
 def test_plan_counts_blocks_of_its_own_size(plan: CachePlan, num_tokens: int) -> None:
-    """Blocks that cover n tokens hold at least n, and full ones at most n."""
+    """Blocks that cover n tokens hold at least n tokens, and full blocks at most n."""
     assert plan.full_blocks(num_tokens) * plan.tokens_per_block <= num_tokens
     assert plan.blocks_covering(num_tokens) * plan.tokens_per_block >= num_tokens
 
@@ -227,7 +227,7 @@ def test_plan_counts_blocks_of_its_own_size(plan: CachePlan, num_tokens: int) ->
 @settings(max_examples=30)
 @given(PLANS.filter(lambda plan: len(plan.ranks) > 0))
 def test_plan_adds_up_over_ranks(plan: CachePlan) -> None:
-    """Device bytes are those of all ranks; what is usable is what is not null."""
+    """Device bytes are the sum over all ranks; usable blocks are those that are not null blocks."""
     assert plan.device_bytes == sum(rank.device_bytes for rank in plan.ranks)
     assert plan.usable_blocks + plan.null_blocks == plan.num_blocks
     assert plan.host_bytes == plan.num_slots * plan.bytes_per_slot

@@ -31,10 +31,10 @@ WINDOW = GroupShape(
 
 
 class Table:
-    """A table at both ends: what the daemon writes, and what a worker reads."""
+    """A table at both ends: the daemon writes it, and a worker reads it."""
 
     def __init__(self, *groups: GroupShape, num_rows: int = 4) -> None:
-        """Lay an empty table."""
+        """Lay out an empty table."""
         layout = TableLayout(num_rows, tuple(part_of(group) for group in groups))
         region = bytearray(layout.region_bytes)
         self.columns = layout.columns(region)
@@ -43,7 +43,7 @@ class Table:
         self.rows = RowTable(layout, memoryview(region).toreadonly())
 
     def publish(self, row: int, lease_id: int, *parts: list[int]) -> None:
-        """Let a row be of a lease and show its blocks."""
+        """Give a row to a lease and show its blocks."""
         self.columns["lease_id"][row] = lease_id
         self.written.publish(row, [np.array(part, np.intp) for part in parts])
 
@@ -58,7 +58,7 @@ def part_of(group: GroupShape) -> TablePart:
 
 
 def test_row_shows_what_is_published() -> None:
-    """A reader sees the blocks of each group once they are published, as kernels and as plans count them."""
+    """Once blocks are published, a reader sees those of each group, as kernels and as plans count them."""
     it = Table(FULL, WINDOW)
 
     it.publish(2, 99, [5, 6], [NULL, 3])
@@ -70,7 +70,7 @@ def test_row_shows_what_is_published() -> None:
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_row_that_is_not_mapped_is_not_served(group: int) -> None:
-    """A lease that is not mapped has no blocks for kernels, so it is refused: zeros would be somebody's block 0."""
+    """A lease that is not mapped has no blocks for kernels and is refused: zeros would be somebody's block 0."""
     it = Table(FULL, WINDOW)
     it.publish(0, 98, [5], [1])
     it.columns["lease_id"][2] = 99
@@ -89,7 +89,7 @@ def test_row_that_is_not_mapped_is_not_served(group: int) -> None:
 
 
 def test_copy_outlives_what_is_written_later() -> None:
-    """What a reader was given stays as it was."""
+    """What a reader has copied does not change."""
     it = Table(FULL)
     it.publish(0, 1, [5, 6])
     ids = it.rows.kernel_ids(0, 1)
@@ -101,7 +101,7 @@ def test_copy_outlives_what_is_written_later() -> None:
 
 @pytest.mark.parametrize(("row", "lease_id"), [(1, 8), (0, 7), (4, 7), (-3, 7), (NO_ROW, 7)])
 def test_row_of_another_lease_is_not_served(row: int, lease_id: int) -> None:
-    """Ids of a row are given to the lease that has it, and to no other, nor outside the table."""
+    """A row's ids go only to the lease that has the row, and no row outside the table is read."""
     it = Table(FULL)
     it.publish(1, 7, [5])
 
@@ -111,18 +111,18 @@ def test_row_of_another_lease_is_not_served(row: int, lease_id: int) -> None:
 
 
 class _Passing(np.ndarray):
-    """Lease ids of a row that changes hands after it was looked at twice."""
+    """Lease ids of a table in which a row changes hands after two looks."""
 
     looks = 0
 
-    def __getitem__(self, key: Any) -> Any:  # whatever numpy takes and gives
+    def __getitem__(self, key: Any) -> Any:  # Whatever numpy takes and gives.
         self.looks += 1
         found = np.asarray(self)[key]
         return found if self.looks <= 2 else np.zeros_like(found)
 
 
 def test_row_that_changes_hands_while_read_is_not_served() -> None:
-    """A copy that was not vouched for by the lease id afterwards is thrown away."""
+    """A copied row is thrown away unless the lease id is still the same afterwards."""
     it = Table(FULL)
     it.publish(1, 7, [5])
     it.rows._lease_ids = it.columns["lease_id"].view(_Passing)
@@ -132,7 +132,7 @@ def test_row_that_changes_hands_while_read_is_not_served() -> None:
 
 
 def test_step_has_a_table_for_each_group() -> None:
-    """Requests come in their order, each with its ids and then zeros, and with zeros alone where it is none."""
+    """A step's requests come in order, each with its ids and then zeros; one without a row has only zeros."""
     it = Table(FULL, WINDOW)
     it.publish(3, 30, [5, 6, 7], [1])
     it.publish(1, 10, [8], [NULL, 2])
@@ -149,7 +149,7 @@ def test_step_has_a_table_for_each_group() -> None:
 
 @pytest.mark.parametrize("rows", [[], [NO_ROW]])
 def test_step_without_requests_has_an_empty_table(rows: list[int]) -> None:
-    """A table has as many rows as there are requests, none among them, and the width that was asked for."""
+    """A table has as many rows as there are requests, even none, and the width that was asked for."""
     it = Table(FULL)
 
     assert it.rows.gather(rows, [0] * len(rows)).shape == (len(rows), 0)
@@ -157,7 +157,7 @@ def test_step_without_requests_has_an_empty_table(rows: list[int]) -> None:
 
 
 def test_slots_of_a_step_come_from_its_table() -> None:
-    """A worker knows where each token of a step is kept without a call: slot = block id * tokens + place in it."""
+    """A worker finds each token's place without a call: slot = block id * tokens per block + place in the block."""
     it = Table(FULL, WINDOW)
     it.publish(3, 30, [5, 6, 7], [NULL, 4])
     it.publish(1, 10, [8], [2])
@@ -186,7 +186,7 @@ def test_slots_of_a_step_come_from_its_table() -> None:
     ],
 )
 def test_table_that_cannot_be_is_refused(arguments: dict[str, Any], rule: str | None) -> None:
-    """Nothing is cut off, and the refusal names the rule."""
+    """A table that would be cut off is refused, and the refusal names the rule."""
     it = Table(FULL)
     it.publish(1, 7, [5, 6])
 
@@ -197,13 +197,13 @@ def test_table_that_cannot_be_is_refused(arguments: dict[str, Any], rule: str | 
 
 
 class _Written(np.ndarray):
-    """Sequence numbers of which row 1 is written until it was looked at some times; then a block more is there."""
+    """Sequence numbers by which row 1 is being written for some looks; then it has one block more."""
 
     table: Table
     looks = 0
     looks_max = 0
 
-    def __getitem__(self, key: Any) -> Any:  # whatever numpy takes and gives
+    def __getitem__(self, key: Any) -> Any:  # Whatever numpy takes and gives.
         self.looks += 1
         if self.looks == self.looks_max:
             self.table.publish(1, 7, [5, 6, 7])
@@ -212,7 +212,7 @@ class _Written(np.ndarray):
 
 @pytest.mark.parametrize("looks_max", [1, 2, 3, 202, 205])
 def test_row_that_is_being_written_is_read_again(looks_max: int) -> None:
-    """A reader waits for the end of a change, at once or after pauses, and takes other rows as they are."""
+    """A reader waits for the end of a change, with or without pauses, and takes other rows as they are."""
     it = Table(FULL)
     it.publish(0, 4, [9])
     it.publish(1, 7, [5])
@@ -225,7 +225,7 @@ def test_row_that_is_being_written_is_read_again(looks_max: int) -> None:
 
 
 def test_row_that_stays_half_written_is_not_served() -> None:
-    """Where the daemon was killed within a change the reader is told so, until the row is written again."""
+    """If the daemon was killed in the middle of a change, the row is refused until it is written again."""
     it = Table(FULL)
     it.publish(1, 7, [5])
     it.columns["sequence"][1] += 1
@@ -246,7 +246,7 @@ def test_kernel_ids_of_groups_follow_each_other() -> None:
 
 
 def test_repr_shows_rows_in_use() -> None:
-    """The table's repr counts the rows that have a lease."""
+    """The repr counts the rows that have a lease."""
     it = Table(FULL)
     it.columns["lease_id"][:2] = 1
 
@@ -283,7 +283,7 @@ def hot_table() -> Iterator[RowTable]:
     """Give a table that another process rewrites all the time."""
     fd = os.memfd_create("tables", os.MFD_CLOEXEC)
     os.ftruncate(fd, LAYOUT.region_bytes)
-    with subprocess.Popen(  # our own interpreter
+    with subprocess.Popen(  # Our own interpreter.
         [sys.executable, "-c", WRITER, str(fd)], stdout=subprocess.PIPE, pass_fds=[fd]
     ) as writer:
         assert writer.stdout is not None
@@ -295,7 +295,7 @@ def hot_table() -> Iterator[RowTable]:
 
 
 def test_reader_never_sees_half_a_change(hot_table: RowTable) -> None:
-    """While another process rewrites the rows, each copy is what one change wrote, of the length that it had."""
+    """While another process rewrites the rows, each copy has exactly the length and ids that one change wrote."""
     rows, leases = list(range(NUM_ROWS)), list(range(1, NUM_ROWS + 1))
     seen: set[int] = set()
 
@@ -305,7 +305,7 @@ def test_reader_never_sees_half_a_change(hot_table: RowTable) -> None:
             table = hot_table.gather(rows, leases, attempt % 2)
             one = hot_table.kernel_ids(row, row + 1)
         except UnavailableError:
-            continue  # the writer was put aside in the middle of a row: nothing is better than half of it
+            continue  # The writer was paused in the middle of a row: no answer is better than half a row.
         copies = [ids[: np.count_nonzero(ids)] for ids in table if ids.any()]
         for ids in (one, *copies):
             number = int(ids[0])

@@ -1,4 +1,4 @@
-"""Laws of a worker's own rows: counts rule, refusals change nothing, and writes carry all that changed."""
+"""Laws of a worker's own rows: counts rule, a refusal changes nothing, and a write carries all changes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def modelled(model: list[list[int]], act: str, row: int, other: Any = None) -> N
 
 @given(ACTS)
 def test_rows_are_lists_that_arrive_when_written(acts: list[tuple[Any, ...]]) -> None:
-    """Whatever is done, counted ids are what lists would have, and the written table has them after the last write."""
+    """The counted ids are those of the lists at any time, and the written table has them after the last write."""
     rows, model = BlockRows(NUM_ROWS, WIDTH), [[] for _ in range(NUM_ROWS)]
     target = np.zeros((NUM_ROWS, WIDTH), np.int32)
     for act, *arguments in acts:
@@ -67,7 +67,7 @@ def test_rows_are_lists_that_arrive_when_written(acts: list[tuple[Any, ...]]) ->
 
 
 def test_ids_beyond_the_count_are_left_over() -> None:
-    """A shorter row does not pay for clearing the longer one before it."""
+    """A shorter row does not clear the longer row before it."""
     rows = BlockRows(1, 4)
     rows.add(0, [1, 2, 3, 4])
     rows.add(0, [9])
@@ -78,7 +78,7 @@ def test_ids_beyond_the_count_are_left_over() -> None:
 
 @pytest.mark.parametrize("act", ["add", "append"])
 def test_row_that_would_overflow_is_refused_and_left_alone(act: str) -> None:
-    """The refusal names both numbers, and nothing changes."""
+    """The refusal names both numbers, and the row stays as it was."""
     rows = BlockRows(2, 2)
     rows.add(0, [7])
     before = repr(rows)
@@ -93,7 +93,7 @@ def test_row_that_would_overflow_is_refused_and_left_alone(act: str) -> None:
 
 
 def test_write_copies_changed_rows_only() -> None:
-    """A row that did not change since the last write is not touched; the next write has nothing to do."""
+    """A row without changes since the last write is not touched, and the next write has nothing to do."""
     rows, target = BlockRows(3, 1), np.full((3, 1), 5, np.int32)
     rows.add(1, [8])
 
@@ -104,7 +104,7 @@ def test_write_copies_changed_rows_only() -> None:
 
 
 def test_table_of_another_shape_is_not_written() -> None:
-    """Rows are written into a table of their own shape."""
+    """Rows are only written into a table of their own shape."""
     with pytest.raises(InvalidError, match="shape"):
         BlockRows(3, 1).write(np.zeros((3, 2), np.int32))
 
@@ -122,7 +122,7 @@ def test_table_of_another_shape_is_not_written() -> None:
     ],
 )
 def test_row_outside_the_table_is_refused(act: str, arguments: tuple[Any, ...]) -> None:
-    """There is nothing before the first row and behind the last."""
+    """There is no row before the first one or behind the last."""
     with pytest.raises(InvalidError) as refusal:
         getattr(BlockRows(3, 2), act)(*arguments)
 
@@ -130,5 +130,5 @@ def test_row_outside_the_table_is_refused(act: str, arguments: tuple[Any, ...]) 
 
 
 def test_step_of_no_real_request_gathers_zeros() -> None:
-    """An engine's filling has a row of zeros."""
+    """A request that only fills an engine's step has a row of zeros."""
     assert BlockRows(1, 2).gather([NO_ROW]).tolist() == [[0, 0]]

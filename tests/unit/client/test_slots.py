@@ -1,4 +1,4 @@
-"""Laws of slots: every token of a step has one, on one rank, where its request's row says."""
+"""Laws of slots: every token of a step has one slot, on one rank, where its request's row says."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def runs(*requests: tuple[int, int, int]) -> TokenRuns:
 
 
 def test_runs_follow_each_other() -> None:
-    """Each token has its request's row and its own position."""
+    """Each token has its request's row and a position of its own."""
     step = runs((1, 31, 2), (0, 7, 0), (0, 3, 1))
 
     assert step.row_of_token.tolist() == [1, 1, 0]
@@ -42,7 +42,7 @@ def test_runs_follow_each_other() -> None:
 def test_runs_that_are_none_are_refused(
     rows: list[Any], first: list[Any], num: list[int], rule: str
 ) -> None:
-    """There is one row, one position and one number of tokens for each request, none negative."""
+    """Each request has one row, one position and one number of tokens, none of them negative."""
     with pytest.raises(InvalidError) as refusal:
         TokenRuns(rows=rows, first_positions=first, num_tokens=num)
 
@@ -50,14 +50,14 @@ def test_runs_that_are_none_are_refused(
 
 
 def test_slots_of_several_requests_end_in_padding() -> None:
-    """Decode of position 31 and prefill of 3 and 4, padded to six slots."""
+    """A decode at position 31 and prefills of 3 and 4 tokens are padded to six slots."""
     slots = run_slots(TABLE, runs((0, 31, 1), (1, 3, 2)), tokens_per_block=16, num_padded=6)
 
     assert slots.tolist() == [95, 67, 68, NO_SLOT, NO_SLOT, NO_SLOT]
 
 
 def test_request_that_is_none_has_no_slots() -> None:
-    """An engine's filling has a place in the step, and none in the pool, wherever it says it starts."""
+    """A request that only fills an engine's step has no slot in the pool, wherever it says that it starts."""
     step = runs((NO_ROW, 10**6, 2), (0, 0, 1))
 
     assert run_slots(TABLE, step, tokens_per_block=16).tolist() == [NO_SLOT, NO_SLOT, 48]
@@ -65,7 +65,7 @@ def test_request_that_is_none_has_no_slots() -> None:
 
 
 def test_step_without_tokens_is_all_padding() -> None:
-    """No token, no slot."""
+    """A step without tokens has no slot but padding."""
     assert run_slots(TABLE, runs(), tokens_per_block=16, num_padded=2).tolist() == [NO_SLOT] * 2
 
 
@@ -73,7 +73,7 @@ def test_step_without_tokens_is_all_padding() -> None:
 def test_slots_of_one_rank_are_those_of_single_tokens(
     first: int, num_tokens: int, tokens_per_block: int
 ) -> None:
-    """Many requests at once get what each token gets alone."""
+    """Many requests at once get the same slots as each token alone."""
     table = np.arange(2 * 50, dtype=np.int32).reshape(2, 50)
     step = runs((1, first, num_tokens))
 
@@ -88,7 +88,7 @@ def test_slots_of_one_rank_are_those_of_single_tokens(
 def test_every_token_is_on_one_rank_at_a_slot_of_its_own(
     num_ranks: int, interleave_tokens: int, first: int, num_tokens: int
 ) -> None:
-    """Context parallel ranks share the tokens without a gap and without two in one place."""
+    """Context ranks share the tokens without a gap, and no two tokens have the same slot."""
     table = np.arange(1, 41, dtype=np.int32)[None]
     step = runs((0, first, num_tokens))
     by_rank = [
@@ -110,7 +110,7 @@ def test_every_token_is_on_one_rank_at_a_slot_of_its_own(
 
 
 def test_turns_that_do_not_divide_a_block_are_refused() -> None:
-    """A turn of tokens that went over two blocks would leave one rank's block early."""
+    """A turn of tokens that spans two blocks would end one rank's block early, so it is refused."""
     shard = ContextShard(num_ranks=2, interleave_tokens=3)
 
     with pytest.raises(InvalidError) as refusal:
@@ -129,7 +129,7 @@ def test_turns_that_do_not_divide_a_block_are_refused() -> None:
     ],
 )
 def test_token_outside_of_the_table_is_refused(request_: tuple[int, int, int], rule: str) -> None:
-    """No token is looked up where there is no entry."""
+    """No token is looked up outside the table's entries."""
     with pytest.raises(InvalidError) as refusal:
         run_slots(TABLE, runs(request_), tokens_per_block=16)
 
@@ -137,7 +137,7 @@ def test_token_outside_of_the_table_is_refused(request_: tuple[int, int, int], r
 
 
 def test_padding_below_the_tokens_is_refused() -> None:
-    """Slots are padded, and never cut."""
+    """Slots are padded, and never cut off."""
     with pytest.raises(InvalidError) as refusal:
         run_slots(TABLE, runs((0, 0, 3)), tokens_per_block=16, num_padded=2)
 
@@ -148,13 +148,13 @@ def test_padding_below_the_tokens_is_refused() -> None:
     "fields", [{"num_ranks": 0}, {"rank": 1}, {"rank": -1}, {"interleave_tokens": 0}]
 )
 def test_shard_that_is_none_is_refused(fields: dict[str, int]) -> None:
-    """A rank is one of at least one, and takes at least one token in turn."""
+    """There is at least one rank, and a rank takes at least one token in turn."""
     with pytest.raises(InvalidError):
         ContextShard(**fields).check()
 
 
 def test_state_is_kept_at_the_last_of_its_tokens() -> None:
-    """Of eight tokens from position 4, those at 7 and 11 end states 1 and 2 of four tokens each."""
+    """Of eight tokens from position 4, those at 7 and 11 end states 1 and 2, of four tokens each."""
     step = runs((0, 4, 8))
     own = run_slots(TABLE, step, tokens_per_block=8, num_padded=10)
 
@@ -164,7 +164,7 @@ def test_state_is_kept_at_the_last_of_its_tokens() -> None:
 
 
 def test_state_of_a_token_that_is_not_kept_here_has_no_slot() -> None:
-    """With two ranks that take four tokens in turn, a rank keeps the states of its own tokens, one after another."""
+    """With two ranks that take four tokens in turn, each keeps the states of its own tokens one after another."""
     shard = ContextShard(num_ranks=2, rank=0, interleave_tokens=4)
     step = runs((1, 0, 16))
     own = run_slots(TABLE, step, tokens_per_block=8, shard=shard)

@@ -1,4 +1,4 @@
-"""Laws of what a layer keeps: every number follows from the fields, and contradictions are refused."""
+"""Laws of what a layer keeps: every number follows from the fields, and contradictory fields are refused."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def layer(kind: str = "full_attention", **changes: Any) -> LayerSpec:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_can_be_laid_out(kind: str) -> None:
-    """A plain layer of every kind passes its own check, and its page holds its content."""
+    """A plain layer of every kind passes its own check, and its page has room for its content."""
     spec = layer(kind)
 
     spec.check()
@@ -61,7 +61,7 @@ def test_every_kind_can_be_laid_out(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_say_all_of_a_spec(kind: str) -> None:
-    """A spec that went through its named fields is the same, its name included."""
+    """A spec that is written as named fields and read again is the same, with its name."""
     spec = layer(kind, backend="B")
 
     again = spec_from_fields(spec_to_fields(spec))
@@ -71,14 +71,14 @@ def test_fields_say_all_of_a_spec(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_do_not_tell_layers_apart(kind: str) -> None:
-    """Two layers that keep the same are equal under different names, and differ where they keep different bytes."""
+    """Layers that keep the same are equal under different names, and differ where they keep different bytes."""
     assert layer(kind) == layer(kind, name="other")
     assert hash(layer(kind)) == hash(layer(kind, name="other"))
     assert layer(kind) != layer(kind, tokens_per_block=32)
 
 
 def test_open_block_takes_the_plans() -> None:
-    """A layer without a block of its own takes the plan's; one that has one keeps it."""
+    """A layer without a block size takes the plan's; a layer with its own block size keeps it."""
     assert layer(tokens_per_block=None).explicit(64).block_tokens == 64
     assert layer().explicit(64).block_tokens == 16
     assert layer("state_space", tokens_per_block=None).explicit(64).block_tokens == 64
@@ -97,7 +97,7 @@ def test_open_block_takes_the_plans() -> None:
 def test_quantisation_decides_the_bytes_of_a_state(
     quantisation: str, slots: int, bytes_per_state: int
 ) -> None:
-    """A page has head_slots * states * bytes per state, and both ends of that product follow the quantisation."""
+    """A page is head_slots * states * bytes per state, and quantisation decides the first and the last factor."""
     spec = layer(quantisation=quantisation)
 
     assert (spec.head_slots, spec.bytes_per_state) == (slots, bytes_per_state)
@@ -105,7 +105,7 @@ def test_quantisation_decides_the_bytes_of_a_state(
 
 
 def test_backend_packs_a_state_as_it_says() -> None:
-    """Bytes and head slots that a backend gives stand above what the dtype would give."""
+    """Bytes and head slots that a backend gives replace those that the dtype would give."""
     spec = layer(bytes_per_state_packed=10, num_head_slots=3)
 
     assert (spec.head_slots, spec.bytes_per_state) == (3, 10)
@@ -113,12 +113,12 @@ def test_backend_packs_a_state_as_it_says() -> None:
 
 @pytest.mark.parametrize(("head_size_v", "bytes_per_state"), [(None, 128), (16, 96), (0, 64)])
 def test_v_is_as_k_where_nothing_is_said(head_size_v: int | None, bytes_per_state: int) -> None:
-    """V has K's head where nothing is said, its own where it has one, and none where that is 0."""
+    """V's head is K's by default, its own size where one is given, and absent where that size is 0."""
     assert layer(head_size_v=head_size_v).bytes_per_state == bytes_per_state
 
 
 def test_compressed_layer_counts_states() -> None:
-    """A block of 256 tokens at 128 tokens a state keeps two states; its page is padded to the kernels' multiple."""
+    """At 128 tokens a state a block of 256 tokens keeps two states, and its page is padded to the kernels' multiple."""
     spec = MLA(
         name="0",
         head_size=512,
@@ -139,7 +139,7 @@ def test_several_states_of_a_token_are_counted() -> None:
 
 
 def test_padding_of_an_aligned_page_stands_where_alignment_changes_nothing() -> None:
-    """A page whose content is aligned already keeps the padding that it was given."""
+    """A page with aligned content keeps the padding that it was given."""
     fields = {"name": "0", "head_size": 64, "dtype": "float16", "tokens_per_block": 4}
 
     assert MLA(**fields, page_multiple_bytes=512).bytes_per_page == 512
@@ -147,7 +147,7 @@ def test_padding_of_an_aligned_page_stands_where_alignment_changes_nothing() -> 
 
 
 def test_state_space_adds_up_its_tensors() -> None:
-    """A state's bytes are the sum over its tensors; it is one state of one head whatever the block."""
+    """A state's bytes are the sum over its tensors; it is one state of one head, whatever the block size."""
     spec = StateSpace(
         name="0", shapes=((3, 4), (2,)), dtypes=("float32", "bfloat16"), tokens_per_block=99
     )
@@ -166,7 +166,7 @@ def test_state_space_adds_up_its_tensors() -> None:
     ],
 )
 def test_blocks_lie_a_multiple_apart(changes: dict[str, int], multiple: int) -> None:
-    """The stride's multiple is given in bytes, or as the page of the tokens that it shares with the block."""
+    """The stride's multiple is given in bytes, or as the page of the tokens that share it with the block."""
     spec = layer(**changes)
 
     assert spec.block_stride_multiple == multiple
@@ -246,13 +246,13 @@ def test_malformed_layer_is_refused_by_name(field: str, value: object) -> None:
     ],
 )
 def test_contradiction_is_refused(kind: str, changes: dict[str, Any]) -> None:
-    """Fields out of range, or that contradict each other, are refused for every kind."""
+    """Fields that are out of range, or contradict each other, are refused for every kind."""
     with pytest.raises(InvalidError):
         layer(kind, **changes).check()
 
 
 def test_block_without_a_state_is_refused_with_the_remedy() -> None:
-    """A block shorter than one compressed state could keep nothing; the refusal names both numbers and the multiple."""
+    """A block shorter than one compressed state keeps nothing; the refusal names both numbers and the multiple."""
     with pytest.raises(InvalidError) as refusal:
         layer("mla", tokens_per_block=96, tokens_per_state=128).check()
 
@@ -262,7 +262,7 @@ def test_block_without_a_state_is_refused_with_the_remedy() -> None:
 
 
 def test_open_block_is_checked_once_it_is_known() -> None:
-    """What depends on the block is not refused before the block is known."""
+    """A field that depends on the block size is not refused before that size is known."""
     open_block = layer("mla", tokens_per_block=None, tokens_per_state=128)
 
     open_block.check()
@@ -279,7 +279,7 @@ def test_open_block_is_checked_once_it_is_known() -> None:
     ],
 )
 def test_fields_that_describe_no_spec_are_refused(fields: dict[str, Any], rule: str) -> None:
-    """An unknown kind, a field that the kind does not have and one that it needs are each named."""
+    """An unknown kind, a field that the kind lacks, and a missing field are each refused by name."""
     with pytest.raises(InvalidError) as refusal:
         spec_from_fields(fields)
 
@@ -321,7 +321,7 @@ def test_fields_that_describe_no_spec_are_refused(fields: dict[str, Any], rule: 
 def test_field_of_a_wrong_type_is_refused_by_its_place(
     kind: str, changes: dict[str, Any], resource: str
 ) -> None:
-    """A field that is not of its type is refused by field, layer and value, and with where the layer stands."""
+    """A field of the wrong type is refused with the layer's place, the field and the value."""
     fields = spec_to_fields(layer(kind)) | changes
 
     with pytest.raises(InvalidError, match=r"of layer .* must be .*, not ") as refusal:
@@ -331,7 +331,7 @@ def test_field_of_a_wrong_type_is_refused_by_its_place(
 
 
 def test_lists_will_do_for_tuples() -> None:
-    """Lists of files and tuples of programs say the same; a spec itself has tuples."""
+    """Lists in files and tuples in programs mean the same; a spec itself has tuples."""
     fields = {"kind": "state_space", "name": "a", "dtypes": ["int8"], "shapes": [[3, 4]]}
 
     assert spec_from_fields(fields) == spec_from_fields(
@@ -346,13 +346,13 @@ VALUES = st.one_of(
     st.sampled_from([-1, 0, 1, 3, 16, 64, 2**16, 2**31, 2**53, 2**63, 2**64, 10**5000]),
     st.sampled_from([1.5, float("inf"), float("nan"), [], {}, [3], [[]], [[1, 2]], ["int8"]]),
 )
-"""What a hand may write into a field."""
+"""Values that a person may write into a field."""
 
 
 @settings(max_examples=15 * settings().max_examples, deadline=None)
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_whatever_is_written_is_laid_out_or_refused(kind: str, data: st.DataObject) -> None:
-    """Fields of whatever types and values are a layer with a page, or are refused; nothing else happens."""
+    """Fields of any types and values either give a layer with a page or are refused; nothing else happens."""
     names = [*FIELDS[kind], "kind", "no_field"]
     written = data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=4))
 
@@ -385,7 +385,7 @@ def test_state_that_does_not_divide_its_block_has_no_place(tokens_per_state: int
 
 
 def test_state_that_divides_its_block_has_a_place() -> None:
-    """States that fill their blocks, and layers without any, pass."""
+    """Layers whose states fill their blocks, and layers without states, pass."""
     layer("mla", tokens_per_state=4).check_planned()
     layer("state_space").check_planned()
 
@@ -432,7 +432,7 @@ def test_stride_of_less_than_a_state_is_refused() -> None:
     ],
 )
 def test_refusal_names_the_layer(spec: LayerSpec) -> None:
-    """Whatever is out of range, the refusal says of which layer."""
+    """Whatever is out of range, the refusal names the layer."""
     with pytest.raises(InvalidError, match="of layer '0'"):
         spec.check()
 

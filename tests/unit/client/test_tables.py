@@ -23,7 +23,7 @@ from kvleased.core.blocks import records
 
 
 def test_row_columns_are_those_of_the_daemon() -> None:
-    """Both ends lay out the same columns in the same order."""
+    """The daemon and the client lay out the same columns in the same order."""
     assert ROW_COLUMNS == records.ROW_COLUMNS
 
 
@@ -31,7 +31,7 @@ def test_row_columns_are_those_of_the_daemon() -> None:
 def test_columns_fill_the_region_aligned_and_apart(
     num_rows: int, widths: list[int], kernel_blocks: int
 ) -> None:
-    """Columns start on cache lines, do not overlap and end inside the region."""
+    """Columns start on cache lines, do not overlap, and end inside the region."""
     parts = [TablePart(num_places=width, kernel_blocks_per_block=kernel_blocks) for width in widths]
     layout = TableLayout(num_rows, tuple(parts))
     with mmap.mmap(-1, layout.region_bytes + 1) as region:
@@ -51,7 +51,7 @@ def test_columns_fill_the_region_aligned_and_apart(
 
 @pytest.mark.parametrize("num_places", [0, 1, 2])
 def test_what_groups_have_is_always_a_matrix(num_places: int) -> None:
-    """A table of one group, be its rows of a single block, is read like any other."""
+    """A table of one group is read like any other, also if each row is a single block."""
     layout = TableLayout(4, (TablePart(num_places=num_places, kernel_blocks_per_block=2),))
     columns = layout.columns(bytes(layout.region_bytes))
 
@@ -62,7 +62,7 @@ def test_what_groups_have_is_always_a_matrix(num_places: int) -> None:
 
 
 def test_layouts_follow_each_other_in_one_region() -> None:
-    """Several layouts share a region when each starts where the one before it ended."""
+    """Several layouts share a region if each starts where the one before it ends."""
     layout = ColumnLayout((("a", np.uint8, 1), ("b", np.uint64, 2)), 3)
     region = np.zeros(2 * layout.region_bytes, np.uint8)
     first, second = layout.columns(region), layout.columns(region, layout.region_bytes)
@@ -75,7 +75,7 @@ def test_layouts_follow_each_other_in_one_region() -> None:
 
 
 def test_short_region_is_refused() -> None:
-    """Columns are never laid beyond the end of a region."""
+    """No column is laid beyond the end of a region."""
     layout = TableLayout(4, (TablePart(num_places=3),))
 
     with pytest.raises(InvalidError) as refusal:
@@ -86,14 +86,14 @@ def test_short_region_is_refused() -> None:
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 8))
 def test_kernel_blocks_lie_in_their_blocks(ids: list[int], per_block: int) -> None:
-    """Block b is the kernel blocks b*n … b*n + n-1, in order."""
+    """Block b consists of the kernel blocks b*n … b*n + n-1, in order."""
     expanded = kernel_block_ids(np.array(ids, np.int32), per_block)
 
     assert expanded.tolist() == [b * per_block + inner for b in ids for inner in range(per_block)]
 
 
 def test_kernel_blocks_of_a_packed_cache_skip_what_lies_between() -> None:
-    """With a stride of 17, blocks 0 and 9 of four kernel blocks start at 0 and 153; rows of a table expand alike."""
+    """With a stride of 17, blocks 0 and 9 of four kernel blocks start at 0 and 153; table rows expand alike."""
     expanded = kernel_block_ids([[0, 9], [1, 0]], 4, 17)
 
     assert expanded.dtype == np.int32
@@ -104,7 +104,7 @@ def test_kernel_blocks_of_a_packed_cache_skip_what_lies_between() -> None:
 
 
 def test_kernel_block_beyond_the_ids_is_refused() -> None:
-    """An id that int32 cannot hold is never made; the last one that it can is."""
+    """An id that int32 cannot hold is refused; the largest that it can hold is made."""
     assert kernel_block_ids([2**30 - 1], 2).tolist() == [2**31 - 2, 2**31 - 1]
     with pytest.raises(InvalidError) as refusal:
         kernel_block_ids([2**30], 2)
@@ -117,7 +117,7 @@ def test_kernel_block_beyond_the_ids_is_refused() -> None:
 def test_table_is_as_wide_as_whole_stretches_of_tokens(
     num_blocks: int, tokens_per_block: int, token_alignment: int
 ) -> None:
-    """A row ends at a multiple of the alignment, and no narrower one that holds the blocks does."""
+    """A row ends at a multiple of the alignment, and no narrower row of that kind holds the blocks."""
     width = table_width(num_blocks, tokens_per_block, token_alignment)
 
     assert width * tokens_per_block % token_alignment == 0
@@ -129,7 +129,7 @@ def test_table_is_as_wide_as_whole_stretches_of_tokens(
 
 
 def test_table_without_alignment_is_as_wide_as_its_blocks() -> None:
-    """Where nothing is asked for, nothing is added."""
+    """Without an alignment nothing is added."""
     assert table_width(7, 16, None) == 7
 
 
@@ -146,7 +146,10 @@ def test_alignment_that_is_not_positive_is_refused(token_alignment: int) -> None
 def test_slot_is_the_place_in_the_positions_block(
     ids: list[int], per_block: int, data: st.DataObject
 ) -> None:
-    """Position p lies in block ids[p // n], at p % n."""
+    """Position p lies in block ids[p
+
+    n], at p % n.
+    """
     positions = data.draw(st.lists(st.integers(0, len(ids) * per_block - 1)))
 
     slots = token_slots(np.array(ids, np.int32), positions, per_block)
@@ -156,7 +159,7 @@ def test_slot_is_the_place_in_the_positions_block(
 
 @pytest.mark.parametrize("position", [-1, 8])
 def test_position_outside_the_blocks_is_refused(position: int) -> None:
-    """No position is looked up outside the blocks that cover it."""
+    """No position is looked up outside the blocks that cover the tokens."""
     with pytest.raises(InvalidError):
         token_slots(np.array([3, 4], np.int32), [0, position], 4)
 
@@ -165,7 +168,7 @@ def test_position_outside_the_blocks_is_refused(position: int) -> None:
     "ids", [[1.5], ["1"], [None], [True], 3, [[1], [1, 2]], [2**70], np.array([2**63], np.uint64)]
 )
 def test_what_is_no_whole_number_is_refused(ids: Any) -> None:
-    """Nothing is rounded, cut off or read out of a text."""
+    """A number that is not whole is refused: none is rounded, cut off or read out of a text."""
     for ask in (lambda: kernel_block_ids(ids, 2), lambda: token_slots(ids, [0], 2)):
         with pytest.raises(InvalidError) as refusal:
             ask()
@@ -181,7 +184,7 @@ def test_blocks_without_kernel_blocks_are_refused(per_block: Any, stride: Any) -
 
 
 def test_lists_will_do_for_arrays() -> None:
-    """Ids and positions in lists, be they empty, are as good as in arrays."""
+    """Ids and positions may be in lists, even empty ones, as well as in arrays."""
     assert token_slots([3, 4], [0, 5], 4).tolist() == [12, 17]
     assert token_slots([], [], 4).tolist() == []
     assert kernel_block_ids([], 4).tolist() == []
@@ -190,6 +193,6 @@ def test_lists_will_do_for_arrays() -> None:
 
 @pytest.mark.parametrize("per_block", [0, -4, 1.5])
 def test_slots_of_blocks_without_tokens_are_refused(per_block: Any) -> None:
-    """A block covers a token at least."""
+    """A block covers at least one token."""
     with pytest.raises(InvalidError, match="tokens_per_block"):
         token_slots([1], [0], per_block)

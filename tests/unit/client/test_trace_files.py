@@ -1,4 +1,4 @@
-"""Laws of trace files: what is written is read again, and what is no trace is refused by line and field."""
+"""Laws of trace files: what is written can be read again, and what is no trace is refused by line and field."""
 
 import gzip
 import json
@@ -35,14 +35,14 @@ def requested(timestamp_ms: int, digests: list[int]) -> TracedRequest:
 
 
 def columns(trace: Trace) -> list[object]:
-    """Return all that a trace says."""
+    """Return all columns of a trace."""
     found = [trace.times_ms, trace.input_tokens, trace.output_tokens, trace.offsets, trace.key_ids]
     hits = None if trace.hit_tokens is None else trace.hit_tokens.tolist()
     return [*(column.tolist() for column in found), trace.tokens_per_key, hits]
 
 
 def test_published_format_is_read() -> None:
-    """Times, sizes and keys are those of the file, keys as numbers in the order in which they come up."""
+    """Times, sizes and keys are those of the file; keys become numbers in the order in which they first appear."""
     trace = read_trace(FIXTURE)
     lines = [json.loads(line) for line in FIXTURE.read_text().splitlines()]
 
@@ -58,12 +58,12 @@ def test_published_format_is_read() -> None:
 
 
 def test_first_requests_alone_are_read_the_same() -> None:
-    """Reading some requests and cutting the rest off say the same."""
+    """Reading only the first requests gives the same as cutting off the rest."""
     assert columns(read_trace(FIXTURE, 40)) == columns(read_trace(FIXTURE).first(40))
 
 
 def test_recorded_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Requests are sorted by time, digests become numbers, and tokens of a key and hits are kept."""
+    """Requests are sorted by time, digests become numbers, and the tokens and hits of keys are kept."""
     trace = gathered([requested(9, [2**64 - 1, 8]), requested(4, [2**64 - 1, 3, 1])])
     path = tmp_path / "trace.jsonl"
 
@@ -74,7 +74,7 @@ def test_recorded_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_keys_that_are_no_prefixes_are_told() -> None:
-    """A key that follows different ones names no whole prefix."""
+    """A key that follows different keys names no whole prefix."""
     closed = gathered([requested(0, [1, 2]), requested(1, [1, 3]), requested(2, [])])
     open_ = gathered([requested(0, [1, 2]), requested(1, [3, 2])])
 
@@ -82,7 +82,7 @@ def test_keys_that_are_no_prefixes_are_told() -> None:
 
 
 def test_empty_trace_is_one(tmp_path: Path) -> None:
-    """Nothing is read as nothing."""
+    """An empty file is a trace without requests."""
     write_trace(gathered([]), tmp_path / "trace.jsonl")
 
     assert len(read_trace(tmp_path / "trace.jsonl")) == 0
@@ -104,7 +104,7 @@ def test_empty_trace_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_line_that_is_no_request_is_refused(tmp_path: Path, line: object, why: str) -> None:
-    """The refusal names the line and the field, and what stands there."""
+    """The refusal names the line and the field, and repeats the value."""
     path = written(tmp_path / "trace.jsonl", GOOD, line)
 
     with pytest.raises(InvalidError, match=why):
@@ -120,14 +120,14 @@ def test_line_that_is_no_request_is_refused(tmp_path: Path, line: object, why: s
     ],
 )
 def test_header_of_another_kind_is_refused(tmp_path: Path, header: object, why: str) -> None:
-    """What this version does not know it does not guess."""
+    """A header that this version does not know is refused."""
     with pytest.raises(InvalidError, match=why):
         read_trace(written(tmp_path / "trace.jsonl", header, GOOD))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 20, len(json.dumps(GOOD)) - 1])
 def test_last_line_that_is_cut_off_is_passed_over(tmp_path: Path, num_bytes: int) -> None:
-    """What a kill leaves costs one request, and whoever asks is told; who does not is refused."""
+    """A last line that a kill cut off loses one request: a caller who can be told is told, any other is refused."""
     path = written(tmp_path / "trace.jsonl", GOOD, GOOD)
     with path.open("a") as file:
         file.write(json.dumps(GOOD)[:num_bytes])
@@ -150,7 +150,7 @@ def test_last_line_that_is_cut_off_is_passed_over(tmp_path: Path, num_bytes: int
     ],
 )
 def test_broken_line_that_no_kill_left_is_refused(tmp_path: Path, text: str) -> None:
-    """It is no trace, or one that somebody changed: the refusal names the line."""
+    """Such a file is no trace, or somebody changed it: the refusal names the line."""
     (tmp_path / "trace.jsonl").write_text(text)
 
     with pytest.raises(InvalidError, match="line 2 is no JSON"):
@@ -158,7 +158,7 @@ def test_broken_line_that_no_kill_left_is_refused(tmp_path: Path, text: str) -> 
 
 
 def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    """The refusal names the line, empty ones counted."""
+    """The refusal names the line, and empty lines are counted."""
     (tmp_path / "trace.jsonl").write_text("\nhello\n")
 
     with pytest.raises(InvalidError, match="line 2 is no JSON"):
@@ -181,7 +181,7 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_refusal_of_a_line_speaks_of_the_file(tmp_path: Path, line: bytes, why: str) -> None:
-    """What is wrong with a line is told without the words of any programming language."""
+    """The refusal of a line uses no words of any programming language."""
     (tmp_path / "trace.jsonl").write_bytes(line + b"\n")
 
     with pytest.raises(InvalidError, match=why) as refusal:
@@ -194,7 +194,7 @@ def test_refusal_of_a_line_speaks_of_the_file(tmp_path: Path, line: bytes, why: 
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """The refusals name the file, for reading and for writing."""
+    """The refusal names the file, for reading and for writing."""
     with pytest.raises(InvalidError, match=r"cannot read .*nothing\.jsonl: No such file"):
         read_trace(tmp_path / "nothing.jsonl")
     with pytest.raises(InvalidError, match=r"cannot write .*: No such file"):
@@ -202,7 +202,7 @@ def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_trace_is_read_as_what_is_in_it(tmp_path: Path) -> None:
-    """Whatever it is called; one that is cut off or damaged is refused."""
+    """A compressed trace is read by its content, whatever its name; a cut-off or damaged one is refused."""
     path = tmp_path / "day.jsonl"
     packed = gzip.compress(FIXTURE.read_bytes())
     path.write_bytes(packed)

@@ -1,4 +1,4 @@
-"""Laws of what is dropped without a close: a warning says so, as for files and sockets, and where it was made."""
+"""Laws of what is dropped without a close: a warning says so, as for files, and where it was made."""
 
 import asyncio
 import warnings
@@ -30,12 +30,12 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def leaked(caught: list[warnings.WarningMessage], kind: str) -> list[object]:
-    """Return the sources of the warnings of what is unclosed, of a kind."""
+    """Return the sources of warnings about unclosed objects of one kind."""
     return [one.source for one in caught if str(one.message).startswith(f"unclosed <{kind} ")]
 
 
 def test_client_that_is_dropped_open_warns(address: str) -> None:
-    """A client that has connected must be closed."""
+    """A client that has connected and is dropped without a close warns."""
     client = Client(address)
     client.stats()
 
@@ -44,7 +44,7 @@ def test_client_that_is_dropped_open_warns(address: str) -> None:
 
 
 def test_worker_that_is_dropped_attached_warns(address: str) -> None:
-    """Nobody else would detach it while this process lives."""
+    """A worker that is dropped while attached warns, because nobody else detaches it while this process lives."""
     with Client(address) as client:
         worker = client.attach("demo")
 
@@ -53,7 +53,7 @@ def test_worker_that_is_dropped_attached_warns(address: str) -> None:
 
 
 async def test_async_client_and_worker_that_are_dropped_warn(address: str) -> None:
-    """So must those for an event loop."""
+    """An asynchronous client and worker warn, too."""
     client = AsyncClient(address)
     worker = await client.attach("demo")
     beating = worker._task
@@ -71,7 +71,7 @@ async def test_async_client_and_worker_that_are_dropped_warn(address: str) -> No
 
 @pytest.mark.parametrize("kind", ["Client", "Worker"])
 def test_what_was_closed_or_never_opened_is_dropped_in_silence(address: str, kind: str) -> None:
-    """Nothing is left of it."""
+    """A client or worker that is closed, or was never opened, is dropped without a warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Client(address)
@@ -86,7 +86,7 @@ def test_what_was_closed_or_never_opened_is_dropped_in_silence(address: str, kin
 
 
 async def test_what_was_closed_is_dropped_in_silence_on_a_loop(address: str) -> None:
-    """Nothing is left of it either."""
+    """On an event loop, too, what is closed is dropped without a warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         async with AsyncClient(address) as client:

@@ -1,4 +1,4 @@
-"""Laws of numbers that come from outside, and of bytes as people write them."""
+"""Laws of numbers from outside, and of bytes as people write them."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from kvlease.units import BYTES_MAX, checked_count, parse_bytes, show_bytes
 
 
 def test_count_out_of_range_carries_both_numbers() -> None:
-    """A refused count says what it was and what there can be; what int64 cannot carry is left out."""
+    """A refused count comes with its value and its bound; a number that int64 cannot carry is left out."""
     with pytest.raises(InvalidError) as refusal:
         checked_count("blocks", 9, most=8)
     with pytest.raises(InvalidError) as beyond:
@@ -32,20 +32,20 @@ def test_count_out_of_range_carries_both_numbers() -> None:
     ],
 )
 def test_bytes_are_read_as_people_write_them(written: str, num_bytes: int) -> None:
-    """Binary and decimal units, fractions and spaces mean what they say."""
+    """Binary and decimal units, fractions and spaces are read as people mean them."""
     assert parse_bytes(written) == num_bytes
 
 
 @pytest.mark.parametrize("written", ["", "GiB", "-1", "1.1B", "8 gigs", "1e9", "9999999TiB", "٣"])
 def test_unclear_bytes_are_refused(written: str) -> None:
-    """What is not a whole, possible number of bytes is refused, never guessed."""
+    """Text that is no whole, possible number of bytes is refused, and never guessed."""
     with pytest.raises(InvalidError):
         parse_bytes(written)
 
 
 @given(st.integers(0, BYTES_MAX))
 def test_shown_bytes_never_promise_more(num_bytes: int) -> None:
-    """Bytes as shown are never more than there are, and short by less than a hundredth of the unit."""
+    """Bytes as shown are never more than the real ones, and less by under a hundredth of the unit."""
     number, unit = show_bytes(num_bytes).split()
     hundredths = int(number.replace(".", "")) if "." in number else int(number) * 100
     unit_bytes = parse_bytes(f"1{unit}")

@@ -1,4 +1,4 @@
-"""Laws of streams over each transport: a daemon that hangs is told from one that has nothing to tell."""
+"""Laws of streams over each transport: a daemon that hangs is told from a daemon that has nothing to tell."""
 
 import contextlib
 import socket
@@ -22,7 +22,7 @@ SCHEMES = ("unix", "http+unix")
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Path]:
-    """Give the socket of a daemon that takes connections and says nothing."""
+    """Give the socket of a daemon that accepts connections and says nothing."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -30,12 +30,12 @@ def hung(tmp_path: Path) -> Iterator[Path]:
 
 
 def watch(seconds: float) -> Outgoing:
-    """Return the call of a watch."""
+    """Return a watch's call."""
     return Outgoing("watch", pb.WatchRequest(), time.monotonic() + seconds)
 
 
 def quiet(_: pb.Call) -> Message:
-    """Begin a watch that tells of nothing."""
+    """Begin a watch without events."""
     raise Hang
 
 
@@ -44,7 +44,7 @@ def quiet(_: pb.Call) -> Message:
 def test_watch_of_a_hung_daemon_ends_at_its_deadline(
     hung: Path, scheme: str, idle_seconds: float | None
 ) -> None:
-    """Who watches is told where the daemon does not answer, however long he would wait for events."""
+    """A watch ends at its deadline if the daemon does not answer, however long it would wait for events."""
     transport = open_transport(parse_address(f"{scheme}://{hung}"))
 
     with pytest.raises(DeadlineError):
@@ -56,7 +56,7 @@ def test_watch_of_a_hung_daemon_ends_at_its_deadline(
 async def test_async_watch_of_a_hung_daemon_ends_at_its_deadline(
     hung: Path, scheme: str, idle_seconds: float | None
 ) -> None:
-    """So is who watches on an event loop."""
+    """On an event loop, too, a watch of a hung daemon ends at its deadline."""
     transport = open_async_transport(parse_address(f"{scheme}://{hung}"))
 
     with pytest.raises(DeadlineError):
@@ -65,7 +65,7 @@ async def test_async_watch_of_a_hung_daemon_ends_at_its_deadline(
 
 
 def test_quiet_watch_goes_on_past_its_deadline(tmp_path: Path) -> None:
-    """Where there is nothing to tell, a watch ends only when it was idle for as long as it may be."""
+    """A watch without events ends only after its longest idle time."""
     with FrameServer(path=tmp_path / "s", answer=quiet) as server:
         transport = open_transport(parse_address(f"unix://{server.path}"))
 
@@ -73,7 +73,7 @@ def test_quiet_watch_goes_on_past_its_deadline(tmp_path: Path) -> None:
 
 
 async def test_quiet_async_watch_goes_on_past_its_deadline(tmp_path: Path) -> None:
-    """So does one on an event loop."""
+    """On an event loop, too, a watch without events ends only after its longest idle time."""
     with FrameServer(path=tmp_path / "s", answer=quiet) as server:
         transport = open_async_transport(parse_address(f"unix://{server.path}"))
 
@@ -85,14 +85,14 @@ async def test_quiet_async_watch_goes_on_past_its_deadline(tmp_path: Path) -> No
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have streams miss signs of life early."""
+    """Have streams notice missing signs of life early."""
     monkeypatch.setattr(_silence, "PING_SECONDS", 0.05)
     monkeypatch.setattr(_silence, "SILENT_SECONDS_MAX", 0.3)
 
 
 @contextmanager
 def streaming(scheme: str, path: Path, *, num_signs: int) -> Iterator[str]:
-    """Give the address of a daemon whose streams tell of nothing, and which hangs after so many signs of life."""
+    """Give the address of a daemon whose streams have no events, and which hangs after a number of signs of life."""
     if scheme == "unix":
         with FrameServer(path=path, answer=quiet) as server:
             server.hang_after = num_signs
@@ -110,7 +110,7 @@ def streaming(scheme: str, path: Path, *, num_signs: int) -> Iterator[str]:
 
 
 def _comment(listener: socket.socket, num_signs: int, over: threading.Event) -> None:
-    """Answer one watch with comments alone."""
+    """Answer one watch with comments only."""
     connection, _ = listener.accept()
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -130,7 +130,7 @@ def _comment(listener: socket.socket, num_signs: int, over: threading.Event) -> 
 def test_watch_of_a_daemon_that_hangs_later_fails(
     tmp_path: Path, scheme: str, idle_seconds: float | None
 ) -> None:
-    """A daemon that gives no sign of life any more is told from one that has nothing to tell."""
+    """A watch fails once the daemon gives no more signs of life."""
     with streaming(scheme, tmp_path / "s", num_signs=3) as address:
         transport = open_transport(parse_address(address))
 
@@ -144,7 +144,7 @@ def test_watch_of_a_daemon_that_hangs_later_fails(
 async def test_async_watch_of_a_daemon_that_hangs_later_fails(
     tmp_path: Path, scheme: str, idle_seconds: float | None
 ) -> None:
-    """So it is on an event loop."""
+    """On an event loop, too, a watch fails once the daemon gives no more signs of life."""
     with streaming(scheme, tmp_path / "s", num_signs=3) as address:
         transport = open_async_transport(parse_address(address))
 
@@ -156,7 +156,7 @@ async def test_async_watch_of_a_daemon_that_hangs_later_fails(
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_signs_of_life_are_no_events(tmp_path: Path, scheme: str) -> None:
-    """A watch of a daemon that lives ends when there was no event for as long as its caller likes."""
+    """Signs of life do not prolong a watch: it ends when no event has come for its idle time."""
     with streaming(scheme, tmp_path / "s", num_signs=1000) as address:
         transport = open_transport(parse_address(address))
 
@@ -166,7 +166,7 @@ def test_signs_of_life_are_no_events(tmp_path: Path, scheme: str) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_signs_of_life_are_no_events_on_a_loop(tmp_path: Path, scheme: str) -> None:
-    """So does one on an event loop."""
+    """On an event loop, too, signs of life do not prolong a watch."""
     with streaming(scheme, tmp_path / "s", num_signs=1000) as address:
         transport = open_async_transport(parse_address(address))
 

@@ -1,4 +1,4 @@
-"""Laws of JSON bodies: what the protocol can say, JSON can say, and what it cannot say is refused."""
+"""Laws of JSON bodies: JSON can say what the protocol can say, and anything else is refused."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ LAYER = {"name": "0", "kind": "full_attention", "num_kv_heads": 2, "head_size": 
 
 
 def read(inputs: dict[str, Any]) -> PlanInputs:
-    """Return the inputs that a body says."""
+    """Return the inputs in a body."""
     body = wire.PlanBody.model_validate_json(json.dumps({"inputs": inputs}))
     return PlanInputs.from_proto(pb.PlanRequest(**body.fields()).inputs)
 
@@ -28,14 +28,14 @@ def read(inputs: dict[str, Any]) -> PlanInputs:
 @settings(max_examples=30)
 @given(INPUTS)
 def test_inputs_survive_json(inputs: PlanInputs) -> None:
-    """Inputs that the library sends as JSON are read as they were, every field of them."""
+    """Inputs that the library sends as JSON are read as they were, with every field."""
     assert read(_rest.to_json(inputs.to_proto())) == inputs
 
 
 @settings(max_examples=30)
 @given(PLANS)
 def test_plans_survive_json(plan: CachePlan) -> None:
-    """A plan that comes as JSON is read as it was, lists of names and numbers included."""
+    """A plan that comes as JSON is read as it was, with its lists of names and numbers."""
     message = pb.CachePlan()
 
     _rest.fill(message, json.loads(json.dumps(_rest.to_json(plan.to_proto()))))
@@ -48,7 +48,7 @@ def test_plans_survive_json(plan: CachePlan) -> None:
     ["Shape", "LayerSpec", "RankInputs", "ParallelInputs", "EngineInputs", "BackendInputs", "PlanInputs"],
 )  # fmt: skip
 def test_bodies_have_the_fields_of_their_messages(name: str) -> None:
-    """One vocabulary: a field is called the same in JSON and on the other wires."""
+    """A field has the same name in JSON and on the other wires."""
     fields = getattr(wire_plans, name).model_fields.items()
 
     assert {field.alias or named for named, field in fields} == set(
@@ -72,12 +72,12 @@ def test_bodies_have_the_fields_of_their_messages(name: str) -> None:
 def test_bodies_say_what_their_path_does_not(
     body: type[BaseModel], name: str, in_path: set[str]
 ) -> None:
-    """A body has every field of its message that the path does not say, and no other."""
+    """A body has exactly those fields of its message that the path does not say."""
     assert set(body.model_fields) | in_path == set(getattr(pb, name).DESCRIPTOR.fields_by_name)
 
 
 def test_layers_of_earlier_callers_mean_the_same() -> None:
-    """A layer that only says what there was to say before is full attention with V heads as large as K heads."""
+    """A layer with only the fields of earlier versions is full attention with V heads as large as K heads."""
     inputs = read({"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8})
 
     (layer,) = inputs.layers
@@ -107,13 +107,13 @@ def test_layers_of_earlier_callers_mean_the_same() -> None:
     ],
 )
 def test_malformed_inputs_are_refused(inputs: dict[str, Any]) -> None:
-    """What is unknown, of another type or above a limit is refused, at any depth."""
+    """A field that is unknown, of another type or above a limit is refused, at any depth."""
     with pytest.raises(ValidationError):
         read(inputs)
 
 
 def test_shards_without_a_limit_can_be_said() -> None:
-    """A latent layer that all ranks can share is not taken for one that they cannot, which is the default."""
+    """A latent layer that all ranks can share is not taken for one that cannot be shared, which is the default."""
     layer = MLA(name="0", head_size=64, dtype="float16", tensor_shards_max=None)
     inputs = PlanInputs(layers=(layer,), tokens_per_block=16)
 
@@ -121,7 +121,7 @@ def test_shards_without_a_limit_can_be_said() -> None:
 
 
 def test_v_heads_as_large_as_k_heads_can_be_said() -> None:
-    """A latent layer with V heads like its K heads is not taken for one without, which is the default."""
+    """A latent layer with V heads like its K heads is not taken for a layer without V, which is the default."""
     layer = MLA(name="0", head_size=64, dtype="float16", head_size_v=None)
     inputs = PlanInputs(layers=(layer,), tokens_per_block=16)
 
