@@ -123,7 +123,7 @@ WAYS = {"call": Client.extend, "step": Client.extend_by_step}
 def test_states_stand_where_the_daemon_has_them_in_whatever_order_answers_come(
     groups: tuple[GroupShape, ...], tokens: tuple[int, ...], heard: tuple[int, ...]
 ) -> None:
-    """The answers to extends sent at once may come in any order, and no state is put at the end of an earlier table."""
+    """The answers to extends sent at once may come in any order: every state has its place in the daemon's table."""
     client = Client(cache_of(*groups), WORKER, 4)
 
     covers = client.extend(*tokens, heard=heard)

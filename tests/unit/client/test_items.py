@@ -1,4 +1,4 @@
-"""Laws of what keys cover beside tokens: a block's key says which items overlap it, and where."""
+"""Laws of what keys cover beside tokens: a block's key covers the items that overlap it, and where they lie."""
 
 from itertools import pairwise
 
@@ -33,12 +33,12 @@ ITEMS = st.lists(IMAGES | SPANS, max_size=4)
 
 
 def image(first_token: int, num_tokens: int = 6, digest: bytes | str = "cat") -> ContextItem:
-    """Return an image's place in a request."""
+    """Return the place of an image in a request."""
     return ContextItem(digest=digest, first_token=first_token, num_tokens=num_tokens)
 
 
 def vectors(num_tokens: int, seed: int = 0) -> NDArray[np.float32]:
-    """Return embeddings of so many tokens."""
+    """Return embeddings for so many tokens."""
     return np.random.default_rng(seed).random((num_tokens, 3), np.float32)
 
 
@@ -48,14 +48,14 @@ def span(first_token: int, num_tokens: int, *, seed: int = 0) -> EmbeddedSpan:
 
 
 def keys_of(*items: Item, tokens: list[int] = TOKENS, parent: bytes = b"") -> list[bytes]:
-    """Return the single keys of a request's blocks."""
+    """Return the keys of a request's blocks one by one."""
     packed = KEYS.chain(tokens, TOKENS_PER_BLOCK, parent, items=items)
     return [packed[start : start + 32] for start in range(0, len(packed), 32)]
 
 
 @given(ITEMS, IMAGES | SPANS)
 def test_an_item_changes_the_keys_from_its_first_block_on(items: list[Item], other: Item) -> None:
-    """Blocks before an item keep their keys; its first block and all after it get other ones."""
+    """Blocks before an item keep their keys; the item's first block and all later blocks get other keys."""
     before, after = keys_of(*items), keys_of(*items, other)
     first = other.first_token // TOKENS_PER_BLOCK
 
@@ -65,7 +65,7 @@ def test_an_item_changes_the_keys_from_its_first_block_on(items: list[Item], oth
 
 @given(ITEMS, st.integers(0, NUM_BLOCKS))
 def test_a_chain_with_items_goes_on_from_a_parent(items: list[Item], num_blocks: int) -> None:
-    """In two parts the keys are as at once, with the items counted from the second part's first token."""
+    """In two parts the keys are the same as at once; items are counted from the second part's first token."""
     at_once = keys_of(*items)
     start = num_blocks * TOKENS_PER_BLOCK
     moved = [
@@ -81,7 +81,7 @@ def test_a_chain_with_items_goes_on_from_a_parent(items: list[Item], num_blocks:
 
 @given(ITEMS, st.lists(st.integers(0, NUM_TOKENS), max_size=5))
 def test_items_are_hashed_as_tokens_come(items: list[Item], cuts: list[int]) -> None:
-    """A growing request that is told each item in time gets the keys of all at once."""
+    """A growing request that gets each item in time has the same keys as with all tokens at once."""
     chain = KEYS.grow(TOKENS_PER_BLOCK)
     edges = [0, *sorted(cuts), NUM_TOKENS]
     for start, end in pairwise(edges):
@@ -93,7 +93,7 @@ def test_items_are_hashed_as_tokens_come(items: list[Item], cuts: list[int]) -> 
 
 @given(st.lists(IMAGES | SPANS, min_size=2, max_size=4))
 def test_the_order_of_items_says_nothing(items: list[Item]) -> None:
-    """Items are the same request's in whatever order they are listed."""
+    """The order in which a request's items are listed does not matter."""
     assert keys_of(*items) == keys_of(*reversed(items))
 
 
@@ -108,7 +108,7 @@ def test_the_order_of_items_says_nothing(items: list[Item]) -> None:
     ],
 )
 def test_other_items_share_no_key(other: Item) -> None:
-    """The same tokens with another item, or with the same one elsewhere, are other blocks."""
+    """The same tokens with another item, or with the same item elsewhere, have other keys."""
     assert not set(keys_of(image(8))[2:]) & set(keys_of(other)[2:])
 
 
@@ -122,14 +122,14 @@ def test_other_items_share_no_key(other: Item) -> None:
     ],
 )
 def test_other_vectors_share_no_key(other: NDArray[np.generic]) -> None:
-    """Embeddings are equal only with their bytes, dtype and width."""
+    """Embeddings are equal only if their bytes, dtype and width are equal."""
     given_vectors = EmbeddedSpan(vectors=other, first_token=8)
 
     assert not set(keys_of(span(8, 6))[2:]) & set(keys_of(given_vectors)[2:])
 
 
 def test_embeddings_count_by_what_is_in_a_block() -> None:
-    """How a span goes on behind a block's end, and how its memory is laid out, changes no key before."""
+    """What a span has behind a block's end, and how its memory is laid out, does not change that block's key."""
     long = vectors(20)
     short = np.asfortranarray(long[:12])
 
@@ -141,7 +141,7 @@ def test_embeddings_count_by_what_is_in_a_block() -> None:
 
 
 def test_items_are_hashed_behind_the_key_of_the_tokens() -> None:
-    """The formula in the modules' docstrings is the code: other languages can compute it."""
+    """The code computes the formula in the modules' docstrings, so that other languages can compute it, too."""
     plain = KEYS.chain(TOKENS[:4], 4)
     numbers = b"".join(number.to_bytes(8, "little", signed=True) for number in (1, 2, 3))
     expected = blake3(
@@ -167,7 +167,7 @@ def test_items_are_hashed_behind_the_key_of_the_tokens() -> None:
     ],
 )
 def test_malformed_items_are_refused(item: Item) -> None:
-    """An item that names no content or no place is refused by whoever takes it, at once."""
+    """An item without content or place is refused at once by whoever takes it."""
     with pytest.raises(InvalidError):
         keys_of(item)
     with pytest.raises(InvalidError):
@@ -175,7 +175,7 @@ def test_malformed_items_are_refused(item: Item) -> None:
 
 
 def test_items_said_too_late_are_refused() -> None:
-    """A growing request never keeps a key that a late item would have changed."""
+    """A growing request never keeps a key that a later item would have changed."""
     chain = KEYS.grow(4)
     chain.append(TOKENS[:6])
 

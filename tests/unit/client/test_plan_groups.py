@@ -1,4 +1,4 @@
-"""Laws of what a plan's groups keep, as both ends read it from the plan."""
+"""Laws of what a plan's groups keep, as client and daemon read it from the plan."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ STATE = StateSpace(name="state", shapes=((128,),), dtypes=("float32",), num_spec
 
 
 def planned(*layers: LayerSpec, state_mode: str = "none") -> Any:
-    """Return the plan of a cache of such layers."""
+    """Return the plan of a cache with these layers."""
     engine = EngineInputs(tokens_per_step=32, state_mode=state_mode, encoder_tokens_max=32)
     return plan(
         PlanInputs(
@@ -55,7 +55,7 @@ def planned(*layers: LayerSpec, state_mode: str = "none") -> Any:
 def test_group_keeps_what_its_layers_need(
     layers: tuple[LayerSpec, ...], state_mode: str, keeps: Keeps, kept_tokens: int
 ) -> None:
-    """What a group keeps follows from the plan alone."""
+    """The plan alone determines what a group keeps."""
     (group,) = groups_of(planned(*layers, state_mode=state_mode))
 
     assert (group.keeps, group.kept_tokens) == (keeps, kept_tokens)

@@ -1,4 +1,4 @@
-"""Laws of reading the block table: whole rows of one's own leases, and from them the tables and slots of a step."""
+"""Laws of reading the block table: a worker reads whole rows of its own leases, and a step's tables and slots."""
 
 import mmap
 import os

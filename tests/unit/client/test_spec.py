@@ -166,7 +166,7 @@ def test_state_space_adds_up_its_tensors() -> None:
     ],
 )
 def test_blocks_lie_a_multiple_apart(changes: dict[str, int], multiple: int) -> None:
-    """The stride's multiple is given in bytes, or as the page of the tokens that share it with the block."""
+    """The stride's multiple is given in bytes, or in tokens: then it is the page of gcd(those, the block's tokens)."""
     spec = layer(**changes)
 
     assert spec.block_stride_multiple == multiple
@@ -174,7 +174,7 @@ def test_blocks_lie_a_multiple_apart(changes: dict[str, int], multiple: int) -> 
 
 
 def test_rings_and_replayed_windows_are_not_cached() -> None:
-    """What is overwritten or computed anew after a hit is of no use to another request."""
+    """What is overwritten, or computed anew after a hit, is of no use to another request, and is not cached."""
     window = {"name": "0", "head_size": 8, "dtype": "uint8", "window_tokens": 8}
 
     assert not layer("ring_state").is_prefix_cacheable
@@ -371,7 +371,7 @@ def test_whatever_is_written_is_laid_out_or_refused(kind: str, data: st.DataObje
 
 @pytest.mark.parametrize("tokens_per_state", [3, 5])
 def test_state_that_does_not_divide_its_block_has_no_place(tokens_per_state: int) -> None:
-    """Such a layer has sizes, but its blocks would lose tokens; the refusal names both numbers and the next blocks."""
+    """Such a layer has sizes, but its blocks would lose tokens; the refusal names both numbers and the next sizes."""
     spec = layer("mla", tokens_per_state=tokens_per_state)
 
     spec.check()
@@ -449,7 +449,7 @@ def test_families_keep_what_they_say() -> None:
 
 
 def test_none_that_is_no_default_can_be_said() -> None:
-    """Latent attention with a V of its own, or that every rank may split, survives its named fields, too."""
+    """A None that is no default survives the named fields: a latent layer's own V, or its split by every rank."""
     spec = layer("mla", head_size_v=None, tensor_shards_max=None)
 
     again = spec_from_fields(spec_to_fields(spec))

@@ -1,4 +1,4 @@
-"""Laws of strides: bytes lie in the order of the axes, apart and in bounds, and blocks are split by states."""
+"""Laws of strides: bytes lie in the order of the axes, disjoint and in bounds, and blocks are split by states."""
 
 import dataclasses
 import itertools
@@ -39,7 +39,7 @@ def full(tokens: int = 16, heads: int = 2, head_size: int = 4, **fields: int) ->
 
 
 def compressed(tokens: int = 256, per_state: int = 128, padded: bool = True) -> MLA:
-    """Return a compressed layer, as DeepSeek V4 has them: 584 bytes a state, pages of multiples of 576 bytes."""
+    """Return a compressed layer as in DeepSeek V4: 584 bytes a state, pages of multiples of 576 bytes."""
     return MLA(
         name="c",
         head_size=512,
@@ -68,7 +68,7 @@ def alone(spec: LayerSpec, num_blocks: int, layout: Layout = Layout.LBHNC) -> La
 
 
 def refused(rule: str, act: Callable[[], object]) -> InvalidError:
-    """Return the refusal of an act, which is by this rule."""
+    """Return the refusal of an act, and check its rule."""
     with pytest.raises(InvalidError) as refusal:
         act()
     assert refusal.value.rule == rule
@@ -81,7 +81,7 @@ def refused(rule: str, act: Callable[[], object]) -> InvalidError:
 def test_strides_without_padding_fill_memory_in_the_axes_order(
     layout: Layout, num_layers: int, num_blocks: int, heads: int, kernel_tokens: int | None
 ) -> None:
-    """Each axis's stride is what all axes inside of it take: the run has no gap and no overlap."""
+    """Each axis's stride is the size of all axes inside it: the run has no gap and no overlap."""
     strides = page_strides(
         full(8, heads),
         num_layers=num_layers,
@@ -111,7 +111,7 @@ def test_strides_have_names() -> None:
 
 
 def test_fixed_stride_takes_the_place_of_the_computed_one() -> None:
-    """Axes outside of one with a fixed stride start from it."""
+    """Axes outside one with a fixed stride start from that stride."""
     strides = page_strides(
         full(), num_layers=3, num_blocks=4, layout=Layout.LBHNC, fixed={"B": 9000}
     )
@@ -121,7 +121,7 @@ def test_fixed_stride_takes_the_place_of_the_computed_one() -> None:
 
 @pytest.mark.parametrize("layout", [Layout.LBHNC, Layout.LBNHC, Layout.BLHNC, Layout.BLNHC])
 def test_padded_page_takes_its_padding_at_the_inner_of_layers_and_blocks(layout: Layout) -> None:
-    """Pages are bytes_per_page apart, whichever of layer and block is further in."""
+    """Pages are bytes_per_page apart, whether the layer or the block is further in."""
     strides = page_strides(
         full(bytes_per_page_padded=1000), num_layers=3, num_blocks=4, layout=layout
     )
@@ -134,7 +134,7 @@ def test_padded_page_takes_its_padding_at_the_inner_of_layers_and_blocks(layout:
 def test_padded_page_of_several_heads_needs_a_layout_that_keeps_pages_whole(
     layout: Layout,
 ) -> None:
-    """A layout that takes the heads of a page apart has no place for its padding; one head stays whole."""
+    """A layout that separates the heads of a page has no place for its padding, unless there is only one head."""
     many, one = full(bytes_per_page_padded=1000), full(heads=1, bytes_per_page_padded=1000)
 
     refusal = refused(
@@ -147,7 +147,7 @@ def test_padded_page_of_several_heads_needs_a_layout_that_keeps_pages_whole(
 
 
 def test_padded_page_is_not_split() -> None:
-    """Kernel blocks of a padded page would not be equally far apart; the refusal says which block to take."""
+    """Kernel blocks of a padded page would not be equally far apart; the refusal says which block size to take."""
     spec = full(128, bytes_per_page_padded=40_000)
 
     refusal = refused(
@@ -161,7 +161,7 @@ def test_padded_page_is_not_split() -> None:
 
 
 def test_padded_page_is_not_spread_by_fixed_strides() -> None:
-    """A page that fixed strides widen must be whole pages wide."""
+    """A page that fixed strides widen must span whole pages."""
     spec = full(bytes_per_page_padded=1000)
 
     def spread(head_stride: int) -> object:
@@ -175,7 +175,7 @@ def test_padded_page_is_not_spread_by_fixed_strides() -> None:
 
 @pytest.mark.parametrize("kernel_tokens", [32, 0, -16, 96])
 def test_kernel_block_that_does_not_divide_is_refused(kernel_tokens: int) -> None:
-    """A block of 48 tokens is not split into parts of 32; both numbers are named."""
+    """A block of 48 tokens cannot be split into parts of 32, and both numbers are named."""
     refusal = refused(
         "kernel_block_does_not_divide", lambda: kernel_blocks_per_block(full(48), kernel_tokens)
     )
@@ -191,7 +191,7 @@ def test_kernel_block_that_does_not_divide_is_refused(kernel_tokens: int) -> Non
     ],
 )
 def test_kernel_block_of_no_whole_states_is_refused(kernel_tokens: int, rule: str) -> None:
-    """PR 43988: a view with 0 states, or with less than a block has, is never made silently."""
+    """PR 43988: no view with 0 states, or with fewer states than a block has, is made silently."""
     spec = compressed(384, padded=False)
 
     refusal = refused(rule, lambda: states_per_kernel_block(spec, kernel_tokens))
@@ -201,7 +201,7 @@ def test_kernel_block_of_no_whole_states_is_refused(kernel_tokens: int, rule: st
 
 
 def test_kernel_block_counts_states_of_several_tokens_and_several_of_one_token() -> None:
-    """States of k tokens are floor(k / tokens_per_state), or k * states_per_token; the page of a state is one."""
+    """k tokens have floor(k / tokens_per_state) or k * states_per_token states; a recurrent page has one state."""
     assert states_per_kernel_block(compressed(512), 256) == 2
     assert states_per_kernel_block(full(16, states_per_token=4), 8) == 32
     assert states_per_kernel_block(recurrent(), 32) == 1
@@ -212,7 +212,7 @@ def test_kernel_block_counts_states_of_several_tokens_and_several_of_one_token()
 def test_view_puts_every_state_on_bytes_of_its_own(
     layout: Layout, num_blocks: int, heads: int, tokens: int, num_layers: int
 ) -> None:
-    """Over all layers of a group, no byte belongs to two states, and all are used."""
+    """Over all layers of a group, no byte belongs to two states, and every byte is used."""
     specs = [full(tokens, heads) for _ in range(num_layers)]
     run = page_strides(specs[0], num_layers=num_layers, num_blocks=num_blocks, layout=layout)
     region_bytes = num_layers * num_blocks * specs[0].bytes_per_page
@@ -250,7 +250,7 @@ def test_kernel_block_is_a_part_of_its_blocks_page(layout: Layout) -> None:
 
 
 def test_kernel_block_keeps_the_places_of_tokens_where_states_lie_outside_of_heads() -> None:
-    """There, token t of block b is token t mod 64 of kernel block 2b + floor(t / 64), at the same place."""
+    """Token t of block b is token t mod 64 of kernel block 2b + floor(t / 64), at the same place."""
     place = alone(full(128), 3, Layout.LBNHC)
     whole = view_of(place, num_blocks=3, region_bytes=3 * 4096)
     split = view_of(place, num_blocks=3, region_bytes=3 * 4096, kernel_tokens=64)
@@ -270,7 +270,7 @@ def test_kernel_block_keeps_the_places_of_tokens_where_states_lie_outside_of_hea
     ],
 )
 def test_padded_or_packed_block_is_not_split(specs: list[FullAttention], layout: Layout) -> None:
-    """Kernel blocks are equally far apart only where a block's bytes are dense."""
+    """Kernel blocks are equally far apart only if a block's bytes have no gaps."""
     places, region_bytes = placed(*specs, layout=layout)
 
     refusal = refused(
@@ -300,7 +300,7 @@ def test_view_of_a_compressed_layer_is_bound_by_states() -> None:
 
 @given(LAYOUTS, st.integers(1, 5), st.integers(1, 3))
 def test_view_needs_no_byte_less_than_its_end(layout: Layout, num_blocks: int, heads: int) -> None:
-    """A region of exactly end_bytes is enough, and one byte less is refused."""
+    """A region of exactly end_bytes is enough, and a region of one byte less is refused."""
     place = alone(full(heads=heads), num_blocks, layout)
     need = view_of(place, num_blocks=num_blocks, region_bytes=2**40).end_bytes
 
@@ -312,7 +312,7 @@ def test_view_needs_no_byte_less_than_its_end(layout: Layout, num_blocks: int, h
 
 
 def test_view_ends_where_the_last_page_does() -> None:
-    """Bytes needed by strides are those needed by pages, where pages are whole."""
+    """Where pages are whole, strides and pages give the same end of the needed bytes."""
     place = alone(full(), 7)
 
     assert view_of(place, num_blocks=7, region_bytes=7 * 512).end_bytes == page_end_bytes(
@@ -332,14 +332,14 @@ def test_view_ends_where_the_last_page_does() -> None:
     ],
 )
 def test_place_that_no_view_can_be_made_of_is_refused(changes: dict[str, int], rule: str) -> None:
-    """A place from elsewhere is proven before a view is made of it."""
+    """A place that comes from elsewhere is checked before a view is made of it."""
     place = dataclasses.replace(alone(full(), 3), **changes)
 
     refused(rule, lambda: view_of(place, num_blocks=3, region_bytes=2**20))
 
 
 def test_stride_that_leads_nowhere_is_not_looked_at() -> None:
-    """The stride of an axis with one entry may be anything."""
+    """An axis with one entry may have any stride."""
     place = dataclasses.replace(alone(full(heads=1), 1), head_stride_bytes=3, block_stride_bytes=5)
 
     check_disjoint(place, 1)
@@ -354,7 +354,7 @@ def test_view_of_no_blocks_is_refused(num_blocks: int) -> None:
 
 
 def test_packed_view_counts_on_through_the_pages_of_others() -> None:
-    """Block b of a compressed layer is kernel blocks b*m …, at its page, where m spans all layers' pages."""
+    """Block b of a compressed layer is the kernel blocks from b*m on, where m spans the pages of all layers."""
     specs = [compressed(256, 4, padded=False), compressed(256, 4, padded=False)]
     places, region_bytes = placed(*specs)
     whole = view_of(places[1], num_blocks=3, region_bytes=region_bytes)
@@ -368,7 +368,7 @@ def test_packed_view_counts_on_through_the_pages_of_others() -> None:
 
 
 def test_packed_view_without_a_split_is_the_view() -> None:
-    """Where kernels read whole blocks, nothing is counted through, whatever the layer keeps."""
+    """Where kernels read whole blocks, the ids stay as they are, whatever the layer keeps."""
     places, region_bytes = placed(full(), full())
 
     packed = packed_view_of(places[0], num_blocks=3, region_bytes=region_bytes, kernel_tokens=16)
@@ -386,7 +386,7 @@ def test_packed_view_without_a_split_is_the_view() -> None:
     ],
 )
 def test_packed_view_of_unequal_rows_is_refused(specs: list[LayerSpec]) -> None:
-    """Kernel blocks are counted on only where all rows are equally far apart, up to the next block."""
+    """Kernel blocks can be counted on only if all rows are equally far apart, up to the next block."""
     places, region_bytes = placed(*specs)
 
     refused(
@@ -398,7 +398,7 @@ def test_packed_view_of_unequal_rows_is_refused(specs: list[LayerSpec]) -> None:
 
 
 def test_tensors_of_a_state_follow_each_other_in_its_page() -> None:
-    """Each has its own shape and type, and starts where the one before it ends."""
+    """Each tensor has its own shape and type, and starts where the one before it ends."""
     place = alone(recurrent(bytes_per_page_padded=512), 3)
 
     conv, ssm = state_views(place, num_blocks=3, region_bytes=3 * 512)
@@ -410,7 +410,7 @@ def test_tensors_of_a_state_follow_each_other_in_its_page() -> None:
 
 
 def test_bytes_of_a_state_are_one_view() -> None:
-    """A recurrent layer's page is [blocks, 1, 1, bytes], without its padding."""
+    """The page of a recurrent layer is [blocks, 1, 1, bytes], without its padding."""
     view = view_of(
         alone(recurrent(bytes_per_page_padded=512), 3), num_blocks=3, region_bytes=3 * 512
     )
@@ -419,7 +419,7 @@ def test_bytes_of_a_state_are_one_view() -> None:
 
 
 def test_tensor_of_a_state_off_its_boundary_is_refused() -> None:
-    """A float32 tensor does not start behind an odd number of bfloat16."""
+    """A float32 tensor cannot start behind an odd number of bfloat16 values."""
     spec = dataclasses.replace(recurrent(), shapes=((3, 7), (2, 4, 5)))
 
     refused(
@@ -429,5 +429,5 @@ def test_tensor_of_a_state_off_its_boundary_is_refused() -> None:
 
 
 def test_state_is_not_split() -> None:
-    """The page of a recurrent layer is one state, whatever blocks kernels read."""
+    """The page of a recurrent layer is one state, whatever block size kernels read."""
     refused("state_not_splittable", lambda: kernel_blocks_per_block(recurrent(), 16))

@@ -1,4 +1,4 @@
-"""Laws of tensor views: they lie in the region, disjoint, where the plan says."""
+"""Laws of tensor views: they lie in the region where the plan says, and do not overlap."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +22,7 @@ SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(0, 5))
 
 
 def layer(name: str = "0", tokens: int = 4, heads: int = 2, **fields: Any) -> FullAttention:
-    """Return a layer of float32 with heads of 8 elements, unless said otherwise."""
+    """Return a layer of float32 with heads of 8 elements unless the arguments say otherwise."""
     given = {"head_size": 8, "dtype": "float32", **fields}
     return FullAttention(name=name, tokens_per_block=tokens, num_kv_heads=heads, **given)
 
@@ -34,12 +34,12 @@ def latent(name: str, tokens: int = 256, **fields: Any) -> MLA:
 
 
 def region_of(plan: CachePlan) -> np.ndarray:
-    """Return memory of just the plan's size."""
+    """Return memory of exactly the plan's size."""
     return np.zeros(plan.device_bytes, np.uint8)
 
 
 def changed(plan: CachePlan, **changes: int) -> CachePlan:
-    """Return the plan with another place of its first layer."""
+    """Return the plan with another place for its first layer."""
     first = dataclasses.replace(plan.layers[0], **changes)
     rank = dataclasses.replace(plan.ranks[0], layers=(first, *plan.layers[1:]))
     return dataclasses.replace(plan, ranks=(rank,))
@@ -56,7 +56,7 @@ def changed(plan: CachePlan, **changes: int) -> CachePlan:
 def test_views_are_disjoint_and_in_bounds(
     shapes: list[tuple[int, int, int]], dtype: str, num_blocks: int, tokens: int, layout: Layout
 ) -> None:
-    """Every byte of the region belongs to exactly one element of K or V of one layer."""
+    """Every byte of the region belongs to exactly one element of one layer's K or V."""
     specs = [
         layer(str(index), tokens, heads, head_size=k, head_size_v=v, dtype=dtype)
         for index, (heads, k, v) in enumerate(shapes)
@@ -73,7 +73,7 @@ def test_views_are_disjoint_and_in_bounds(
 
 
 def test_views_have_the_plans_shapes_and_types() -> None:
-    """K and V of a layer have its heads, its head sizes and its dtype, and are slices of its states."""
+    """A layer's K and V have its heads, head sizes and dtype, and are slices of its states."""
     plan = plan_of(layer("0", dtype="bfloat16"), layer("1", heads=3, head_size=4, head_size_v=6))
 
     one, other = layer_views(plan, memoryview(bytearray(plan.device_bytes)))
@@ -108,7 +108,7 @@ def test_element_lies_where_the_formula_says() -> None:
 
 
 def test_latent_layer_has_no_values() -> None:
-    """All of a latent state is its key, and there is nothing else in it."""
+    """A latent state is all key and has nothing else in it."""
     view = layer_views(plan := plan_of(latent("0")), region_of(plan))[0]
 
     assert view.keys is not None
@@ -127,7 +127,7 @@ def test_latent_layer_has_no_values() -> None:
 def test_states_that_are_packed_otherwise_have_neither_keys_nor_values(
     fields: dict[str, Any],
 ) -> None:
-    """What only a backend can take apart is not cut as if it were K and V."""
+    """A state that only a backend can take apart is not cut into K and V."""
     view = layer_views(plan := plan_of(layer(**fields)), region_of(plan))[0]
 
     assert view.keys is view.values is None
@@ -159,7 +159,7 @@ def test_state_has_its_own_tensors_over_its_page() -> None:
 
 
 def test_kernel_view_is_in_kernel_blocks() -> None:
-    """With kernel, a block of 128 tokens is two of 64."""
+    """With `kernel`, a block of 128 tokens is two blocks of 64."""
     plan = plan_of(layer(tokens=128), layout=Layout.LBNHC, kernel_tokens=64, kernel_block_stride=2)
 
     view = layer_views(plan, region_of(plan), kernel=True)[0]
@@ -168,7 +168,7 @@ def test_kernel_view_is_in_kernel_blocks() -> None:
 
 
 def test_packed_kernel_view_is_read_by_expanded_ids() -> None:
-    """What lies in block b of a packed compressed layer is found under its kernel ids, and nothing else is."""
+    """The content of block b of a packed compressed layer, and nothing else, is found under its kernel ids."""
     plan = plan_of(latent("0"), latent("1"), kernel_tokens=64, kernel_block_stride=8)
     region = region_of(plan)
     whole, kernel = layer_views(plan, region)[1], layer_views(plan, region, kernel=True)[1]
@@ -193,7 +193,7 @@ def test_table_that_counts_other_kernel_blocks_is_refused() -> None:
 
 
 def test_larger_region_is_viewed_from_its_start() -> None:
-    """Memory comes in whole pages: what lies behind the pool is left alone."""
+    """Memory comes in whole pages, and what lies behind the pool is left alone."""
     plan = plan_of(layer())
     region = np.zeros(plan.device_bytes + 4096, np.uint8)
     for view in layer_views(plan, region):
@@ -203,7 +203,7 @@ def test_larger_region_is_viewed_from_its_start() -> None:
 
 
 def test_shorter_region_is_refused() -> None:
-    """A view that would end outside the region is never made."""
+    """A view that would end outside the region is refused."""
     plan = plan_of(layer())
 
     with pytest.raises(InvalidError) as refusal:
@@ -222,7 +222,7 @@ def test_shorter_region_is_refused() -> None:
     ],
 )
 def test_plan_whose_pages_do_not_fit_is_refused(changes: dict[str, int], rule: str) -> None:
-    """A plan from elsewhere is proven before a view is made of it."""
+    """A plan that comes from elsewhere is checked before a view is made of it."""
     plan = plan_of(layer())
 
     with pytest.raises(InvalidError, match="layer '0'") as refusal:
@@ -241,7 +241,7 @@ def test_rank_without_layers_has_no_views() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 1])
 def test_unknown_rank_is_refused(rank: int) -> None:
-    """Views are of a rank that the plan has."""
+    """The plan must have the rank of the view."""
     plan = plan_of(layer())
 
     with pytest.raises(InvalidError, match="no rank"):
@@ -255,7 +255,7 @@ def test_region_that_is_not_there_is_refused() -> None:
 
 
 def test_read_only_region_is_refused() -> None:
-    """Views are for writing; memory that cannot be written is refused before a fault."""
+    """Views are for writing, so read-only memory is refused before it can fault."""
     plan = plan_of(layer())
 
     with pytest.raises(InvalidError, match="read-only"):
@@ -263,7 +263,7 @@ def test_read_only_region_is_refused() -> None:
 
 
 def test_region_off_an_elements_boundary_is_refused() -> None:
-    """Elements lie on their own boundaries, or kernels would fault."""
+    """Elements lie at multiples of their size, or kernels would fault."""
     plan = plan_of(layer())
     region = np.zeros(plan.device_bytes + 8, np.uint8)[1:]
 
@@ -272,7 +272,7 @@ def test_region_off_an_elements_boundary_is_refused() -> None:
 
 
 def test_region_on_a_gpu_needs_a_torch_that_can_use_it() -> None:
-    """Without CUDA in torch the region is refused in so many words, and one that is too short before that."""
+    """A torch without CUDA is named as the reason; a region that is too short is refused before that."""
     if torch.cuda.is_available():
         pytest.skip("this torch can use a GPU")
     plan = plan_of(layer(), num_blocks=2)

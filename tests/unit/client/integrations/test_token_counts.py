@@ -1,4 +1,4 @@
-"""Own the laws of what a generation counts: a prompt's tokens are its hits and those computed, whatever was lost."""
+"""Own the laws of token counts: a prompt's tokens are its hits and those computed, whatever was lost."""
 
 from kvlease.integrations._token_counts import TokenCounts
 
@@ -6,7 +6,7 @@ NUM_PROMPT = 100
 
 
 def test_prompt_is_what_was_hit_and_what_was_computed() -> None:
-    """Each token of the prompt counts once, also the only one that is left; those generated count nowhere."""
+    """Each token of the prompt counts once, even if only one is left; generated tokens do not count."""
     counts = TokenCounts(NUM_PROMPT)
 
     counts.hit(99, 48, 32)
@@ -18,7 +18,7 @@ def test_prompt_is_what_was_hit_and_what_was_computed() -> None:
 
 
 def test_tokens_computed_after_a_loss_are_counted_apart() -> None:
-    """What had been hit, computed or generated before and is computed again is no second prompt."""
+    """Tokens that were hit, computed or generated before and are computed again do not count as another prompt."""
     counts = TokenCounts(NUM_PROMPT)
     counts.hit(48, 48, 0)
     counts.compute(48, 100)
@@ -31,7 +31,7 @@ def test_tokens_computed_after_a_loss_are_counted_apart() -> None:
 
 
 def test_longer_prefix_of_a_later_lease_is_a_hit() -> None:
-    """What others computed meanwhile is hit and not computed; its tokens are told as the lowest tier's."""
+    """Tokens that others computed meanwhile are hits and no computed tokens; they count as the lowest tier's."""
     counts = TokenCounts(NUM_PROMPT)
     counts.hit(16, 16, 0)
     counts.compute(16, 32)

@@ -1,4 +1,4 @@
-"""Own the laws of the fence: a write is done when its step is back; a block nobody finds may be overwritten."""
+"""Own the laws of the fence: a write is done when its step is back, and only a block nobody finds is overwritten."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PRIVATE = bytes(32)
 
 
 def ledger(*private: int, **held: bytes) -> Ledger:
-    """Return an account of eight blocks; `held` says the keys of some, as b3=KEYS[0]."""
+    """Return an account of eight blocks; `held` gives the keys of some, such as b3=KEYS[0]."""
     made = Ledger(8)
     made.take(private)
     for name, key in held.items():
@@ -25,7 +25,7 @@ def ledger(*private: int, **held: bytes) -> Ledger:
 
 
 def test_write_is_done_when_its_step_is_back() -> None:
-    """What is noted counts for the step that goes out next."""
+    """A noted write belongs to the step that goes out next."""
     fence = Fence()
     fence.note(3, b"a", position=5)
     step_id = fence.dispatch()
@@ -40,7 +40,7 @@ def test_write_is_done_when_its_step_is_back() -> None:
 
 
 def test_write_noted_after_a_dispatch_waits_for_the_next_step() -> None:
-    """A step that is under way proves nothing for what is scheduled meanwhile."""
+    """A step under way proves nothing about writes that are scheduled meanwhile."""
     fence = Fence()
     first = fence.dispatch()
     fence.note(3, b"a")
@@ -57,7 +57,7 @@ def test_write_noted_after_a_dispatch_waits_for_the_next_step() -> None:
 
 
 def test_older_steps_are_back_with_a_newer_one() -> None:
-    """Ranks carry steps out in order, and an answer may stand for several."""
+    """Ranks carry steps out in order, and one answer may stand for several steps."""
     fence = Fence()
     fence.note(1, b"a")
     fence.dispatch()
@@ -70,7 +70,7 @@ def test_older_steps_are_back_with_a_newer_one() -> None:
 
 @pytest.mark.parametrize("step_id", [0, -1, 2, 99], ids=str)
 def test_step_that_was_never_dispatched_proves_nothing(step_id: int) -> None:
-    """Neither does one that came back already."""
+    """A step that was never sent out, or has come back already, proves nothing."""
     fence = Fence()
     fence.note(1, b"a")
     fence.dispatch()
@@ -82,7 +82,7 @@ def test_step_that_was_never_dispatched_proves_nothing(step_id: int) -> None:
 
 
 def test_step_that_comes_back_late_takes_nothing_back() -> None:
-    """The newest counts."""
+    """The newest step that is back counts."""
     fence = Fence()
     fence.dispatch()
     fence.came_back(fence.dispatch())
@@ -93,7 +93,7 @@ def test_step_that_comes_back_late_takes_nothing_back() -> None:
 
 
 def test_cancelled_write_is_never_done() -> None:
-    """A block that will hold something else is not published under its old name."""
+    """A block that will hold something else is not published under its old key."""
     fence = Fence()
     fence.note(1, b"a")
     step_id = fence.dispatch()
@@ -107,7 +107,7 @@ def test_cancelled_write_is_never_done() -> None:
 
 
 def test_block_noted_again_waits_for_its_new_step() -> None:
-    """The old note is void, also where its step is back."""
+    """A block that is noted again has its old note cancelled, even if that note's step is back."""
     fence = Fence()
     fence.note(1, b"a")
     first = fence.dispatch()
@@ -122,7 +122,7 @@ def test_block_noted_again_waits_for_its_new_step() -> None:
 
 
 def test_block_that_holds_its_content_already_is_done_behind_what_waits() -> None:
-    """It needs no step, but writes are looked at in the order in which they were noted."""
+    """Such a block needs no step, but writes are settled in the order in which they were noted."""
     fence = Fence()
     fence.note(1, b"a")
     fence.note_written(2, b"b")
@@ -134,7 +134,7 @@ def test_block_that_holds_its_content_already_is_done_behind_what_waits() -> Non
 
 
 def test_settled_writes_are_gone() -> None:
-    """Each is dealt with once."""
+    """Each write is settled once."""
     fence = Fence()
     fence.note_written(1, b"a")
     fence.note_written(2, b"b")
@@ -148,7 +148,7 @@ def test_settled_writes_are_gone() -> None:
 
 
 def test_only_private_blocks_may_be_overwritten() -> None:
-    """Absent, findable and doubtful ones may not."""
+    """Absent, findable and doubtful blocks may not be overwritten."""
     account = ledger(1, 2, b3=KEYS[0])
     account.send_publish(2, KEYS[1])
 
@@ -171,7 +171,7 @@ def test_only_private_blocks_may_be_overwritten() -> None:
 def test_publish_ends_as_it_is_answered(
     answer: Published, standing: Standing, key: bytes | None
 ) -> None:
-    """An answer that cannot be leaves the block doubtful, until an inventory."""
+    """An answer that cannot be leaves the block doubtful until an inventory."""
     account = ledger(1)
     account.send_publish(1, KEYS[0])
 
@@ -191,7 +191,7 @@ def test_publish_ends_as_it_is_answered(
     ],
 )
 def test_retract_ends_as_it_is_answered(answer: Retracted, standing: Standing) -> None:
-    """Only the daemon's word makes a findable block private."""
+    """Only the daemon's answer makes a findable block private."""
     account = ledger(b3=KEYS[0])
     account.send_retract(3)
     assert not account.is_private(3)
@@ -202,7 +202,7 @@ def test_retract_ends_as_it_is_answered(answer: Retracted, standing: Standing) -
 
 
 def test_inventory_ends_doubt_either_way() -> None:
-    """A publish and a retract whose answers were lost may each have been carried out, or not."""
+    """A publish or a retract whose answer was lost may have been carried out or not; the inventory tells which."""
     for carried_out in (False, True):
         account = ledger(1, b3=KEYS[3])
         account.send_publish(1, KEYS[1])
@@ -218,7 +218,7 @@ def test_inventory_ends_doubt_either_way() -> None:
 
 
 def test_block_found_under_a_key_that_is_not_its_own_becomes_stale() -> None:
-    """It was overwritten, or is not known: it is to be retracted first, and is no hit."""
+    """A block under a wrong or unknown key was overwritten: it is no hit, and is retracted first."""
     account = ledger(1, b2=KEYS[2], b3=KEYS[3])
     account.overwrite(2)
 
@@ -233,7 +233,7 @@ def test_block_found_under_a_key_that_is_not_its_own_becomes_stale() -> None:
 
 
 def test_overwritten_private_block_is_not_stale() -> None:
-    """Nobody finds it."""
+    """A private block is never found, so overwriting it does not make it stale."""
     account = ledger(1)
 
     account.overwrite(1)
@@ -243,7 +243,7 @@ def test_overwritten_private_block_is_not_stale() -> None:
 
 
 def test_block_missing_from_the_inventory_is_absent() -> None:
-    """It is somebody else's now."""
+    """A block that is missing from the inventory belongs to somebody else."""
     account = ledger(1, 2, b3=KEYS[3])
 
     account.reconcile([2], [PRIVATE])
@@ -253,7 +253,7 @@ def test_block_missing_from_the_inventory_is_absent() -> None:
 
 
 def test_block_of_which_nothing_is_known_must_not_be_overwritten() -> None:
-    """An engine that got no inventory at its start may take nothing for its own."""
+    """An engine that got no inventory at its start may take no block for its own."""
     account = Ledger(3)
 
     account.doubt_all()
@@ -266,7 +266,7 @@ def test_block_of_which_nothing_is_known_must_not_be_overwritten() -> None:
 
 
 def test_key_moves_to_the_block_that_got_it_last() -> None:
-    """Dropping the first one's key then leaves the second's."""
+    """Dropping the earlier block's key leaves the key of the later block."""
     account = ledger(b1=KEYS[0], b2=KEYS[0])
 
     account.outdate(1)
@@ -276,5 +276,5 @@ def test_key_moves_to_the_block_that_got_it_last() -> None:
 
 
 def test_packed_keys_are_split() -> None:
-    """32 bytes each."""
+    """Each packed key has 32 bytes."""
     assert unpacked_keys(b"".join(KEYS)) == KEYS

@@ -21,7 +21,7 @@ NOTHING = np.zeros(0, np.int32)
 
 
 def chance_of(seed: object) -> random.Random:
-    """Return chance that is the same for a seed."""
+    """Return a random generator that is the same for the same seed."""
     return random.Random(str(seed))  # noqa: S311 - nothing is secret
 
 
@@ -32,7 +32,7 @@ def key_of(name: bytes) -> bytes:
 
 @dataclass
 class PlayedDaemon:
-    """A magazine of one engine, and answers that get lost."""
+    """A magazine of one engine whose answers may get lost."""
 
     chance: random.Random
     key_of: dict[int, bytes] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class PlayedDaemon:
 
     @property
     def is_returning(self) -> bool:
-        """Whether it answers."""
+        """Tell whether the daemon answers."""
         return self.is_answering
 
     def exchange(self, order: ExchangeOrder) -> Exchanged | None:
-        """Carry an exchange out, or half of that."""
+        """Carry out an exchange, all of it or half."""
         fate = self.chance.random() if self.is_lossy else 1.0
         if fate < 0.15:
             return None
@@ -74,7 +74,7 @@ class PlayedDaemon:
         )
 
     def inventory(self) -> Inventory | None:
-        """Tell what is there, if at all."""
+        """Return the inventory, if the daemon answers at all."""
         if self.is_lossy and self.chance.random() < 0.3:
             return None
         keys = [self.key_of.get(block, bytes(32)) for block in range(1, NUM_BLOCKS)]
@@ -96,7 +96,7 @@ class PlayedDaemon:
 
 
 class PlayedEngine:
-    """A pool of blocks in eviction order, requests that hold some, and steps that are under way."""
+    """An engine with a pool of blocks in eviction order, requests that hold some, and steps that are under way."""
 
     def __init__(self, daemon: PlayedDaemon, num_in_flight: int) -> None:
         self.daemon = daemon
@@ -112,14 +112,14 @@ class PlayedEngine:
         self.keeper.watch(lambda block: block in self.free, lambda: iter(self.free))
 
     def restore(self) -> None:
-        """Begin with what an earlier life left."""
+        """Begin with what an earlier life left behind."""
         inventory = self.daemon.inventory()
         assert inventory is not None
         keys = [inventory.keys[at : at + 32] for at in range(0, len(inventory.keys), 32)]
         self.keeper.restore(inventory.blocks.tolist(), keys)
 
     def begin(self, names: list[bytes]) -> bool:
-        """Admit a request that hits what is cached and computes the rest; returns whether there was room."""
+        """Admit a request that hits what is cached and computes the rest; return whether there is room."""
         hits = []
         for name in names:
             block = self.index.get(name)
@@ -165,7 +165,7 @@ class PlayedEngine:
         return [self._writes, *(writes for _, writes in self.steps)]
 
     def dispatch(self) -> None:
-        """Send a step out."""
+        """Send out a step."""
         self.steps.append((self.keeper.fence.dispatch(), self._writes))
         self._writes = []
 
@@ -177,14 +177,14 @@ class PlayedEngine:
         self.keeper.came_back(step_id)
 
     def finish_request(self, chance: random.Random) -> None:
-        """End any request."""
+        """End any one request."""
         for block in reversed(self.requests.pop(chance.randrange(len(self.requests)))):
             if not any(block in request for request in self.requests):
                 self.free.append(block)
                 self.keeper.refile(block)
 
     def act(self, chance: random.Random) -> None:
-        """Do something that an engine does."""
+        """Do one of the things that an engine does."""
         act = chance.random()
         if act < 0.45:
             family = chance.randrange(6)
@@ -195,7 +195,7 @@ class PlayedEngine:
             self.evict(chance.choice(sorted(self.names)))
         else:
             self.dispatch()
-            # What is written under way is nothing until the step runs; a torn block is the worst of it.
+            # What is being written means nothing until its step has run; at worst the block is torn.
             for block, _ in self.steps[-1][1]:
                 self.contents[block] = b"torn"
             while len(self.steps) > self._num_in_flight or (self.steps and chance.random() < 0.5):
@@ -210,7 +210,7 @@ class PlayedEngine:
 
 
 def assert_findable_blocks_hold_their_keys(engine: PlayedEngine) -> None:
-    """State the law."""
+    """Assert that every findable block holds what its key says."""
     evicted = engine.keeper.ledger.stale
     for block, key in engine.daemon.key_of.items():
         name = engine.contents.get(block, b"")
@@ -221,7 +221,7 @@ def assert_findable_blocks_hold_their_keys(engine: PlayedEngine) -> None:
 @pytest.mark.parametrize("is_lossy", [False, True], ids=["sure", "lossy"])
 @pytest.mark.parametrize("seed", range(12))
 def test_engine_may_die_at_any_moment(seed: int, is_lossy: bool, num_in_flight: int) -> None:
-    """After every act each findable block holds what its key says, and the next life may begin with that."""
+    """After every act each findable block holds what its key says, and the next life can begin with those blocks."""
     chance = chance_of(f"{seed} {is_lossy} {num_in_flight}")
     daemon = PlayedDaemon(chance)
     contents: dict[int, bytes] = {}
@@ -241,10 +241,10 @@ def test_engine_may_die_at_any_moment(seed: int, is_lossy: bool, num_in_flight: 
 
 
 class HastyFence(Fence):
-    """Takes everything for written as soon as it is scheduled."""
+    """A fence that takes everything for written as soon as it is scheduled."""
 
     def note(self, block_id: int, name: bytes, position: int = 0) -> None:
-        """Note it as done."""
+        """Note the write as done."""
         self.note_written(block_id, name, position)
 
 
@@ -263,7 +263,7 @@ def test_law_breaks_without_the_fence() -> None:
 
 
 def test_engine_goes_on_with_private_blocks_while_nothing_is_answered() -> None:
-    """Findable blocks are not handed out, and what requests give back is used again."""
+    """Findable blocks are not handed out, and the blocks that requests give back are used again."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     daemon.is_answering = False
@@ -280,7 +280,7 @@ def test_engine_goes_on_with_private_blocks_while_nothing_is_answered() -> None:
 
 
 def test_request_that_would_overwrite_findable_blocks_waits() -> None:
-    """The pool reports no such blocks."""
+    """While the daemon is silent, the pool does not report findable blocks as free, so the request waits."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     daemon.is_answering = False
@@ -294,7 +294,7 @@ def test_request_that_would_overwrite_findable_blocks_waits() -> None:
 
 
 def test_everything_is_used_while_the_control_process_is_dead() -> None:
-    """Nobody finds anything then; what was overwritten is retracted before anything else when it is back."""
+    """Without the control process nothing is found; once it is back, overwritten blocks are retracted first."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     daemon.is_answering, daemon.is_dead = False, True
@@ -316,7 +316,7 @@ def test_everything_is_used_while_the_control_process_is_dead() -> None:
 
 
 def test_reset_retracts_everything() -> None:
-    """The next life finds nothing."""
+    """After a reset the next life finds nothing."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     assert daemon.key_of
@@ -327,7 +327,7 @@ def test_reset_retracts_everything() -> None:
 
 
 def test_keeper_that_publishes_nothing_still_retracts() -> None:
-    """Where only some ranks have the memory, what an earlier life left there is not found any more."""
+    """Where only some ranks have the memory, what an earlier life left there is retracted and not found any more."""
     daemon = PlayedDaemon(chance_of(0))
     warm(daemon, num_blocks=13)
     engine = PlayedEngine(daemon, 0)
@@ -345,7 +345,7 @@ def test_keeper_that_publishes_nothing_still_retracts() -> None:
 
 
 def test_idle_keeper_asks_for_nothing() -> None:
-    """An engine that has nothing new causes no calls, and needs no empty steps."""
+    """An engine without news makes no calls and needs no empty steps."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=6)
     sequence = daemon.sequence
@@ -359,7 +359,7 @@ def test_idle_keeper_asks_for_nothing() -> None:
 
 
 def test_silent_daemon_has_no_more_promised_than_a_whole_request_needs() -> None:
-    """What a request finds may be spare, and then leaves less for its new blocks than one step's need."""
+    """While the daemon is silent, all free blocks are promised only if the private ones suffice for a whole request."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     keeper, num_free = engine.keeper, len(engine.free)
@@ -376,7 +376,7 @@ def test_silent_daemon_has_no_more_promised_than_a_whole_request_needs() -> None
 def test_request_of_more_blocks_than_an_exchange_retracts_gets_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where one exchange does not make enough blocks private, the next one goes on."""
+    """Where one exchange does not make enough blocks private, the next one makes more."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     monkeypatch.setattr(keeper_module, "ENTRIES_MAX", 4)
@@ -390,7 +390,7 @@ def test_request_of_more_blocks_than_an_exchange_retracts_gets_room(
 
 
 def test_switched_off_keeper_calls_nobody() -> None:
-    """Its memory is not the daemon's any more."""
+    """A keeper that is switched off makes no calls, because its memory is not the daemon's any more."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=6)
     engine.keeper.switch_off()
@@ -402,7 +402,7 @@ def test_switched_off_keeper_calls_nobody() -> None:
 
 
 def warm(daemon: PlayedDaemon, num_blocks: int) -> PlayedEngine:
-    """Return an engine that has published so many blocks and is idle."""
+    """Return an idle engine that has published so many blocks."""
     engine = PlayedEngine(daemon, 0)
     engine.restore()
     for first in range(0, num_blocks, 3):
@@ -417,7 +417,7 @@ def warm(daemon: PlayedDaemon, num_blocks: int) -> PlayedEngine:
 
 
 def test_steps_without_news_make_no_exchange() -> None:
-    """A step that wrote no whole block, and for which the stock is full, is told to nobody."""
+    """A step that wrote no whole block makes no exchange while the stock is full."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     engine.dispatch()

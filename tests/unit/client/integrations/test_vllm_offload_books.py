@@ -1,4 +1,4 @@
-"""Own the laws of the books: every row is for one thing, and after a lost answer they agree with the magazine."""
+"""Own the laws of the books: each row has one use, and after a lost answer the books agree with the magazine."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ BLANK = bytes(32)
 
 
 def name(number: int) -> bytes:
-    """Return a key."""
+    """Return the key of a name."""
     return bytes([number]) * 32
 
 
 def books(num_rows: int = 32, stock: tuple[int, ...] = ()) -> Books:
-    """Return books of a pool, with some rows in stock."""
+    """Return books of a pool that have some rows in stock."""
     opened = Books()
     opened.wipe(num_rows)
     opened.stock = list(stock)
@@ -24,12 +24,12 @@ def books(num_rows: int = 32, stock: tuple[int, ...] = ()) -> Books:
 
 
 def rows(*numbers: int) -> np.ndarray:
-    """Return ids of rows."""
+    """Return the ids of rows."""
     return np.array(numbers, np.int32)
 
 
 def answer(*taken: int) -> Exchanged:
-    """Return the answer to an exchange that took rows."""
+    """Return the answer to an exchange that takes rows."""
     none = np.zeros(0, np.uint8)
     return Exchanged(
         published=none,
@@ -46,14 +46,14 @@ def answer(*taken: int) -> Exchanged:
 
 
 def inventory(**there: int) -> Inventory:
-    """Return what a magazine has: rows, as r5, and the numbers of their keys, 0 for a private one."""
+    """Return the inventory of a magazine: rows such as r5, and the numbers of their keys, 0 for a private row."""
     found = {int(row[1:]): number for row, number in there.items()}
     keys = b"".join(name(number) if number else BLANK for number in found.values())
     return Inventory(blocks=rows(*found), keys=keys, sequence=1)
 
 
 def write(opened: Books, row: int, number: int, position: int = 0) -> None:
-    """Have a job store into a row of the stock, and come to its end."""
+    """Have a job store into a row of the stock, and end the job."""
     (got,) = opened.write(1)
     assert got == row
     assert opened.is_written(row)
@@ -61,7 +61,7 @@ def write(opened: Books, row: int, number: int, position: int = 0) -> None:
 
 
 def test_written_rows_are_published_in_token_order_and_dropped() -> None:
-    """One exchange publishes what was written, drops it in token order, and brings new stock."""
+    """One exchange publishes written rows, drops them in token order, and brings new stock."""
     opened = books(stock=(4, 5))
     write(opened, 5, 1, position=64)
     write(opened, 4, 2, position=32)
@@ -78,7 +78,7 @@ def test_written_rows_are_published_in_token_order_and_dropped() -> None:
 
 
 def test_a_row_leaves_with_its_last_holder() -> None:
-    """Rows that two requests hold stay until both have released them."""
+    """A row that two requests hold stays until both have released it."""
     opened = books()
     opened.hold(rows(3, 4))
     opened.hold(rows(4))
@@ -92,7 +92,7 @@ def test_a_row_leaves_with_its_last_holder() -> None:
 
 
 def test_rows_of_a_failed_store_come_back_to_the_stock() -> None:
-    """A row that was written in vain is in stock again, once."""
+    """A row of a failed store is in stock again, once."""
     opened = books(stock=(4,))
     opened.write(1)
 
@@ -104,7 +104,7 @@ def test_rows_of_a_failed_store_come_back_to_the_stock() -> None:
 
 @pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried out", "never arrived"])
 def test_a_lost_answer_is_made_good(is_carried_out: bool) -> None:
-    """Whether a lost exchange was carried out or not, every row is afterwards for one thing."""
+    """Whether a lost exchange was carried out or not, every row has one use afterwards."""
     opened = books(stock=(4, 5, 6))
     write(opened, 6, 1)
     opened.write(1)
@@ -123,7 +123,7 @@ def test_a_lost_answer_is_made_good(is_carried_out: bool) -> None:
 
 
 def test_rows_that_are_held_no_more_are_lost() -> None:
-    """What requests believe to hold and the magazine does not have under that key is told and not released again."""
+    """Rows that requests believe to hold, but that the magazine lacks under that key, are reported and not released."""
     opened = books()
     opened.hold(rows(1, 2, 3))
 
@@ -135,7 +135,7 @@ def test_rows_that_are_held_no_more_are_lost() -> None:
 
 
 def test_only_held_rows_are_condemned() -> None:
-    """Wrong rows leave the index where a request holds them; another's are not ours to take out."""
+    """A wrong row leaves the index where a request holds it; rows of other engines are not ours to take out."""
     opened = books()
     opened.hold(rows(1))
 
@@ -146,7 +146,7 @@ def test_only_held_rows_are_condemned() -> None:
 
 
 def test_forgotten_jobs_end_when_all_ranks_have_reported() -> None:
-    """A job that vLLM forgot is told at its end, after the last rank; others are not."""
+    """A job that vLLM forgot is reported at its end, after the last rank; other jobs are not."""
     jobs = Jobs(2)
     spec = type("Spec", (), {"rows": rows(1), "block_ids": rows(5, 6)})()
     job = type("Job", (), {"req_id": "a", "src_spec": spec, "dst_spec": spec})()

@@ -1,4 +1,4 @@
-"""Own the laws of rows: a chunk comes back from its row as it was, and a row says what it carries."""
+"""Own the laws of rows: a chunk comes back from its row as it was, and a row says which keys it carries."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ LAYOUT = RowLayout.of_pages(
     bytes_per_block=2 * PAGE_BYTES,
     blocks_per_chunk=2,
 )
-"""Two groups of different pages, chunks of two blocks."""
+"""Two groups with different pages, and chunks of two blocks."""
 
 
 def tensors(seed: int) -> list[NDArray[np.uint8]]:
-    """Return two tensors of an engine, the second with room between its pages."""
+    """Return two tensors of an engine, the second one with gaps between its pages."""
     random = np.random.default_rng(seed)
     return [
         random.integers(1, 255, (NUM_BLOCKS, PAGE_BYTES), np.uint8),
@@ -35,20 +35,20 @@ def tensors(seed: int) -> list[NDArray[np.uint8]]:
 
 
 def described(arrays: list[NDArray[np.uint8]]) -> list[PageTensor]:
-    """Return what the copies know of tensors."""
+    """Return what the copies know of the tensors."""
     return [
         PageTensor(address=one.ctypes.data, block_stride_bytes=one.strides[0]) for one in arrays
     ]
 
 
 def new_rows(num_rows: int = 8) -> Rows:
-    """Return a pool of its own."""
+    """Return a new pool for rows."""
     stride_bytes = HEAD_BYTES + 2 * 2 * PAGE_BYTES
     return Rows(np.zeros(num_rows * stride_bytes, np.uint8), num_rows, stride_bytes)
 
 
 def ids(*numbers: int) -> NDArray[np.int32]:
-    """Return block or row ids."""
+    """Return the ids of blocks or rows."""
     return np.array(numbers, np.int32)
 
 
@@ -69,7 +69,7 @@ def test_stored_blocks_come_back_elsewhere(
     group_blocks: tuple[int, int],
     row_ids: tuple[int, ...],
 ) -> None:
-    """Blocks that are stored and loaded into other blocks have the pages of their group, and nothing else changes."""
+    """Blocks that are stored and loaded into other blocks have their group's pages, and nothing else changes."""
     there, back, rows, copies = tensors(1), tensors(2), new_rows(), HostCopies()
     before = [one.copy() for one in back]
     targets = ids(*(15 - block for block in blocks))
@@ -101,19 +101,19 @@ def test_stored_blocks_come_back_elsewhere(
 def test_jobs_that_do_not_fit_are_refused(
     blocks: tuple[int, ...], group_blocks: tuple[int, int], num_chunks: int
 ) -> None:
-    """Nothing moves where blocks and chunks do not match."""
+    """Nothing moves where the numbers of blocks and chunks do not match."""
     with pytest.raises(ValueError, match="fills"):
         moves_of(LAYOUT, ids(*blocks), group_blocks, (0, 0), num_chunks)
 
 
 def test_pages_that_exceed_a_block_are_refused() -> None:
-    """A layout whose group takes more than a block has names both numbers."""
+    """A layout with a group that needs more than a block is refused with both numbers."""
     with pytest.raises(ValueError, match="take 30 bytes of a block, and a block has 20"):
         RowLayout.of_pages([[(0, 10), (1, 20)]], bytes_per_block=20, blocks_per_chunk=1)
 
 
 def test_rows_carry_the_keys_that_they_are_signed_with() -> None:
-    """A row carries a key from its signing until it is blanked, and no other one."""
+    """A row carries its key from the signing until it is blanked, and no other key."""
     rows, names = new_rows(), bytes(range(KEY_BYTES)) + b"\x09" * KEY_BYTES
     rows.sign(ids(6, 1), names)
 
@@ -124,7 +124,7 @@ def test_rows_carry_the_keys_that_they_are_signed_with() -> None:
 
 
 def test_rows_know_their_bounds() -> None:
-    """Ids below 0 and beyond the last row are no rows."""
+    """Ids below 0 and beyond the last row name no row."""
     rows = new_rows(8)
 
     assert rows.has(ids(0, 7))

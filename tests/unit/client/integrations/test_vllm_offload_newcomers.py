@@ -1,4 +1,4 @@
-"""Own the laws of newcomers: who waits is told of when it has run its first step, with its blocks, and nobody twice."""
+"""Own the laws of newcomers: a waiting request is told of once, with its blocks, when it has run its first step."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from kvlease.integrations.vllm.offload.newcomers import Newcomers
 
 @dataclass(slots=True)
 class Scheduled:
-    """What is looked at of a request that vLLM schedules for the first time."""
+    """The fields that are read of a request that vLLM schedules for the first time."""
 
     req_id: str
     block_ids: tuple[list[int], ...]
 
 
 def test_who_runs_its_first_step_is_taken_once_with_its_blocks() -> None:
-    """They are those of that step, also where the runner's own list grows; others are none of ours."""
+    """A newcomer comes with its first step's blocks, even if the runner's list grows; other requests are not ours."""
     newcomers = Newcomers()
     newcomers.waiting.update(a="request a", b="request b")
     newcomers.note_absent("b")
@@ -34,7 +34,7 @@ def test_who_runs_its_first_step_is_taken_once_with_its_blocks() -> None:
 
 
 def test_who_leaves_while_it_waits_leaves_nothing() -> None:
-    """A request of the same name is another one, of which nobody knows anything."""
+    """A later request of the same name is another one, of which nothing is known."""
     newcomers = Newcomers()
     newcomers.waiting["a"] = "before"
     newcomers.note_absent("a")
@@ -49,7 +49,7 @@ def test_who_leaves_while_it_waits_leaves_nothing() -> None:
 
 
 def test_first_are_those_that_came_first() -> None:
-    """As many as are asked for, or all."""
+    """The newcomers come in the order of arrival: as many as asked for, or all."""
     newcomers = Newcomers()
     newcomers.waiting.update(a=1, b=2, c=3)
 

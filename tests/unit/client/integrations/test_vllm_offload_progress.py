@@ -1,4 +1,4 @@
-"""Own the laws of progress: whoever comes to another chunk is gone over, and nobody else is."""
+"""Own the laws of progress: a request is gone over when it comes to another chunk, and not otherwise."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from kvlease.integrations.vllm.offload.progress import Progress
 
 @dataclass(slots=True)
 class Request:
-    """What is looked at of vLLM's requests."""
+    """The fields of a vLLM request that progress reads."""
 
     request_id: str
     num_computed_tokens: int
@@ -15,7 +15,7 @@ class Request:
 
 
 def generate(progress: Progress, request: Request, num_steps: int) -> list[int]:
-    """Have a request generate one token a step; return after how many tokens it was gone over."""
+    """Have a request generate one token a step; return the numbers of tokens after which it was gone over."""
     found = []
     for _ in range(num_steps):
         if progress.due({request.request_id: 1}):
@@ -26,7 +26,7 @@ def generate(progress: Progress, request: Request, num_steps: int) -> list[int]:
 
 
 def test_request_that_generates_is_due_once_a_chunk() -> None:
-    """A prompt is due in every step that ends in another chunk, a token when it is the last one of its chunk."""
+    """A prompt is due in every step that ends in another chunk, a generated token if it is the last of its chunk."""
     progress = Progress([32])
     request = Request("r", 0, 70)
     progress.note(request)
@@ -41,7 +41,7 @@ def test_request_that_generates_is_due_once_a_chunk() -> None:
 
 
 def test_chunks_of_several_groups_all_count() -> None:
-    """Where groups have chunks of 64 and 96 tokens, nothing that is the end of one is missed."""
+    """With chunks of 64 and 96 tokens in two groups, no end of a chunk is missed."""
     progress = Progress([64, 96])
     request = Request("r", 0, 1)
     progress.note(request)
@@ -50,7 +50,7 @@ def test_chunks_of_several_groups_all_count() -> None:
 
 
 def test_tokens_that_are_not_known_yet_do_not_count() -> None:
-    """A step that is scheduled ahead comes to the end of a chunk when its last token is known."""
+    """A step that is scheduled ahead reaches a chunk's end only when the chunk's last token is known."""
     progress = Progress([32])
     request = Request("r", 30, 31)
     progress.note(request)
@@ -77,7 +77,7 @@ def test_everybody_is_due_again_after_a_reset_and_a_preemption() -> None:
 
 
 def test_who_is_put_off_is_due_in_its_next_step() -> None:
-    """Also where that one comes to no further chunk; and after a preemption, put off anew."""
+    """A request that is put off is due in its next step, also without a further chunk; after a preemption, too."""
     progress = Progress([32])
     request = Request("r", 0, 64)
     progress.note(request)
@@ -91,7 +91,7 @@ def test_who_is_put_off_is_due_in_its_next_step() -> None:
 
 
 def test_who_is_not_known_is_always_due() -> None:
-    """A request that was never noted is vLLM's to look at; one that has ended is let go of, and its name is free."""
+    """A request that was never noted is always due; one that has ended is forgotten, and its name is free."""
     progress = Progress([32])
     progress.note(Request("r", 64, 65))
     progress.due({"r": 1})

@@ -1,4 +1,4 @@
-"""Laws of an engine's bookkeeping in shared mode: what is whose, what leaves and what a lost answer does."""
+"""Laws of an engine's books in shared mode: whose a block is, which blocks leave, and what a lost answer does."""
 
 import random
 
@@ -13,7 +13,7 @@ STAY = Wish(idle_max=100, stock_max=100)
 
 
 class Desk:
-    """Books with their fence, and a daemon that says yes."""
+    """Books with their fence, and a daemon that accepts everything."""
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.fence = Fence()
@@ -33,7 +33,7 @@ class Desk:
         held: tuple[int, ...] = (),
         taken: tuple[int, ...] = (),
     ) -> None:
-        """Answer everything alike."""
+        """Answer every entry alike."""
         self.books.settle(
             order,
             published=[code] * len(order.publish),
@@ -51,13 +51,13 @@ class Desk:
         return blocks
 
     def held(self, *blocks: int) -> None:
-        """Hold blocks that somebody else published."""
+        """Hold blocks that another engine published."""
         wish = Wish(names=[b"other %d" % block for block in blocks], idle_max=100, stock_max=100)
         self.settle(self.books.order(wish), held=blocks)
 
 
 def test_written_block_is_published_only_after_its_step() -> None:
-    """What a step writes is published when that step came back, and not before."""
+    """A block that a step writes is published once that step has come back, and not before."""
     desk = Desk()
     desk.fetch(5)
     desk.books.write(desk.books.grant(1)[0], b"name", 3)
@@ -83,7 +83,7 @@ def test_published_block_is_idle_after_its_last_user_and_never_stock() -> None:
 
 
 def test_duplicate_stays_private_and_goes_back_into_the_stock() -> None:
-    """A block whose key another one has is nobody else's, and is used again without a call."""
+    """A block whose key another block has is private, and is used again without a call."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -95,7 +95,7 @@ def test_duplicate_stays_private_and_goes_back_into_the_stock() -> None:
 
 
 def test_block_freed_before_its_step_came_back_waits_to_be_published() -> None:
-    """It is neither stock nor idle: what is about to be findable is not overwritten."""
+    """Such a block is neither stock nor idle: what is about to be findable is not overwritten."""
     desk = Desk()
     desk.fetch(5)
     desk.books.write(desk.books.grant(1)[0], b"name", 0)
@@ -110,7 +110,7 @@ def test_block_freed_before_its_step_came_back_waits_to_be_published() -> None:
 
 
 def test_waiting_block_is_published_and_dropped_in_one_where_nothing_may_stay() -> None:
-    """Under pressure a freed block becomes cache in the exchange that asks for others."""
+    """Under pressure a freed block is published and dropped in the exchange that asks for other blocks."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -125,7 +125,7 @@ def test_waiting_block_is_published_and_dropped_in_one_where_nothing_may_stay() 
 
 
 def test_longest_unused_block_leaves_first_and_is_evicted_first() -> None:
-    """Drops are told in such an order that the daemon evicts the longest unused first, which is the last."""
+    """The longest unused block is dropped last, because the daemon evicts the last dropped block first."""
     desk = Desk()
     desk.held(3, 4, 5, 6)
 
@@ -137,7 +137,7 @@ def test_longest_unused_block_leaves_first_and_is_evicted_first() -> None:
 
 
 def test_blocks_of_the_request_in_hand_stay() -> None:
-    """What is kept does not leave, whatever else does."""
+    """Blocks that are to be kept do not leave, whatever else does."""
     desk = Desk()
     desk.held(3, 4, 5)
 
@@ -145,7 +145,7 @@ def test_blocks_of_the_request_in_hand_stay() -> None:
 
 
 def test_spoilt_block_is_retracted_when_it_was_published() -> None:
-    """A block whose bytes are not what its name says is found no more."""
+    """A block whose bytes are not what its key says is retracted and found no more."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -160,7 +160,7 @@ def test_spoilt_block_is_retracted_when_it_was_published() -> None:
 
 
 def test_spoilt_block_is_never_published() -> None:
-    """A load that failed is not told as if it had been written."""
+    """A block whose load failed is not published as if it had been written."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -171,7 +171,7 @@ def test_spoilt_block_is_never_published() -> None:
 
 
 def test_block_of_a_lost_publication_is_not_handed_out() -> None:
-    """Until the inventory it may be findable, so it keeps its bytes."""
+    """Until an inventory such a block may be findable, so it keeps its bytes."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -188,7 +188,7 @@ def test_block_of_a_lost_publication_is_not_handed_out() -> None:
     ("is_findable", "standing"), [(True, Standing.HELD), (False, Standing.PRIVATE)]
 )
 def test_inventory_ends_the_doubt(is_findable: bool, standing: Standing) -> None:
-    """A publication was carried out or was not; if not, it is told again."""
+    """The inventory shows whether a publication was carried out; if not, it is sent again."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -201,7 +201,7 @@ def test_inventory_ends_the_doubt(is_findable: bool, standing: Standing) -> None
 
 
 def test_inventory_brings_blocks_of_lost_answers() -> None:
-    """Private ones are had; findable ones, of which nobody here knows the name, are dropped."""
+    """Private blocks of a lost answer become stock; findable blocks whose keys are unknown here are dropped."""
     desk = Desk()
     desk.fetch(5)
     desk.books.doubt(desk.books.order(Wish(num_new=1, stock_max=100)))
@@ -214,7 +214,7 @@ def test_inventory_brings_blocks_of_lost_answers() -> None:
 
 
 def test_block_that_is_not_in_the_inventory_is_never_handed_out_again() -> None:
-    """One that a request uses is lost when it is freed; one in stock is gone at once."""
+    """A missing block that a request uses is lost when it is freed; one in stock is gone at once."""
     desk = Desk()
     desk.fetch(5, 6)
     used = desk.use()[0]
@@ -229,7 +229,7 @@ def test_block_that_is_not_in_the_inventory_is_never_handed_out_again() -> None:
 
 
 def test_order_that_is_not_answered_leaves_nothing_behind() -> None:
-    """What was to be dropped is not used again before the inventory says that it is there."""
+    """After a lost answer the blocks to be dropped are not used again before the inventory shows them."""
     desk = Desk()
     desk.held(3)
     order = desk.books.order(Wish())
@@ -242,7 +242,7 @@ def test_order_that_is_not_answered_leaves_nothing_behind() -> None:
 
 
 def test_without_the_daemon_freed_blocks_are_used_again() -> None:
-    """Publications that nobody can be told of are given up, and their blocks are stock."""
+    """Without the daemon publications are given up, and their blocks become stock."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -254,7 +254,7 @@ def test_without_the_daemon_freed_blocks_are_used_again() -> None:
 
 
 def test_block_that_a_step_under_way_may_touch_does_not_leave() -> None:
-    """Freed while a step is in flight it may be used again here, but goes to nobody else before that came back."""
+    """A block that is freed during a step may be used again here, but goes to nobody else before the step is back."""
     desk = Desk()
     desk.fetch(5)
     desk.held(3)
@@ -272,7 +272,7 @@ def test_block_that_a_step_under_way_may_touch_does_not_leave() -> None:
 
 
 class Pool:
-    """A daemon of one magazine, as its protocol says: what is not in the magazine may be anybody's."""
+    """A daemon with one magazine, by its protocol: a block outside the magazine may belong to anybody."""
 
     def __init__(self, num_blocks: int, chance: random.Random) -> None:
         self.free = set(range(1, num_blocks))
@@ -282,7 +282,7 @@ class Pool:
         self._chance = chance
 
     def carry_out(self, order: Order) -> dict[str, list[int]]:
-        """Publish, drop, hold and take."""
+        """Publish, drop, hold and take blocks."""
         published = []
         for write in order.publish:
             assert write.block_id in self.private
@@ -312,13 +312,13 @@ class Pool:
         return {"published": published, "retracted": [], "held": held, "taken": taken}
 
     def inventory(self) -> dict[int, bool]:
-        """Tell the truth."""
+        """Return the true inventory."""
         return {**dict.fromkeys(self.private, False), **dict.fromkeys(self.held, True)}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_lives_never_write_what_others_read(seed: int) -> None:
-    """Whatever is handed out is private at the daemon, in every order of steps, losses and exchanges."""
+    """Every block that is handed out is private in the daemon, whatever the order of steps, losses and exchanges."""
     chance = random.Random(seed)  # noqa: S311
     desk, pool = Desk(24), Pool(24, chance)
     used: list[int] = []
@@ -362,7 +362,7 @@ def test_random_lives_never_write_what_others_read(seed: int) -> None:
 
 
 def test_one_call_a_step_and_a_few_in_advance() -> None:
-    """Over any time there are no more calls than steps, but for those of the bank."""
+    """Over any time there are no more calls than steps, except for the saved-up calls."""
     pace = Pace(calls_banked_max=2)
     calls = 0
     for _ in range(100):
@@ -375,7 +375,7 @@ def test_one_call_a_step_and_a_few_in_advance() -> None:
 
 
 def test_pressing_calls_are_paid_back() -> None:
-    """A call that cannot wait may be made in advance, and later ones wait for it."""
+    """An urgent call may be made in advance, and later calls wait for it."""
     pace = Pace(calls_banked_max=2)
     while pace.may_press:
         pace.spend()
@@ -394,7 +394,7 @@ def test_pressing_calls_are_paid_back() -> None:
 def test_refill_is_a_small_part_of_what_is_there(
     num_available: int, num_magazines: int, refill: int
 ) -> None:
-    """An engine fills its stock up, but never takes much of what is scarce."""
+    """An engine fills up its stock, but never takes much of what is scarce."""
     supply = Supply(num_blocks=100, stock_wanted=16, longest_blocks=20)
 
     assert supply.refill(supply.stock_wanted, 4, num_available, num_magazines) == refill
@@ -402,7 +402,7 @@ def test_refill_is_a_small_part_of_what_is_there(
 
 @pytest.mark.parametrize("longest_blocks", [1, 500, 999, 1000, 2000])
 def test_engines_at_rest_leave_room_for_the_longest_request(longest_blocks: int) -> None:
-    """Eight engines that do nothing keep less than what the longest request of a ninth leaves."""
+    """Eight idle engines keep so little that the longest request of a ninth engine still has room."""
     supply = Supply(num_blocks=1001, stock_wanted=64, longest_blocks=longest_blocks)
 
     at_rest = 8 * (supply.idle_max + supply.rest_max)
@@ -411,7 +411,7 @@ def test_engines_at_rest_leave_room_for_the_longest_request(longest_blocks: int)
 
 
 def test_isolated_books_have_every_block_but_the_null_one() -> None:
-    """What was others' is stock, what requests use stays theirs, and what is held stays found until it is evicted."""
+    """Others' blocks become stock, used ones stay with their requests, and held ones are findable until evicted."""
     desk = Desk(8)
     desk.fetch(1, 2, 3)
     desk.held(6)
@@ -431,7 +431,7 @@ def test_isolated_books_have_every_block_but_the_null_one() -> None:
 
 
 def test_block_that_is_named_in_isolated_books_stays_found() -> None:
-    """Nobody has to be told of a name, and a block whose bytes are not what its name says is stock at once."""
+    """A key needs no publication there, and a block whose bytes are not what its key says is stock at once."""
     desk = Desk(8)
     desk.books.isolate()
     one, two = desk.use(2)
@@ -446,7 +446,7 @@ def test_block_that_is_named_in_isolated_books_stays_found() -> None:
 
 
 def test_block_that_was_to_be_retracted_is_not_found_in_isolated_books() -> None:
-    """A name that no longer tells a block's bytes does not come back with the memory."""
+    """A key that no longer tells a block's bytes does not come back with the memory."""
     desk = Desk(8)
     desk.held(5, 6)
     desk.books.reuse(5)

@@ -1,4 +1,4 @@
-"""What is said of a try to attach that failed: when the next one is, which depends on who asks."""
+"""Laws of what is said of a failed attach: when the next try is, which depends on who asks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ Said = Callable[..., str]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Said:
-    """Give what tells what a session's thread says of a daemon that is not there."""
+    """Give a function that returns what a session's thread says of an absent daemon."""
 
     def of(**words: Any) -> str:
         socket = str(tmp_path / "k.sock")
@@ -29,12 +29,12 @@ def said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Said:
 
 
 def test_session_that_goes_on_says_how_often_it_tries(said: Said) -> None:
-    """It does so for as long as the engine lives."""
+    """A session that goes on says how often it tries, as it does so for as long as the engine lives."""
     assert "it is tried again every 7 s." in said()
 
 
 def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said) -> None:
-    """Who has memory of its own by then asks no more, and nobody is to wait for that."""
+    """Such a session has memory of its own afterwards and tries no more, so nobody need wait for it."""
     told = said(ends_with_start=True)
 
     assert "tried again for up to 3 s, and then at the engine's next start." in told
@@ -42,5 +42,5 @@ def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said)
 
 
 def test_session_that_had_a_cache_goes_on(said: Said) -> None:
-    """What ends with the start is the wait for the first attachment."""
+    """The start ends only the wait for the first attachment."""
     assert "every 7 s." in said(had=SimpleNamespace(), ends_with_start=True)

@@ -1,4 +1,4 @@
-"""The guard: no error gets out, what does not answer is asked seldom, what refuses is heard."""
+"""Laws of the guard: no error gets out, a silent daemon is asked seldom, and a refusal is heard."""
 
 import logging
 import weakref
@@ -30,7 +30,7 @@ class Clock:
 
 
 def make_guard(clock: Clock, *, is_probed: bool = False) -> Guard:
-    """Return a guard with a deadline of 1 s that tries again after 10."""
+    """Return a guard with a deadline of 1 s that tries again after 10 s."""
     return Guard(deadline_seconds=1, retry_seconds=10, is_probed=is_probed, clock=clock)
 
 
@@ -52,7 +52,7 @@ def failing(error: BaseException) -> Callable[[], str]:
     ],
 )
 def test_unanswered_call_opens_the_breaker(error: Exception) -> None:
-    """A call without an answer gives its default, and so do those after it, unasked."""
+    """A call without an answer gives its default; the next calls give theirs without asking."""
     guard = make_guard(Clock())
 
     first = guard.call(failing(error), "default", "call")
@@ -72,7 +72,7 @@ def test_unanswered_call_opens_the_breaker(error: Exception) -> None:
     ],
 )
 def test_refused_call_leaves_the_breaker_closed(error: Exception) -> None:
-    """A refusal is an answer: the next call is made, and the code can be asked for until one succeeds."""
+    """A refusal is an answer: the next call is made, and the refusal's code is kept until a call succeeds."""
     guard = make_guard(Clock())
 
     refused = guard.call(failing(error), "default", "call")
@@ -85,7 +85,7 @@ def test_refused_call_leaves_the_breaker_closed(error: Exception) -> None:
 
 
 def test_open_breaker_lets_one_call_through_after_its_time() -> None:
-    """Half open: of several calls after retry_seconds one is made; its failure keeps the others out again."""
+    """After retry_seconds one of several calls is made; if it fails, the others stay out again."""
     clock = Clock()
     guard = make_guard(clock)
     guard.call(failing(DeadlineError()), None, "call")
@@ -99,7 +99,7 @@ def test_open_breaker_lets_one_call_through_after_its_time() -> None:
 
 
 def test_success_of_the_one_call_closes_the_breaker() -> None:
-    """What is tried after retry_seconds and succeeds is the answer, and all others are made again."""
+    """A call that succeeds after retry_seconds gives its answer, and all others are made again."""
     clock = Clock()
     guard = make_guard(clock)
     guard.call(failing(DeadlineError()), None, "call")
@@ -112,7 +112,7 @@ def test_success_of_the_one_call_closes_the_breaker() -> None:
 
 
 def test_probed_breaker_waits_for_its_probe() -> None:
-    """Where somebody probes, no hook pays for finding out; the probe's success closes the breaker."""
+    """With a probe, no hook spends its time on trying: the probe's success closes the breaker."""
     clock = Clock()
     guard = make_guard(clock, is_probed=True)
     guard.call(failing(DeadlineError()), None, "call")
@@ -138,7 +138,7 @@ def test_mistake_of_our_own_does_not_get_out(caplog: pytest.LogCaptureFixture) -
 
 
 def test_what_ends_the_process_gets_out() -> None:
-    """An interrupt is no failure of the daemon's."""
+    """An interrupt is not a failure of the daemon."""
     guard = make_guard(Clock())
 
     with pytest.raises(KeyboardInterrupt):
@@ -161,7 +161,7 @@ def test_breaker_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_refusal_is_logged_once_per_code(caplog: pytest.LogCaptureFixture) -> None:
-    """The same refusal again says nothing new; another one does."""
+    """The same refusal again is not logged; another one is."""
     guard = make_guard(Clock())
     with caplog.at_level(logging.WARNING):
         for error in (PoolFullError(), PoolFullError(), UnknownCacheError()):
@@ -173,7 +173,7 @@ def test_refusal_is_logged_once_per_code(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_late_answer_is_an_answer_and_counted() -> None:
-    """What came after the deadline came all the same."""
+    """An answer after the deadline is still an answer."""
     clock = Clock()
     guard = make_guard(clock)
 
@@ -188,7 +188,7 @@ def test_late_answer_is_an_answer_and_counted() -> None:
 
 
 def test_repr_shows_life() -> None:
-    """The state and the calls can be read off."""
+    """The repr shows the state and the calls."""
     guard = make_guard(Clock())
     guard.call(failing(DeadlineError()), None, "call")
     guard.call(lambda: None, None, "call")
@@ -224,7 +224,7 @@ def test_guards_of_one_daemon_tell_of_an_outage_once(caplog: pytest.LogCaptureFi
 def test_guards_of_other_daemons_have_outages_of_their_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As one that is there says nothing of another."""
+    """A daemon that is there says nothing about another one."""
     caplog.set_level(logging.WARNING)
     for address in ("unix:///one", "unix:///other"):
         guard = Guard(deadline_seconds=1, retry_seconds=10, away=outages.of(address))
@@ -236,7 +236,7 @@ def test_guards_of_other_daemons_have_outages_of_their_own(
 
 
 def test_outages_belong_to_the_guards_that_have_them() -> None:
-    """What guards of a daemon have in common is there as long as one of them is."""
+    """What the guards of a daemon share exists as long as one of them does."""
     guard = Guard(deadline_seconds=1, retry_seconds=10, away=outages.of("unix:///forgotten"))
     shared = weakref.ref(outages.of("unix:///forgotten"))
     is_shared = shared() is outages.of("unix:///forgotten")

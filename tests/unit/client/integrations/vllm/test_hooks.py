@@ -1,4 +1,4 @@
-"""The probe of vLLM: without it, nothing is imported by accident and the refusal says what to do."""
+"""Laws of the probe of vLLM: without vLLM, nothing is imported by accident, and the refusal says what to do."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def _probed_anew() -> None:
 
 
 def test_connector_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who names a connector where vLLM is missing reads what is needed."""
+    """Where vLLM is missing, the use of a connector's name says what is needed."""
     monkeypatch.setattr(hooks, "find_spec", lambda _: None)
 
     for name in integration.__all__:
@@ -26,10 +26,10 @@ def test_connector_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_unsupported_vllm_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM without a hook is refused by the hook's name and its own version."""
+    """A vLLM that lacks a hook is refused with the hook's name and vLLM's version."""
 
     class Connector:
-        """One that has but a part of the hooks."""
+        """A connector that has only some of the hooks."""
 
         reset_cache = None
 
@@ -47,7 +47,7 @@ def test_unsupported_vllm_is_refused_with_what_it_lacks(monkeypatch: pytest.Monk
 
 
 def test_missing_module_counts_as_missing_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that was moved is named, not stumbled over."""
+    """A module that was moved is named, and does not raise an import error."""
 
     def fail(_: str) -> object:
         raise ImportError
@@ -58,7 +58,7 @@ def test_missing_module_counts_as_missing_hooks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_mode_needs_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only one mode builds on is no reason to refuse another."""
+    """A hook that only one mode needs is no reason to refuse another mode."""
     monkeypatch.setattr(hooks, "import_module", lambda _: types.SimpleNamespace())
 
     lacking = {mode: " ".join(hooks.missing_hooks(mode)) for mode in hooks.MODES}
@@ -69,16 +69,16 @@ def test_each_mode_needs_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attribute_that_a_constructor_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What objects have from their making on is no lack, and what they have not is."""
+    """An attribute that a constructor sets counts as present, and a missing one as missing."""
 
     class OffloadingConnectorScheduler:
-        """One that makes a manager."""
+        """A scheduler whose constructor sets a manager."""
 
         def __init__(self) -> None:
             self.manager = None
 
     class OffloadingConnectorWorker:
-        """One that makes no worker."""
+        """A worker whose constructor sets no worker."""
 
         def __init__(self) -> None:
             self.manager = None
@@ -102,7 +102,7 @@ def test_unknown_name_is_no_attribute() -> None:
 
 
 def test_kvlease_imports_nothing_of_the_integration() -> None:
-    """`import kvlease` costs nothing for those who have no vLLM."""
+    """`import kvlease` loads no module of the integration."""
     code = "import sys, kvlease; sys.exit(any('integrations' in name for name in sys.modules))"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

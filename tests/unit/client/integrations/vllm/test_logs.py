@@ -1,4 +1,4 @@
-"""Own the laws of the engine's log: what kvlease says stands there as vLLM's own lines do, unless somebody decided."""
+"""Own the laws of the engine's log: kvlease's lines stand there like vLLM's own, unless somebody set logging up."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ from kvlease.integrations.vllm.logs import join_engine_log
 
 @pytest.fixture
 def ours() -> Iterator[logging.Logger]:
-    """Give the library's logger, which is as it was afterwards."""
+    """Give the library's logger, and restore it afterwards."""
     one = logging.getLogger("kvlease")
     kept = one.handlers, one.level, one.propagate, one.filters
     one.handlers, one.filters = [], []
@@ -21,7 +21,7 @@ def ours() -> Iterator[logging.Logger]:
 
 
 def join(*handlers: logging.Handler) -> None:
-    """Join the engine's log where the root has these handlers alone; while a test runs, pytest has its own there."""
+    """Join the engine's log with only these handlers at the root; while a test runs, pytest has its own there."""
     root = logging.getLogger()
     kept, root.handlers = root.handlers, list(handlers)
     try:
@@ -32,7 +32,7 @@ def join(*handlers: logging.Handler) -> None:
 
 @pytest.fixture
 def engine_log() -> Iterator[io.StringIO]:
-    """Give what vLLM's own handler writes, from level INFO on."""
+    """Give the text that vLLM's own handler writes, from level INFO on."""
     theirs, written = logging.getLogger("vllm"), io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(levelname)s [%(filename)s] %(message)s"))
@@ -44,7 +44,7 @@ def engine_log() -> Iterator[io.StringIO]:
 
 
 def test_lines_stand_in_the_engines_log_once(ours: logging.Logger, engine_log: io.StringIO) -> None:
-    """They have its form and its level, however often a connector joins it."""
+    """The lines have the engine's form and level, and appear once, however often a connector joins the log."""
     join()
     join()
 
@@ -57,7 +57,7 @@ def test_lines_stand_in_the_engines_log_once(ours: logging.Logger, engine_log: i
 
 
 def test_who_has_decided_is_left_to_it(ours: logging.Logger, engine_log: io.StringIO) -> None:
-    """Where a logger that ours come to has a handler, nothing changes."""
+    """Where a logger above ours has a handler already, nothing changes."""
     handler = logging.StreamHandler(io.StringIO())
     join(handler)
     assert (ours.handlers, ours.level, ours.propagate) == ([], logging.NOTSET, True)
@@ -77,7 +77,7 @@ def test_without_an_engine_nothing_changes(ours: logging.Logger) -> None:
 
 
 def test_heartbeats_are_left_out(ours: logging.Logger, engine_log: io.StringIO) -> None:
-    """What else the library says is told, as ever."""
+    """Everything that the library logs is shown, except heartbeats."""
     join()
 
     ours.warning("heartbeats fail", extra={"action": "heartbeat"})

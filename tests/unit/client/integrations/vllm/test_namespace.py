@@ -1,4 +1,4 @@
-"""The identity of an engine: equal in all of its processes, and other where any bytes would be."""
+"""Laws of an engine's identity: equal in all of its processes, and different where any bytes would differ."""
 
 import os
 from pathlib import Path
@@ -17,14 +17,14 @@ LONG_ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
 
 
 def config_of(**fields: Any) -> SimpleNamespace:
-    """Return a model's configuration, as Transformers has it."""
+    """Return a model's configuration in the form of Transformers."""
     return SimpleNamespace(
         _commit_hash="abc", to_dict=lambda: {"transformers_version": os.urandom(4).hex(), **fields}
     )
 
 
 def config(**changes: Any) -> SimpleNamespace:
-    """Return what an identity reads of vLLM's configuration; a change is named part__field."""
+    """Return the parts of vLLM's configuration that an identity reads; a change is named part__field."""
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
             "model": "org/Tiny-Model_1.5B", "revision": None, "dtype": "torch.bfloat16", "seed": 0,
@@ -56,7 +56,7 @@ def config(**changes: Any) -> SimpleNamespace:
 
 
 def layout(**changes: Any) -> SimpleNamespace:
-    """Return what an identity reads of vLLM's layout."""
+    """Return the parts of vLLM's layout that an identity reads."""
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=changes.pop("block_size", 32)))
     return SimpleNamespace(
         **{"kv_cache_groups": [group], "kv_cache_layout": "LBHNC", "hash_block_size": 32, **changes}
@@ -135,7 +135,7 @@ def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_difference_of_configuration_is_named(changes: dict[str, Any], field: str) -> None:
-    """Whatever would make other bytes makes another digest, and the field is named from the text alone."""
+    """Any change that would make other bytes makes another digest, and the field is named from the text alone."""
     one, other = Identity.of(config(), layout()), Identity.of(config(**changes), layout())
 
     differing = one.differing(other.model_digest)
@@ -153,14 +153,14 @@ def test_difference_of_configuration_is_named(changes: dict[str, Any], field: st
     ],
 )
 def test_difference_of_layout_is_named(changes: dict[str, Any], field: str) -> None:
-    """The same for what vLLM decides about its cache."""
+    """A change in what vLLM decides about its cache makes another digest, too."""
     one, other = Identity.of(config(), layout()), Identity.of(config(), layout(**changes))
 
     assert [text.partition(" ")[0] for text in one.differing(other.model_digest)] == [field]
 
 
 def test_seed_of_hashes_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines whose hashes begin otherwise do not meet."""
+    """Engines whose hashes begin with another seed share nothing."""
     one = Identity.of(config(), layout())
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     other = Identity.of(config(), layout())
@@ -169,7 +169,7 @@ def test_seed_of_hashes_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_random_seed_is_refused_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashes that no other process can make again are worth no cache; a seed that is set is."""
+    """Hashes that no other process can make again are worth no cache; a seed that is set is taken."""
     changed = config(cache_config__prefix_caching_hash_algo="xxhash")
 
     refused = Identity.of(changed, layout())
@@ -190,7 +190,7 @@ def test_what_does_not_change_bytes_changes_nothing() -> None:
 
 
 def test_modes_that_deal_with_a_pool_otherwise_are_told_apart() -> None:
-    """Their engines meet in no cache and under no key; the refusal names the field that has the mode."""
+    """Engines of different modes share no cache and no key; the refusal names the field that has the mode."""
     plain = Identity(tuple(FIELDS))
     owned, shared = plain.in_mode("owned"), plain.in_mode("shared")
 
@@ -200,7 +200,7 @@ def test_modes_that_deal_with_a_pool_otherwise_are_told_apart() -> None:
 
 
 def test_foreign_digest_is_told_apart() -> None:
-    """A cache that no vLLM registered differs in the form itself."""
+    """A cache that no vLLM registered is recognised by the form of its digest."""
     identity = Identity.of(config(), layout())
 
     assert "form" in identity.differing("sha256:abc")[0]
@@ -216,7 +216,7 @@ def weights_differ(one: Identity, other: Identity) -> bool:
 
 
 def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
-    """Other weights at the same path are other weights; a link to a content-named file counts by that name."""
+    """Other weights at the same path are other weights; a link to a file named by its content counts by that name."""
     (tmp_path / "config.json").write_text("{}")
     blob = tmp_path / ("0123456789abcdef" * 4)
     blob.write_bytes(b"w")
@@ -279,7 +279,7 @@ def test_weights_that_are_streamed_are_refused_unless_they_are_said() -> None:
 
 
 def test_weights_that_cannot_be_looked_at_are_refused() -> None:
-    """A path that the system refuses raises nothing; what the weights are can be said instead."""
+    """A path that the system refuses raises nothing; the settings may say what the weights are instead."""
     changed = config(model_config__model="x" * 300)
 
     assert "set `weights`" in Identity.of(changed, layout()).refusal
@@ -287,7 +287,7 @@ def test_weights_that_cannot_be_looked_at_are_refused() -> None:
 
 
 def test_names_fit_where_they_go() -> None:
-    """The text fits into a plan, the names into the daemon's rules, whatever the model is called."""
+    """The text fits into a plan and the names fit the daemon's rules, whatever the model is called."""
     for model in ("org/Tiny-Model_1.5B", "-", "x" * 200, "/models/ÄÖ"):
         identity = Identity.of(config(model_config__model=model), layout())
         name = identity.cache_name("offload")
@@ -299,7 +299,7 @@ def test_names_fit_where_they_go() -> None:
 
 
 def test_magazine_is_one_life_of_one_engine_in_one_mode() -> None:
-    """Processes of an engine name it alike; another engine, life or mode names it otherwise."""
+    """The processes of an engine give the same name; another engine, life or mode gives another one."""
     names = [
         magazine_name(config(), "owned"),
         magazine_name(config(), "shared"),
@@ -312,7 +312,7 @@ def test_magazine_is_one_life_of_one_engine_in_one_mode() -> None:
 
 
 def test_identity_is_the_same_in_every_process() -> None:
-    """Neither Transformers' release nor an address in memory is part of it, nor a length that moves no byte."""
+    """Neither Transformers' release, nor an address in memory, nor a length that moves no byte is part of it."""
     fields = {"rope_theta": 1.0, "quantizer": object()}
     changes = {"model_config__hf_config": config_of(**fields)}
 

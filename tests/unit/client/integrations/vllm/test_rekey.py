@@ -1,4 +1,4 @@
-"""Keys made of vLLM's hashes: equal where everything is equal, else different."""
+"""Laws of keys made from vLLM's hashes: equal where everything is equal, and else different."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def test_key_depends_on_every_part_of_its_context() -> None:
 
 
 def test_equal_contexts_make_equal_keys_whatever_came_before() -> None:
-    """Two engines agree on a key, whichever others they made before."""
+    """Two engines make the same key, whichever keys they made before."""
     one, other = Rekeyer(TENANT_KEY, DIGEST), Rekeyer(TENANT_KEY, DIGEST)
     other.keys(HASHES[::-1], group=3)
 
@@ -46,7 +46,7 @@ def test_equal_contexts_make_equal_keys_whatever_came_before() -> None:
 
 
 def test_key_of_this_version() -> None:
-    """Keys outlive upgrades, so how they are made must not change by accident."""
+    """Keys outlive upgrades, so the way they are made must not change by accident."""
     key = Rekeyer(TENANT_KEY, DIGEST, b"era").key(HASHES[7] + (2).to_bytes(4, "big"))
 
     assert key.hex() == "7cb9aef48541837745f492a187a802d5b55631a4f4a3f351b906f394c0475e8e"
@@ -54,7 +54,7 @@ def test_key_of_this_version() -> None:
 
 @pytest.mark.parametrize("num_bytes", [16, 32], ids=["xxhash", "sha256"])
 def test_key_of_a_hash_with_its_group_is_that_of_the_two(num_bytes: int) -> None:
-    """A hash as vLLM's pool has it, with the group behind, has the key of hash and group."""
+    """A hash from vLLM's pool, with the group at its end, has the same key as hash and group given apart."""
     rekeyer = Rekeyer(TENANT_KEY, DIGEST)
     block_hash = HASHES[1][:num_bytes]
 
@@ -64,7 +64,7 @@ def test_key_of_a_hash_with_its_group_is_that_of_the_two(num_bytes: int) -> None
 
 
 def test_request_turns_each_hash_once_and_gives_any_part() -> None:
-    """However a request grows and is asked, its keys are those of its hashes at their places."""
+    """However a request grows and is asked, its keys are those of its hashes, place by place, each made once."""
     rekeyer = Rekeyer(TENANT_KEY, DIGEST)
     whole = split(rekeyer.keys(HASHES, 1))
     request = rekeyer.grow(1)
@@ -83,7 +83,7 @@ def test_request_turns_each_hash_once_and_gives_any_part() -> None:
 
 @pytest.mark.parametrize("groups", [(), (3, 3, 3), (0, 1, 1, 0)], ids=["none", "one", "several"])
 def test_keys_of_names_of_any_groups_keep_their_order(groups: tuple[int, ...]) -> None:
-    """Names of groups in any order give what each gives alone."""
+    """Names of several groups, in any order, give the same keys as each name alone."""
     rekeyer = Rekeyer(b"t" * 32, b"d" * 32)
     names = [bytes([at]) * 32 + group.to_bytes(4, "big") for at, group in enumerate(groups)]
 
@@ -92,7 +92,7 @@ def test_keys_of_names_of_any_groups_keep_their_order(groups: tuple[int, ...]) -
 
 @pytest.mark.parametrize("kept_max", [1, 100], ids=["forgotten", "remembered"])
 def test_remembered_keys_are_those_of_the_rekeyer(kept_max: int) -> None:
-    """Whether a name was turned before changes nothing, and another rekeyer's keys are never given."""
+    """A remembered name gives the same key as a new one, and the keys of another rekeyer are never given."""
     remembered = RememberedKeys(kept_max)
     first, second = Rekeyer(TENANT_KEY, DIGEST), Rekeyer(TENANT_KEY, DIGEST, b"era")
     names = [one + (at % 3).to_bytes(4, "big") for at, one in enumerate(HASHES)]

@@ -1,4 +1,4 @@
-"""What is wrong with an engine is said once in a process, and again where it comes again."""
+"""Laws of complaints about an engine: each is logged once in a process, and again if it comes back."""
 
 import gc
 import weakref
@@ -24,7 +24,7 @@ def _session(folder: Path, magazine: str = "m", refusal: str = "") -> EngineSess
 def test_refusal_is_said_once_for_all_sessions_of_an_engine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scheduler and worker in one process are refused the same; another engine there is another matter."""
+    """A refusal is logged once for scheduler and worker in one process; another engine there has its own."""
     sessions = [_session(tmp_path, name) for name in ("one", "one", "other")]
 
     for session in sessions:
@@ -37,7 +37,7 @@ def test_refusal_is_said_once_for_all_sessions_of_an_engine(
 def test_refusal_that_comes_again_is_said_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between the two the engine was attached."""
+    """A refusal that comes back after the engine was attached is logged again."""
     session = _session(tmp_path)
 
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_refusal_that_comes_again_is_said_again(
 def test_identity_that_nobody_shares_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is said before anybody is asked is no exception."""
+    """A complaint from before any call is logged once, too."""
     one, other = (_session(tmp_path, refusal="it is unfit") for _ in range(2))
 
     both = [
@@ -64,7 +64,7 @@ def test_identity_that_nobody_shares_is_said_once(
 
 
 def test_sayings_belong_to_those_who_have_them() -> None:
-    """An engine that begins when another has ended speaks for itself, and so does who has no magazine."""
+    """A record of complaints lives as long as its owners; without a magazine each owner has one of its own."""
     told = sayings.of("forgotten")
     shared = weakref.ref(told)
     told.is_news("x")

@@ -1,4 +1,4 @@
-"""A session's doubt: what may have been carried out is found out before anything else is exchanged."""
+"""Laws of a session in doubt: it finds out what was carried out before it exchanges anything else."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +32,14 @@ class Magazine:
         self.carried_out: list[ExchangeOrder] = []
 
     def arrive(self) -> None:
-        """Carry the exchange out that is under way, unless it has become stale."""
+        """Carry out the exchange that is under way, unless it has become stale."""
         if self.under_way == self.sequence + 1:
             self.sequence += 1
             self.blocks += 1
         self.under_way = None
 
     def exchange(self, order: ExchangeOrder) -> Any:
-        """Carry an exchange out, or fail as told."""
+        """Carry out an exchange, or fail as told."""
         if self.error is not None:
             error, self.error = self.error, None
             if isinstance(error, DeadlineError):
@@ -54,7 +54,7 @@ class Magazine:
         return ANSWER
 
     def inventory(self) -> Inventory:
-        """Tell how many blocks there are."""
+        """Return the number of blocks."""
         self.known_sequence = self.sequence
         blocks = np.arange(self.blocks, dtype=np.int32)
         return Inventory(blocks=blocks, keys=b"", sequence=self.sequence)
@@ -62,20 +62,20 @@ class Magazine:
 
 @pytest.fixture
 def magazine() -> Magazine:
-    """One that nobody has used."""
+    """A magazine that nobody has used."""
     return Magazine()
 
 
 @pytest.fixture
 def worker() -> SimpleNamespace:
-    """What a session asks of a worker."""
+    """The part of a worker that a session uses."""
     keys = SimpleNamespace(tenant_key=bytes(32))
     return SimpleNamespace(worker_id=1, memory_generation=1, keys=keys, deadline_seconds=0.0)
 
 
 @pytest.fixture
 def session(magazine: Magazine, worker: Any) -> EngineSession:
-    """A session that has an attachment, and has polled and reconciled."""
+    """A session with an attachment that has polled and reconciled."""
     terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
     session = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
     plan: Any = SimpleNamespace()
@@ -100,7 +100,7 @@ def session(magazine: Magazine, worker: Any) -> EngineSession:
 def test_exchange_that_may_have_been_carried_out_stops_the_next(
     session: EngineSession, magazine: Magazine, error: Exception
 ) -> None:
-    """After a call without an answer nothing is exchanged until the magazine was told."""
+    """After a call without an answer nothing is exchanged until the magazine has been asked."""
     magazine.error = error
 
     first = session.exchange(ORDER, None)
@@ -116,7 +116,7 @@ def test_exchange_that_may_have_been_carried_out_stops_the_next(
 
 
 class Clock:
-    """What a session takes for the time."""
+    """The session's source of time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -128,14 +128,14 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time that sessions see."""
+    """The clock of the sessions."""
     clock = Clock()
     monkeypatch.setattr("kvlease.integrations.vllm.session.time", clock)
     return clock
 
 
 def test_daemon_that_goes_away_is_waited_for(session: EngineSession, clock: Clock) -> None:
-    """It counts from when it was found away, however long the engine was idle before, and begins anew each time."""
+    """The time counts from when the daemon was found away, however long the engine was idle, and anew each time."""
     clock.now += 3600.0
 
     session.guard.trip("it went away")
@@ -156,7 +156,7 @@ def test_daemon_that_goes_away_is_waited_for(session: EngineSession, clock: Cloc
 
 
 def test_daemon_that_never_was_there_is_not_returning(clock: Clock) -> None:
-    """Nobody waits for one that could not be attached to while the engine started."""
+    """A daemon that was out of reach when the engine started is not waited for."""
     terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c", magazine="m")
     never = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
     clock.now = 0.0
@@ -167,7 +167,7 @@ def test_daemon_that_never_was_there_is_not_returning(clock: Clock) -> None:
 
 
 def test_refused_exchange_leaves_no_doubt(session: EngineSession, magazine: Magazine) -> None:
-    """What was refused was not carried out."""
+    """A refused exchange was not carried out."""
     magazine.error = PoolFullError()
 
     first, second = session.exchange(ORDER, None), session.exchange(ORDER, None)
@@ -176,7 +176,7 @@ def test_refused_exchange_leaves_no_doubt(session: EngineSession, magazine: Maga
 
 
 def test_what_reconciled_tells_stays_true(session: EngineSession, magazine: Magazine) -> None:
-    """An exchange that is still under way is carried out before the truth is told, or never."""
+    """An exchange that is under way is carried out before the inventory is read, or never."""
     magazine.error = DeadlineError()
     session.exchange(ORDER, None)
     session.guard.recover()
@@ -191,7 +191,7 @@ def test_what_reconciled_tells_stays_true(session: EngineSession, magazine: Maga
 def test_exchange_that_arrives_while_reconciling_is_told(
     session: EngineSession, magazine: Magazine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the lost one comes first after all, the doubt stays, and the next try tells of it."""
+    """Where the lost exchange arrives first after all, the doubt stays, and the next try reports it."""
     magazine.error = DeadlineError()
     session.exchange(ORDER, None)
     session.guard.recover()
@@ -212,7 +212,7 @@ def test_exchange_that_arrives_while_reconciling_is_told(
 
 
 def test_inventory_alone_ends_no_doubt(session: EngineSession, magazine: Magazine) -> None:
-    """To look is not to make sure."""
+    """An inventory alone does not rule out an exchange that arrives later."""
     magazine.error = DeadlineError()
     session.exchange(ORDER, None)
     session.guard.recover()
@@ -225,7 +225,7 @@ def test_inventory_alone_ends_no_doubt(session: EngineSession, magazine: Magazin
 def test_another_worker_owes_an_inventory(
     session: EngineSession, magazine: Magazine, worker: Any
 ) -> None:
-    """Where the daemon could not resume the worker, its owner is told and nothing is exchanged before the truth."""
+    """Where the daemon did not resume the worker, the owner is told, and nothing is exchanged before an inventory."""
     worker.worker_id = 2
 
     event, exchanged = session.poll(), session.exchange(ORDER, None)
@@ -241,7 +241,7 @@ def test_another_worker_owes_an_inventory(
 def test_answer_of_another_worker_is_no_answer(
     session: EngineSession, magazine: Magazine, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that became another one during a call speaks of another magazine."""
+    """The answer of a worker that was replaced during the call is about another magazine."""
 
     def exchange(_: ExchangeOrder) -> Any:
         worker.worker_id = 2
@@ -256,7 +256,7 @@ def test_answer_of_another_worker_is_no_answer(
 def test_other_memory_ends_the_attachment(
     session: EngineSession, magazine: Magazine, worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that attached itself to other memory is given up, and what it answered counts for nothing."""
+    """A worker that has attached to other memory is given up, and its answers do not count."""
 
     def exchange(_: ExchangeOrder) -> Any:
         worker.memory_generation = 2
@@ -270,7 +270,7 @@ def test_other_memory_ends_the_attachment(
 
 
 def test_breaker_that_opens_and_closes_is_lost_and_back(session: EngineSession) -> None:
-    """An owner hears of each change once."""
+    """The owner hears of each opening and closing of the breaker once."""
     session.guard.trip("a test")
     lost = [session.poll(), session.poll()]
     session.guard.recover()
@@ -283,7 +283,7 @@ def test_breaker_that_opens_and_closes_is_lost_and_back(session: EngineSession) 
 def test_memory_that_changed_while_off_is_told_as_fresh(
     session: EngineSession, magazine: Magazine, worker: Any
 ) -> None:
-    """However the way there went, new memory is told as new, also when a reset came between."""
+    """New memory is reported as new, whatever happened while off, even a reset."""
     session.guard.trip("a test")
     session.poll()
     plan: Any = SimpleNamespace()
@@ -299,7 +299,7 @@ def test_memory_that_changed_while_off_is_told_as_fresh(
 
 
 def test_reset_is_no_event_of_its_own(session: EngineSession) -> None:
-    """Who resets knows; the generation grows and the keys are others."""
+    """The caller of a reset knows of it; the generation grows and the keys change."""
     assert session.rekeyer is not None
     before, generation = session.rekeyer.keys([b"h"]), session.generation
 
@@ -311,7 +311,7 @@ def test_reset_is_no_event_of_its_own(session: EngineSession) -> None:
 
 
 def test_counts_tell_what_happened(session: EngineSession, magazine: Magazine) -> None:
-    """Figures for metrics come from the beginning of the session."""
+    """The figures for metrics count from the beginning of the session."""
     magazine.error = DeadlineError()
     session.exchange(ORDER, None)
 
@@ -320,7 +320,7 @@ def test_counts_tell_what_happened(session: EngineSession, magazine: Magazine) -
 
 
 def test_session_without_an_attachment_gives_defaults() -> None:
-    """Off is a state like any other: nothing is asked, nothing is raised."""
+    """A session that is off asks nothing and raises nothing."""
     terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c")
     session = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
 
@@ -342,7 +342,7 @@ def test_session_without_an_attachment_gives_defaults() -> None:
 def test_adapters_are_told_apart(
     adapters: str, is_found: bool, worker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two lives of an engine find each other's blocks where somebody says what the adapters are, and else do not."""
+    """Two lives of an engine find each other's blocks only where the settings say what the adapters are."""
     keys = []
     identity = Identity(FIELDS, has_adapters=True)
     terms = Terms(identity=identity, inputs=None, cache="c", magazine="m")

@@ -1,4 +1,4 @@
-"""Settings of a connector: what is unknown or out of range is refused with its name."""
+"""Laws of a connector's settings: an unknown setting, or one out of range, is refused by name."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from kvlease.integrations.vllm.settings import ConnectorSettings
 
 
 def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty extra config is a whole one."""
+    """An empty extra config has every setting at its default."""
     monkeypatch.setenv("KVLEASE_ADDRESS", "unix:///run/kvlease.sock")
 
     settings = ConnectorSettings.read(None)
@@ -35,13 +35,13 @@ def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_wrong_setting_is_refused_with_its_name(extra: dict[str, object], named: str) -> None:
-    """Who mistypes a setting learns which one, at the engine's start."""
+    """A mistyped setting is named when the engine starts."""
     with pytest.raises(InvalidError, match=named):
         ConnectorSettings.read(extra)
 
 
 def test_all_wrong_settings_are_named_at_once() -> None:
-    """Nobody has to start an engine once for each mistake."""
+    """One start of the engine names all mistakes."""
     with pytest.raises(InvalidError) as caught:
         ConnectorSettings.read({"sokcet": "", "deadline_ms": 0})
 
@@ -50,7 +50,7 @@ def test_all_wrong_settings_are_named_at_once() -> None:
 
 
 def test_settings_that_the_engine_reads_are_left_to_it() -> None:
-    """The same dictionary carries what vLLM itself reads."""
+    """The dictionary also has settings that vLLM itself reads."""
     settings = ConnectorSettings.read({"spec_name": "X", "tenant": "a"}, {"spec_name"})
 
     assert settings.tenant == "a"
@@ -64,7 +64,7 @@ def test_settings_that_the_engine_reads_are_left_to_it() -> None:
     ],
 )
 def test_socket_may_be_a_path(socket: str, address: str) -> None:
-    """A path means the local socket there."""
+    """A path means the local socket at that path."""
     assert ConnectorSettings.read({"socket": socket}).address == address
 
 
@@ -72,7 +72,7 @@ def test_socket_may_be_a_path(socket: str, address: str) -> None:
 def test_path_may_begin_at_the_working_directory(
     socket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is that of the engine's start, whatever becomes of it later."""
+    """The path is relative to the working directory at the engine's start, even if that changes later."""
     monkeypatch.chdir(tmp_path)
     settings = ConnectorSettings.read({"socket": socket})
     monkeypatch.chdir("/")
@@ -83,7 +83,7 @@ def test_path_may_begin_at_the_working_directory(
 def test_malformed_address_of_the_environment_is_named_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody has set `socket` then."""
+    """The refusal does not speak of `socket`, which nobody has set."""
     monkeypatch.setenv("KVLEASE_ADDRESS", "kvlease.sock")
 
     with pytest.raises(InvalidError, match=r"KVLEASE_ADDRESS: 'kvlease\.sock' is no address"):
@@ -91,12 +91,12 @@ def test_malformed_address_of_the_environment_is_named_as_such(
 
 
 def test_checks_can_be_left_off() -> None:
-    """Without `verify` nothing is checksummed."""
+    """Without `verify` no checksum is taken."""
     assert ConnectorSettings(verify=False).options.integrity == "none"
 
 
 def test_address_that_hands_no_memory_over_is_refused() -> None:
-    """A daemon answers there, too, but an engine would find nothing, for ever."""
+    """A daemon answers at such an address, but an engine would never find anything there."""
     elsewhere = ConnectorSettings.read({"socket": "http+unix:///run/http.sock"})
     local = ConnectorSettings.read({"socket": "/run/k.sock"})
 
@@ -116,7 +116,7 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
 def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
     mode: str, names: list[str]
 ) -> None:
-    """Nobody pays for a tier that no block comes to; all else stays as it was said."""
+    """Such settings are named and left out, and all others stay as they were given."""
     settings = ConnectorSettings(tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3)
 
     left = settings.of_mode(mode)

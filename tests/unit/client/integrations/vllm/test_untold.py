@@ -1,4 +1,4 @@
-"""Laws of what an engine tells later: all that was missed, once, and nothing that was asked for after all."""
+"""Laws of what an engine tells later: every missed key once, and no key that was asked for after all."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kvlease.integrations.vllm.untold import Untold
 
 
 def test_missed_keys_are_told_once_in_the_order_of_their_requests() -> None:
-    """What was taken is gone, whatever becomes of it."""
+    """Keys that were taken are not told again, whatever becomes of the call."""
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2])
     untold.note("b", [3])
@@ -18,7 +18,7 @@ def test_missed_keys_are_told_once_in_the_order_of_their_requests() -> None:
 
 
 def test_request_that_misses_again_is_told_of_once() -> None:
-    """One that waits is sought in every step."""
+    """A waiting request is looked up in every step, and its misses are told of once."""
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2, 3])
     untold.note("a", [1, 2])
@@ -28,7 +28,7 @@ def test_request_that_misses_again_is_told_of_once() -> None:
 
 @pytest.mark.parametrize(("asked", "left"), [(None, []), ([2, 9], [1, 3]), ([1, 2, 3], [])])
 def test_keys_that_were_asked_for_are_not_told(asked: list[int] | None, left: list[int]) -> None:
-    """The daemon has counted them with the call."""
+    """The daemon has counted those keys with the call."""
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2, 3])
 
@@ -39,7 +39,7 @@ def test_keys_that_were_asked_for_are_not_told(asked: list[int] | None, left: li
 
 
 def test_one_exchange_tells_of_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of a long request comes first the next time."""
+    """The rest of a long request comes first the next time."""
     monkeypatch.setattr(ledger, "TOLD_MAX", 3)
     untold: Untold[int] = Untold()
     untold.note("a", [1])
@@ -50,7 +50,7 @@ def test_one_exchange_tells_of_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_too_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine whose daemon is away for long does not grow."""
+    """Keys above the limit are not kept, so an engine whose daemon stays away does not grow."""
     monkeypatch.setattr(ledger, "UNTOLD_MAX", 3)
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2])
@@ -61,7 +61,7 @@ def test_what_is_too_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_told_of_keys_that_mean_something_else() -> None:
-    """After a reset names stand for other blocks."""
+    """After a reset the keys mean other blocks."""
     untold: Untold[int] = Untold()
     untold.note("a", [1])
 
