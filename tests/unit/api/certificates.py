@@ -1,4 +1,4 @@
-"""Certificates of a test's own: an authority, a server's for loopback, and clients'."""
+"""Make a test's own certificates: an authority's, a server's for loopback, and clients'."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Who signs, in a directory."""
+    """An authority that signs, with its files in a directory."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory
@@ -34,7 +34,7 @@ class Authority:
         )
 
     def sign(self, common_name: str, days: int = 2) -> Pair:
-        """Return a certificate of a name, good for loopback and for some days."""
+        """Return a certificate for a name, valid for loopback and for some days."""
         cert, key = self._directory / f"{common_name}.pem", self._directory / f"{common_name}.key"
         request, more = self._ask(common_name, key)
         signing = [
@@ -52,7 +52,7 @@ class Authority:
         return Pair(cert, key)
 
     def sign_between(self, common_name: str, begins_days: float, ends_days: float) -> Pair:
-        """Return a certificate of a name, valid between two moments, in days from now; either may be past."""
+        """Return a certificate for a name, valid between two times, in days from now; either may be past."""
         cert, key = self._directory / f"{common_name}.pem", self._directory / f"{common_name}.key"
         request, more = self._ask(common_name, key)
         config = self._directory / "authority.conf"
@@ -68,7 +68,7 @@ class Authority:
         return Pair(cert, key)
 
     def _ask(self, common_name: str, key: Path) -> tuple[Path, Path]:
-        """Make a key; returns a request for its certificate, and what is to stand in it beside."""
+        """Make a key; return a request for its certificate, and the extensions for the certificate."""
         request, more = key.with_suffix(".csr"), key.with_suffix(".ext")
         more.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n")
         _openssl("req", *_NEW, "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)

@@ -29,7 +29,7 @@ def settings() -> Iterator[Settings]:
 
 @pytest.fixture
 async def served(settings: Settings, request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    """The servers over a scripted daemon; only those of the module's TRANSPORTS are started."""
+    """The servers over a scripted daemon; only those in the module's TRANSPORTS are started."""
     daemon = ScriptedDaemon()
     metrics = Metrics()
     servers = {

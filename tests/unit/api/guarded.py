@@ -1,4 +1,4 @@
-"""A real daemon behind its real servers, with a token for every role, and one call of anything by anybody."""
+"""A real daemon behind its real servers, with a token for every role, and helpers that make one call of any kind."""
 
 import asyncio
 import http.client as http_client
@@ -32,7 +32,7 @@ REFUSED = ("UNKNOWN_WORKER", "NOT_YOURS")
 
 
 class Guarded:
-    """The servers, and who may come."""
+    """The servers, and the tokens of their callers."""
 
     def __init__(self, node: Node) -> None:
         metrics = Metrics()
@@ -55,7 +55,7 @@ class Guarded:
         return str(reply.token)
 
     def state(self) -> list[str]:
-        """Describe all that a call could change: caches, workers, leases, pins, blocks."""
+        """Describe all that a call could change: caches, workers, leases, pins and blocks."""
         found = [repr(self.node.daemon.registry)]
         for entry in self.node.daemon.registry:
             lists = (
@@ -67,7 +67,7 @@ class Guarded:
         return found
 
     async def over_rest(self, method: str, path: str, token: str) -> tuple[int, Any]:
-        """Send a request over TCP; returns the status, and the problem where there is one."""
+        """Send a request over TCP; return the status, and the problem if there is one."""
 
         def send() -> tuple[int, Any]:
             connection = http_client.HTTPConnection("127.0.0.1", self.rest.http_port, timeout=20)
@@ -84,7 +84,7 @@ class Guarded:
         return await asyncio.to_thread(send)
 
     async def over_grpc(self, method: Any, request: Message, token: str) -> tuple[str, str]:
-        """Call a method over TCP; returns the code and resource of a refusal, of kvlease's own."""
+        """Call a method over TCP; return the code and resource of a refusal by kvlease itself."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc.grpc_port}") as channel:
             path = f"/{method.containing_service.full_name}/{method.name}"
             metadata = (("authorization", f"Bearer {token}"),) if token else ()
@@ -123,7 +123,7 @@ def explained(error: grpc.aio.AioRpcError) -> tuple[str, str]:
 
 
 def is_refused(code: str, resource: str) -> bool:
-    """Tell whether a refusal is about who called; others are about what was called for."""
+    """Tell whether a refusal is about the caller; others are about the call."""
     return code in REFUSED and resource in ("token", "role")
 
 

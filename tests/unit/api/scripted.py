@@ -1,4 +1,4 @@
-"""A daemon that answers by script, and what talks to its servers over real sockets."""
+"""A daemon that answers by script, and clients of its servers over real sockets."""
 
 import asyncio
 import http.client as http_client
@@ -36,12 +36,12 @@ LAYER = {
 
 
 INPUTS = {"layers": [LAYER], "tokens_per_block": 16, "device_blocks": 8}
-"""A plan's inputs as REST has them."""
+"""The inputs of a plan in the form of REST."""
 
 
 @dataclass
 class ScriptedDaemon:
-    """Answers every verb with an empty response, unless the script says otherwise."""
+    """A daemon that answers every verb with an empty response, unless the script says otherwise."""
 
     epoch: int = 7
     tracing: Tracing | None = None
@@ -57,13 +57,13 @@ class ScriptedDaemon:
     num_settled: int = 0
 
     def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:  # noqa: ARG002 -- the contract
-        """Admit everybody to everything, but whoever has a token not to what tells of all tenants."""
+        """Admit every caller to everything, except callers with a token to what shows all tenants."""
         if caller.token and allowed is LOOK_AT_ALL:
             raise NotYoursError
         return caller
 
     def check_still(self, caller: Caller) -> None:
-        """Let everybody go on."""
+        """Let every call go on."""
 
     def knows(self, token: str, /) -> bool:
         """Know every token."""
@@ -72,7 +72,7 @@ class ScriptedDaemon:
     def call(
         self, verb: str, request: Message, caller: Caller
     ) -> Message | asyncio.Future[Message]:
-        """Keep the call and answer by the script."""
+        """Record the call and answer by the script."""
         self.calls.append((verb, request, caller))
         if caller.pidfd is not None:
             self.pidfd_inode = os.fstat(caller.pidfd).st_ino
@@ -84,15 +84,15 @@ class ScriptedDaemon:
     def answer(
         self, verb: str, request: Message, caller: Caller
     ) -> Message | asyncio.Future[Message]:
-        """Do the same."""
+        """Record the call and answer by the script, too."""
         return self.call(verb, request, caller)
 
     def settle(self) -> None:
-        """There is nothing left to do but to count."""
+        """Count the settle; there is nothing else to do."""
         self.num_settled += 1
 
     def cancel(self, future: asyncio.Future[Message]) -> None:
-        """Forget a call."""
+        """Record that a call is forgotten."""
         self.cancelled.append(future)
         future.cancel()
 
@@ -125,7 +125,7 @@ class Served:
     lines: list["Line"] = field(default_factory=list)
 
     async def line(self) -> "Line":
-        """Connect to the local socket."""
+        """Open a connection to the local socket."""
         self.lines.append(await Line.to(self))
         return self.lines[-1]
 
@@ -139,11 +139,11 @@ class Line:
 
     @classmethod
     async def to(cls, served: Served) -> "Line":
-        """Connect."""
+        """Connect to the socket."""
         return cls(*await asyncio.open_unix_connection(served.settings.local_socket))
 
     def send(self, *calls: pb.Call | bytes) -> None:
-        """Send calls, or bytes as they are, in one write."""
+        """Send calls, or raw bytes, in one write."""
         self.writer.write(
             b"".join(call if isinstance(call, bytes) else framed(call) for call in calls)
         )
@@ -166,7 +166,7 @@ def framed(call: pb.Call) -> bytes:
 
 
 class HttpAnswer(NamedTuple):
-    """What HTTP answered."""
+    """An answer over HTTP."""
 
     status: int
     headers: dict[str, str]
@@ -187,7 +187,7 @@ async def http(
     headers: Mapping[str, str] | None = None,
     over_tcp: bool = False,
 ) -> HttpAnswer:
-    """Send one request; a body that is no bytes is sent as JSON."""
+    """Send one request; a body that is not bytes is sent as JSON."""
 
     def send() -> HttpAnswer:
         port = served.rest.http_port

@@ -1,4 +1,4 @@
-"""Have a cache surveyed, as metrics show it; nothing of it is read from a daemon."""
+"""Build the survey of a cache as metrics show it, without a daemon."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ LIMITS = TenantFacts(
 
 
 def departed() -> Departures:
-    """Five evicted blocks, each of which was there for 40 seconds and idle for 2."""
+    """Return five evicted blocks, each of which was there for 40 seconds and idle for 2."""
     departures = Departures()
     departures.clock.note(1, 0.0)
     departures.count(

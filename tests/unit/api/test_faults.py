@@ -1,4 +1,4 @@
-"""Laws of the one table of errors: every error reads the same over every transport."""
+"""Laws of the one table of errors: every error is the same over every transport."""
 
 import gc
 import json
@@ -44,7 +44,7 @@ NUMBERS = (
 
 
 def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
-    """What a refused call leaves is gone at once: to look for it would hold up all others."""
+    """A refused call is freed at once, because a run of the garbage collector would hold up all others."""
 
     def call(*_: object) -> NoReturn:
         raise PoolFullError(resource="blocks")
@@ -64,7 +64,7 @@ def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_error_survives_the_protocol(error: KVLeaseError) -> None:
-    """What is written as a message is read as the same error, zeros included."""
+    """An error that is written as a message is read as the same error, zeros included."""
     found = error_from_proto(error_to_proto(error))
 
     assert type(found) is type(error)
@@ -73,7 +73,7 @@ def test_error_survives_the_protocol(error: KVLeaseError) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_error_survives_a_problem_document(error: KVLeaseError) -> None:
-    """What is written as a problem is read by the library as the same error."""
+    """The library reads a problem document as the error from which it was written."""
     with pytest.raises(type(error)) as caught:
         _rest.response_of("reserve", error.http_status, problem(error))
 
@@ -112,7 +112,7 @@ def test_error_is_a_grpc_status(error: KVLeaseError) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_error_survives_a_grpc_status(error: KVLeaseError) -> None:
-    """What is written as a status is read by the library as the same error."""
+    """The library reads a gRPC status as the error from which it was written."""
     found = _explained(grpc_status(error).SerializeToString(), error.message)
 
     assert type(found) is type(error)
@@ -120,7 +120,7 @@ def test_error_survives_a_grpc_status(error: KVLeaseError) -> None:
 
 
 def test_error_without_holdings_says_nothing_of_them() -> None:
-    """What is not known is left out rather than told as nothing."""
+    """Unknown holdings are left out, rather than written as none."""
     error = PoolFullError("full")
     info = ErrorInfo()
 
@@ -131,14 +131,14 @@ def test_error_without_holdings_says_nothing_of_them() -> None:
 
 @pytest.mark.parametrize("text", ["", "you", "you leased many", "you leased -1, , a b c d"])
 def test_holdings_that_cannot_be_read_are_passed_over(text: str) -> None:
-    """A newer daemon may write more; what is understood is kept."""
+    """A newer daemon may write more holdings; those that are understood are kept."""
     assert holdings_from_text(f"{text}, nobody free 4") == [
         pb.Holding(owner="nobody", state="free", num_blocks=4)
     ]
 
 
 def test_number_of_any_width_is_explained() -> None:
-    """A refusal that repeats a caller's number reaches it, however large that is; no other number stands for it."""
+    """A refusal repeats the caller's number, however large it is, and no other number replaces it."""
     error = InvalidError(need=2**64 - 1, available=-(2**70), limit=7)
 
     found = error_from_proto(error_to_proto(error))

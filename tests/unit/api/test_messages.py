@@ -1,4 +1,4 @@
-"""Laws of reading messages: known fields only, whatever way they are written."""
+"""Laws of reading messages: only known fields are read, however they are written."""
 
 import pytest
 
@@ -10,12 +10,12 @@ STEP = pb.StepRequest(verbs=b"\1", reserves=[pb.ReserveRequest(request_id="r", n
 
 
 def test_known_fields_are_read() -> None:
-    """What the protocol writes is read as it was."""
+    """A message of the protocol is read as it was written."""
     assert parse(pb.StepRequest, STEP.SerializeToString()) == STEP
 
 
 def test_other_spelling_of_known_fields_is_read() -> None:
-    """A default that is written out, or a field written twice, is unusual and not wrong."""
+    """A default that is written out, or a field written twice, is unusual but valid."""
     packed = b"\x0a\x01a\x0a\x01b\x18\x00"
 
     assert parse(pb.ReserveRequest, packed) == pb.ReserveRequest(request_id="b")
@@ -30,7 +30,7 @@ def test_other_spelling_of_known_fields_is_read() -> None:
     ],
 )
 def test_unknown_field_is_named(packed: bytes, where: str) -> None:
-    """A field that the protocol lacks is refused by its number, however deep."""
+    """A field that the protocol lacks is refused by its number, at any depth."""
     with pytest.raises(InvalidError, match=where):
         parse(pb.StepRequest, packed)
 

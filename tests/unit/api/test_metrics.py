@@ -1,4 +1,4 @@
-"""Laws of the metrics: what was counted is shown, states add up, and Prometheus' own lint has nothing to say."""
+"""Laws of the metrics: counts are shown, states add up, and Prometheus' own lint has no complaint."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ from tests.unit.api.surveyed import (
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """Metrics over one cache, with some calls and copies counted."""
+    """Metrics of one cache, with some calls and copies counted."""
     counted = Metrics()
     counted.epoch = 9
     counted.watch_caches(lambda: [SURVEYED])
@@ -54,7 +54,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def test_magazines_are_told_apart(metrics: Metrics) -> None:
-    """Each magazine has its private blocks and those that it holds, by its place."""
+    """Each magazine is shown by its place, with its private blocks and those that it holds."""
     of_one = {"cache": "demo", "magazine": "2"}
 
     assert value(metrics, "kvlease_magazine_blocks", **of_one, state="private") == 5
@@ -62,7 +62,7 @@ def test_magazines_are_told_apart(metrics: Metrics) -> None:
 
 
 def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
-    """Summing over states gives the capacity, in blocks and bytes; what is held is not counted twice."""
+    """The sum over states is the capacity, in blocks and bytes; held blocks are not counted twice."""
     found = samples(metrics).items()
     for name, each in (("kvlease_blocks", 1), ("kvlease_pool_bytes", 4096)):
         device = [
@@ -76,7 +76,7 @@ def test_states_add_up_to_the_pool(metrics: Metrics) -> None:
 
 
 def test_leases_and_their_ends_add_up_to_the_grants(metrics: Metrics) -> None:
-    """What was granted, or came from an earlier life, lives or has ended for one of the reasons."""
+    """Leases granted or taken over from an earlier life are as many as those alive and those ended, for all reasons."""
     ended = {
         dict(labels)["reason"]: number
         for (one, labels), number in samples(metrics).items()
@@ -91,7 +91,7 @@ def test_leases_and_their_ends_add_up_to_the_grants(metrics: Metrics) -> None:
 
 
 def test_tiers_tell_whether_they_work(metrics: Metrics) -> None:
-    """A tier that is off is told apart from one that a cache does not have."""
+    """A tier that is off differs from a tier that the cache does not have."""
     found = samples(metrics)
 
     assert value(metrics, "kvlease_tier_up", cache="demo", tier="host") == 1
@@ -101,7 +101,7 @@ def test_tiers_tell_whether_they_work(metrics: Metrics) -> None:
 
 
 def test_queues_of_movers_are_shown(metrics: Metrics) -> None:
-    """Batches are told by mover, those that it has apart from those that wait for it."""
+    """Batches are shown by mover: those that it works on apart from those that wait for it."""
     assert value(metrics, "kvlease_mover_queue", mover="disk", state="waiting") == 3
     assert value(metrics, "kvlease_mover_queue", mover="disk", state="sent") == 2
     assert value(metrics, "kvlease_mover_oldest_seconds", mover="disk") == 0.5
@@ -117,7 +117,7 @@ def test_calls_are_counted_by_code(metrics: Metrics) -> None:
 
 
 def test_buckets_hold_what_is_not_slower(metrics: Metrics) -> None:
-    """A call as slow as a bound is inside it; the last bucket holds all."""
+    """A call exactly as slow as a bound is inside it, and the last bucket holds all calls."""
     name, labels = "kvlease_request_seconds_bucket", {"verb": "reserve", "transport": "local"}
 
     assert value(metrics, name, le=str(BUCKETS[0]), **labels) == 2
@@ -127,7 +127,7 @@ def test_buckets_hold_what_is_not_slower(metrics: Metrics) -> None:
 
 
 def test_snapshot_is_shown(metrics: Metrics) -> None:
-    """Gauges and counters of the core appear under the names that operators know."""
+    """The core's gauges and counters have the names that operators know."""
     assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="high") == 1
     assert value(metrics, "kvlease_waiting_requests", cache="demo", priority="low") == 0
     assert value(metrics, "kvlease_waiting_oldest_seconds", cache="demo") == 0.25
@@ -144,7 +144,7 @@ def test_snapshot_is_shown(metrics: Metrics) -> None:
 
 
 def test_leases_are_shown_by_phase_and_age(metrics: Metrics) -> None:
-    """Phases add up to the leases; the ages are those of the leases in the middle, near the end and at the end."""
+    """The phases add up to the leases; the ages are those of the leases in the middle, near the end and at the end."""
     assert value(metrics, "kvlease_leases", cache="demo", phase="active") == 2
     assert value(metrics, "kvlease_leases_max", cache="demo") == 1024
     assert value(metrics, "kvlease_quarantined_oldest_seconds", cache="demo") == 8
@@ -154,7 +154,7 @@ def test_leases_are_shown_by_phase_and_age(metrics: Metrics) -> None:
 
 
 def test_ages_of_no_leases_are_zero(metrics: Metrics) -> None:
-    """Where there is no lease, no age is missing."""
+    """Without leases no age is missing."""
     bare = replace(SURVEYED, survey=replace(SURVEY, lease_seconds=np.empty(0)))
     metrics.watch_caches(lambda: [bare])
 
@@ -162,7 +162,7 @@ def test_ages_of_no_leases_are_zero(metrics: Metrics) -> None:
 
 
 def test_blocks_of_tenants_are_shown(metrics: Metrics) -> None:
-    """Cached and held blocks add up to what a tenant uses, in blocks and bytes; nobody is shown who has nothing."""
+    """Cached and held blocks add up to a tenant's use, in blocks and bytes; a tenant without blocks is not shown."""
     labels = {"cache": "demo", "tier": "device", "tenant": "chat"}
 
     assert value(metrics, "kvlease_tenant_blocks", **labels, state="cached") == 1
@@ -180,7 +180,7 @@ def test_blocks_of_tenants_are_shown(metrics: Metrics) -> None:
 
 
 def test_leases_of_tenants_are_shown(metrics: Metrics) -> None:
-    """A tenant's leases stand beside what it may have; those of all that go by no name are one number."""
+    """A tenant's leases stand beside its limit; the leases of all nameless tenants are one number."""
     strangers = [replace(LIMITS, tenant_digest=digest, num_leases=digest) for digest in (1, 2)]
     several = replace(SURVEYED, survey=replace(SURVEY, tenants=(LIMITS, *strangers)))
     metrics.watch_caches(lambda: [several])
@@ -193,14 +193,14 @@ def test_leases_of_tenants_are_shown(metrics: Metrics) -> None:
 
 
 def test_drain_is_shown(metrics: Metrics) -> None:
-    """A cache that grants nothing new says so."""
+    """A cache that grants nothing new is shown as drained."""
     assert value(metrics, "kvlease_draining", cache="demo") == 1
     metrics.watch_caches(lambda: [replace(SURVEYED, is_draining=False)])
     assert value(metrics, "kvlease_draining", cache="demo") == 0
 
 
 def test_stale_credentials_are_shown(metrics: Metrics) -> None:
-    """What could not be taken is told apart from what is in force as it is on disk."""
+    """Credentials that could not be reloaded differ from those that are in force as they are on disk."""
     metrics.watch_credentials(lambda: {"tokens": True, "certificate": False})
 
     assert value(metrics, "kvlease_credentials_stale", what="tokens") == 1
@@ -208,7 +208,7 @@ def test_stale_credentials_are_shown(metrics: Metrics) -> None:
 
 
 def test_end_of_the_certificate_is_shown(metrics: Metrics) -> None:
-    """It is a moment, so that an alert may be given long before; without TLS there is none."""
+    """The end is a point in time, so that an alert can come long before it; without TLS there is none."""
     assert "\nkvlease_certificate_expires_timestamp_seconds" not in metrics.render().decode()
 
     metrics.certificate_expires_at = 1.9e9
@@ -217,7 +217,7 @@ def test_end_of_the_certificate_is_shown(metrics: Metrics) -> None:
 
 
 def test_ends_of_processes_are_counted(metrics: Metrics) -> None:
-    """Control processes by why another was started, movers by what they copy."""
+    """Ends of control processes are counted by the reason for the restart, ends of movers by what they copy."""
     metrics.control_restarts = {"ended": 2, "silent": 1}
     metrics.watch_mover_ends(lambda: {"memory": 3})
 
@@ -226,7 +226,7 @@ def test_ends_of_processes_are_counted(metrics: Metrics) -> None:
 
 
 def test_places_are_shown_beside_their_limits(metrics: Metrics) -> None:
-    """Whoever is about to be turned away can be seen coming."""
+    """A metric shows how near the places are to their limits, before a caller is turned away."""
     metrics.watch_places(
         lambda: Places(
             connections={"local": 7},
@@ -254,7 +254,7 @@ def test_places_are_shown_beside_their_limits(metrics: Metrics) -> None:
 
 
 def test_limits_of_nameless_tenants_are_not_shown(metrics: Metrics) -> None:
-    """A tenant that goes by no name has no limits of its own to show."""
+    """A tenant without a name has no limits to show."""
     stranger = replace(
         SURVEYED, survey=replace(SURVEY, tenants=(replace(LIMITS, tenant_digest=1),))
     )
@@ -264,7 +264,7 @@ def test_limits_of_nameless_tenants_are_not_shown(metrics: Metrics) -> None:
 
 
 def test_waste_is_shown_by_group(metrics: Metrics) -> None:
-    """Tokens that are not there and padding are told in bytes of the group's blocks; the plan's own waste beside it."""
+    """Missing tokens and padding are shown in bytes of a group's blocks, beside the plan's own waste."""
     assert value(metrics, "kvlease_group_blocks", cache="demo", group="0") == 3
     assert value(metrics, "kvlease_group_unfilled_bytes", cache="demo", group="0") == 1500
     assert value(metrics, "kvlease_group_padding_bytes", cache="demo", group="0") == 288
@@ -285,7 +285,7 @@ def test_departures_are_shown(metrics: Metrics) -> None:
 
 
 def test_every_metric_of_the_catalogue_is_shown(metrics: Metrics) -> None:
-    """Nothing is described that is not there, and nothing is there that is not described."""
+    """Every metric in the catalogue exists, and every metric that exists is in the catalogue."""
     found = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
 
     assert {name for name in found if name.startswith("kvlease_")} == {
@@ -294,7 +294,7 @@ def test_every_metric_of_the_catalogue_is_shown(metrics: Metrics) -> None:
 
 
 def test_kinds_have_their_endings() -> None:
-    """A name is one that can be asked for."""
+    """Names have the endings by which Prometheus asks for them."""
     endings = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_bucket", Kind.GAUGE: ""}
 
     assert all(
@@ -308,7 +308,7 @@ def test_nothing_is_created(metrics: Metrics) -> None:
 
 
 def test_names_pass_the_lint_of_prometheus(metrics: Metrics) -> None:
-    """Names, units and help texts are as Prometheus wants them."""
+    """Names, units and help texts pass the lint of Prometheus."""
     promtool = debian.program("promtool", ("prometheus",))
     lint = subprocess.run(
         [promtool, "check", "metrics"], input=metrics.render(), capture_output=True, check=False
@@ -320,7 +320,7 @@ def test_names_pass_the_lint_of_prometheus(metrics: Metrics) -> None:
 async def test_others_have_their_turn_during_a_scrape(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for the event loop gets it between two pieces; the text is the same as in one go."""
+    """The event loop serves others between two pieces, and the text is the same as in one go."""
     monkeypatch.setattr("kvleased.metrics.TURN_SECONDS", 0.0)
     turns = 0
 
@@ -340,5 +340,5 @@ async def test_others_have_their_turn_during_a_scrape(
 
 
 def test_repr_shows_life(metrics: Metrics) -> None:
-    """Metrics show how many calls they counted."""
+    """The repr shows how many calls were counted."""
     assert repr(metrics) == "<Metrics 5 calls>"

@@ -1,4 +1,4 @@
-"""Laws of the metrics' text in pieces: it is what the library writes, wherever it is cut."""
+"""Laws of the metrics' text in pieces: together they are what the library writes, wherever the text is cut."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from kvleased.metrics.exposition import SAMPLES_AT_ONCE, pieces
 
 
 class OneFamily(CollectorRegistry):
-    """A registry of one family."""
+    """A registry with one family."""
 
     def __init__(self, family: Metric) -> None:
         self._one = family
 
     def collect(self) -> Iterator[Metric]:
-        """Yield it."""
+        """Yield the family."""
         yield self._one
 
 

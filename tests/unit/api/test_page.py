@@ -1,4 +1,4 @@
-"""Laws of the page's routes: its own files and no others, strict queries, nothing for workers, a stream of changes."""
+"""Laws of the page's routes: its own files only, strict queries, nothing for workers, a stream of changes."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 async def paged(settings: Settings, node: Node) -> AsyncIterator[Served]:
-    """Give a REST server with the page over a real daemon's caches."""
+    """Give a REST server that serves the page over a real daemon's caches."""
     async with node.life():
         await node.register()
         metrics = Metrics()
@@ -57,7 +57,7 @@ async def get(served: Served, path: str, **headers: str) -> HttpAnswer:
 
 
 async def test_files_are_served_with_a_strict_policy(paged: Served) -> None:
-    """Each file comes as what it is, with a policy that allows nothing inline and nothing of others."""
+    """Each file has its own type, and a policy that allows nothing inline and nothing from other hosts."""
     for name, kind in FILES.items():
         answer = await get(paged, f"/ui/{name}")
         assert (answer.status, answer.headers["content-type"]) == (200, kind)
@@ -67,7 +67,7 @@ async def test_files_are_served_with_a_strict_policy(paged: Served) -> None:
 
 
 async def test_unchanged_file_is_not_sent_again(paged: Served) -> None:
-    """Who has a file already is told so."""
+    """A browser that has a file already is told that it is unchanged."""
     etag = (await get(paged, "/ui/app.js")).headers["etag"]
 
     again = await get(paged, "/ui/app.js", **{"If-None-Match": etag})
@@ -77,12 +77,12 @@ async def test_unchanged_file_is_not_sent_again(paged: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/ui/page.py", "/ui/../page.py", "/ui/%2e%2e%2fpage.py", "/ui/x"])
 async def test_nothing_else_is_served(paged: Served, path: str) -> None:
-    """There is no way from the page to other files."""
+    """The page's routes lead to no other file."""
     assert (await get(paged, path)).status == 404
 
 
 def test_files_are_all_there_and_load_nothing_of_others() -> None:
-    """Every file is listed; none has a script or style inline, or names another host."""
+    """Every file is listed; none has an inline script or style, or names another host."""
     assert {one.name for one in STATIC.iterdir()} == set(FILES)
     for name in FILES:
         text = (STATIC / name).read_text()
@@ -102,7 +102,7 @@ async def test_map_is_a_line_and_two_bytes_a_cell(paged: Served) -> None:
 
 
 async def test_block_is_told(paged: Served) -> None:
-    """One block is JSON."""
+    """A block is described in JSON."""
     answer = await get(paged, "/ui/data/block?cache=main&tier=host&block=3")
 
     assert (answer.status, answer.json["look"]) == (200, "free")
@@ -121,7 +121,7 @@ async def test_block_is_told(paged: Served) -> None:
     ],
 )
 async def test_queries_are_strict(paged: Served, query: str, status: int) -> None:
-    """What makes no sense is a problem document."""
+    """A senseless query is answered with a problem document."""
     answer = await get(paged, f"/ui/data/{query}")
 
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
@@ -129,14 +129,14 @@ async def test_queries_are_strict(paged: Served, query: str, status: int) -> Non
 
 @pytest.mark.parametrize("path", ["map?cache=main", "block?cache=main&block=1", "live"])
 async def test_workers_see_nothing(paged: Served, path: str) -> None:
-    """A worker's token is refused, because the page tells of all tenants."""
+    """A worker's token is refused, because the page shows all tenants."""
     answer = await get(paged, f"/ui/data/{path}", Authorization="Bearer whose")
 
     assert (answer.status, answer.json["code"]) == (403, "NOT_YOURS")
 
 
 async def test_other_hosts_are_refused(paged: Served) -> None:
-    """A web page that had its own name resolved to loopback reads nothing."""
+    """A web page whose own name resolves to loopback reads nothing."""
     answer = await http(
         paged, "GET", "/ui/data/map?cache=main", headers={"Host": "evil.example"}, over_tcp=True
     )
@@ -147,7 +147,7 @@ async def test_other_hosts_are_refused(paged: Served) -> None:
 async def test_stream_sends_figures_then_pictures_then_changes(
     paged: Served, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First comes everything, then what has changed; when the onlooker leaves, nothing is left of it."""
+    """A stream first sends everything, then changes; when the onlooker leaves, the daemon keeps nothing of it."""
     monkeypatch.setattr(live, "PERIOD_SECONDS", 0.05)
     monkeypatch.setattr("kvleased.verbs.picturing.FRESH_SECONDS", 0.0)
     reader, writer = await asyncio.open_unix_connection(paged.settings.http_socket)
@@ -170,7 +170,7 @@ async def test_stream_sends_figures_then_pictures_then_changes(
 async def test_too_many_onlookers_are_refused(
     paged: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams are limited."""
+    """The number of streams is limited."""
     monkeypatch.setattr(live, "VIEWERS_MAX", 0)
 
     answer = await get(paged, "/ui/data/live")
@@ -190,7 +190,7 @@ async def _event(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
 
 
 def shown(looks: list[int], tenants: list[int] | None = None) -> Shown:
-    """Return a picture of some looks."""
+    """Return a picture with some looks."""
     made = Picture(
         first_block=0,
         num_blocks=len(looks),
@@ -202,7 +202,7 @@ def shown(looks: list[int], tenants: list[int] | None = None) -> Shown:
 
 
 def test_only_what_differs_is_sent() -> None:
-    """The cells that changed look or tenant are sent, with their places; nothing if there are none."""
+    """The cells whose look or tenant changed are sent with their places, and nothing is sent without a change."""
     before, after = shown([0] * 16), shown([0, 1, *[0] * 14], [*[0] * 15, 1])
 
     sent = change(NAME, after, before)
@@ -226,6 +226,6 @@ def test_whole_picture_is_sent_where_it_is_new_or_much_has_changed() -> None:
 
 
 def test_packed_picture_is_bytes() -> None:
-    """Its planes come behind its head as they are."""
+    """The planes of a picture follow its head unchanged."""
     assert packed(NAME, shown([1, 2], [3, 4])).endswith(b"\n\1\2\3\4")
     assert Tier(NAME.tier) is Tier.DEVICE

@@ -1,4 +1,4 @@
-"""Laws of the places of HTTP: of the few of strangers the oldest gives way, and members lose none to them."""
+"""Laws of the places of HTTP: the oldest stranger gives way to a new one, and members lose no place to strangers."""
 
 import asyncio
 import contextlib
@@ -28,20 +28,20 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Guest:
-    """A connection that tells whether it had to give way."""
+    """A connection that records whether it had to give way."""
 
     def __init__(self, host: str = "a") -> None:
         self.host = host
         self.has_given_way = False
 
     def give_way(self) -> None:
-        """Give way."""
+        """Record that it gave way."""
         self.has_given_way = True
 
 
 @pytest.fixture
 async def places() -> Places:
-    """Two places for members, three for strangers."""
+    """Two places for members, and three for strangers."""
     return Places(2, 3, 7070)
 
 
@@ -60,7 +60,7 @@ def over_tcp(serving: Guarded) -> HttpServer:
 
 @contextlib.asynccontextmanager
 async def held(port: int, count: int, sent: bytes) -> AsyncIterator[list[Line]]:
-    """Hold so many connections, each of which has sent something and had its answer, or has been ended."""
+    """Hold a number of connections, each of which has sent something and been answered, or been ended."""
     lines: list[Line] = []
     try:
         for _ in range(count):
@@ -79,7 +79,7 @@ async def held(port: int, count: int, sent: bytes) -> AsyncIterator[list[Line]]:
 
 
 async def ask(line: Line, token: str = "") -> int:
-    """Ask for the caches over a connection; returns the status, 0 where it has ended."""
+    """Ask for the caches over a connection; return the status, or 0 if the connection has ended."""
     reader, writer = line
     shown = f"Authorization: Bearer {token}\r\n" if token else ""
     writer.write(f"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\n{shown}\r\n".encode())
@@ -94,7 +94,7 @@ async def ask(line: Line, token: str = "") -> int:
 
 
 async def ended(line: Line) -> bool:
-    """Wait until a connection has ended, whatever it is told before."""
+    """Wait until a connection has ended, whatever it sends before."""
     async with asyncio.timeout(20):
         with contextlib.suppress(ConnectionError):
             await line[0].read()
@@ -116,7 +116,7 @@ async def test_oldest_stranger_makes_room_where_there_are_no_descriptors(places:
 
 
 async def test_oldest_stranger_gives_way(places: Places) -> None:
-    """A new connection has a place at once, and the oldest of the same host ends; else the oldest of all."""
+    """A new connection has a place at once: the oldest of the same host ends, or else the oldest of all."""
     guests = [Guest("a"), Guest("b"), Guest("b"), Guest("b"), Guest("c")]
 
     with capture_logs() as lines:
@@ -132,7 +132,7 @@ async def test_oldest_stranger_gives_way(places: Places) -> None:
 
 
 async def test_members_give_way_to_nobody(places: Places) -> None:
-    """Whoever was let in keeps a place until the end, and where there is none nobody is let in."""
+    """A caller who was let in keeps a place until the end, and without a free place nobody is let in."""
     member, other, late = Guest(), Guest(), Guest()
     for guest in (member, other):
         places.enter(guest)
@@ -150,7 +150,7 @@ async def test_members_give_way_to_nobody(places: Places) -> None:
 
 
 async def test_member_without_its_token_is_a_stranger_again(places: Places) -> None:
-    """A place is whose the last request was."""
+    """A place belongs to the class of its connection's last request."""
     guest = Guest()
     places.enter(guest)
     assert places.let_in(guest)
@@ -166,7 +166,7 @@ async def test_member_without_its_token_is_a_stranger_again(places: Places) -> N
 
 @pytest.mark.parametrize("sent", [b"", PROBE], ids=["silent", "probing"])
 async def test_strangers_hold_off_nobody_with_a_token(serving: Guarded, sent: bytes) -> None:
-    """However many connections strangers hold, whoever has a token connects, is served, and stays connected."""
+    """However many connections strangers hold, a caller with a token connects, is served, and stays connected."""
     port, token = serving.rest.http_port, serving.tokens[Role.READER]
 
     async with held(port, 1, b"") as (mine,):
@@ -183,7 +183,7 @@ async def test_strangers_hold_off_nobody_with_a_token(serving: Guarded, sent: by
 
 
 async def test_guessed_token_has_no_members_place(serving: Guarded) -> None:
-    """What somebody shows counts only where it is a token of ours."""
+    """Only a token of the daemon counts."""
     port = serving.rest.http_port
 
     async with held(port, MEMBERS_MAX + 1, b"") as lines:
@@ -197,7 +197,7 @@ async def test_guessed_token_has_no_members_place(serving: Guarded) -> None:
 
 
 async def test_member_too_many_is_told_so_before_its_call(serving: Guarded) -> None:
-    """Where all places of members are taken, one more is refused, and nothing of its call is done."""
+    """When members hold all places, one more is refused, and nothing of its call is done."""
     port, token = serving.rest.http_port, serving.tokens[Role.OPERATOR]
 
     async with held(port, MEMBERS_MAX, b"") as lines:
@@ -218,7 +218,7 @@ async def test_member_too_many_is_told_so_before_its_call(serving: Guarded) -> N
 
 
 async def test_stranger_who_gives_way_is_told_why(serving: Guarded) -> None:
-    """It learns how many strangers there may be, and that a token has a place of another kind."""
+    """The stranger learns how many strangers there may be, and that a token gives a place of another kind."""
     over_tcp(serving).places.strangers_max = 1
 
     async with held(serving.rest.http_port, 2, b"") as (oldest, _):
@@ -233,7 +233,7 @@ async def test_stranger_who_gives_way_is_told_why(serving: Guarded) -> None:
 async def test_stranger_does_not_go_on_for_ever(
     serving: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the time that a connection may be idle a stranger's next answer is its last; a member's is not."""
+    """A stranger's first answer after the longest idle time is its last; a member's is not."""
     monkeypatch.setattr(over_tcp(serving)._protocol, "idle_seconds_max", 0.0)
     token = serving.tokens[Role.READER]
 
@@ -243,7 +243,7 @@ async def test_stranger_does_not_go_on_for_ever(
 
 
 async def test_handshakes_hold_off_nobody_with_a_token() -> None:
-    """Under TLS, too, where a stranger need not even begin; who comes first gives way first."""
+    """The same holds under TLS, where a stranger need not even begin a handshake; the first to come gives way first."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         authority = Authority(Path(directory))
         pair = await asyncio.to_thread(authority.sign, "server")
@@ -276,13 +276,13 @@ async def test_handshakes_hold_off_nobody_with_a_token() -> None:
 async def test_connection_that_was_closed_already_has_no_place(
     serving: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who opens and closes faster than anybody accepts takes nobody's place, and none is made for him."""
+    """A caller who opens and closes faster than the daemon accepts takes no place, and none is made for it."""
     port, server, made = serving.rest.http_port, over_tcp(serving), []
     make = server._make
     monkeypatch.setattr(server, "_make", lambda *about: made.append(about) or make(*about))
 
     async with held(port, 1, PROBE) as (line,):
-        # While the loop is held here nothing is accepted.
+        # While the loop is held here, nothing is accepted.
         for _ in range(2 * STRANGERS_MAX):
             socket.create_connection(("127.0.0.1", port), timeout=20).close()
         assert await ask(line) == 401
@@ -294,7 +294,7 @@ async def test_connection_that_was_closed_already_has_no_place(
 
 @pytest.mark.parametrize("sent", [b"", PROBE], ids=["silent", "probing"])
 async def test_liveness_gets_through(serving: Guarded, sent: bytes) -> None:
-    """On the port of probes all are strangers, and a new one always has a place."""
+    """All callers of the probes' port are strangers, and a new one always has a place."""
     server = ProbeServer(serving.rest.probes)
     await server.start("127.0.0.1", 0)
 

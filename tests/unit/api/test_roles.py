@@ -1,4 +1,4 @@
-"""Laws of roles: on every route, method and verb each may what the one table says; who may not changes nothing."""
+"""Laws of roles: one table says who may call each route, method and verb, and a refused call changes nothing."""
 
 import asyncio
 import os
@@ -58,20 +58,20 @@ async def serving() -> AsyncIterator[Guarded]:
 
 
 def roles_of(operation_id: str) -> frozenset[Role]:
-    """Return who may call an operation of REST."""
+    """Return the roles that may call an operation of REST."""
     verb = next(route.verb for route in ROUTES if route.operation_id == operation_id)
     return OF_OPERATION.get(operation_id) or OF_VERB[verb]
 
 
 def test_every_verb_has_roles() -> None:
-    """There is no verb that nobody has thought of, and no role for what there is not."""
+    """Every verb has roles, and the table has no verb that does not exist."""
     assert set(OF_VERB) == set(VERBS)
     assert set(OF_OPERATION) <= {operation_id for _, _, operation_id in OPERATIONS}
     assert all(Role.STRANGER not in roles for roles in (*OF_VERB.values(), *OF_OPERATION.values()))
 
 
 async def test_every_path_beside_the_api_has_roles(serving: Guarded) -> None:
-    """Whatever else is served has its line in the table, the documents included."""
+    """All else that is served, documents included, has a line in the table."""
     paths = {route.path for route in serving.rest.app.routes if isinstance(route, Route)}
 
     assert paths | DOCUMENTS == set(OF_PATH)
@@ -80,7 +80,7 @@ async def test_every_path_beside_the_api_has_roles(serving: Guarded) -> None:
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.OPERATOR])
 async def test_rest_refuses_by_role_and_changes_nothing(serving: Guarded, role: Role) -> None:
-    """A role that may not is told so, 401 to strangers and 403 to others, before its call is looked at."""
+    """A role that may not call is refused, 401 for strangers and 403 for others, before its call is read."""
     token = await serving.token(role)
     before = serving.state()
 
@@ -95,7 +95,7 @@ async def test_rest_refuses_by_role_and_changes_nothing(serving: Guarded, role: 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.STRANGER])
 async def test_rest_admits_by_role(serving: Guarded, role: Role) -> None:
-    """A role that may is refused for other reasons, if at all."""
+    """A role that may call is refused for other reasons, if at all."""
     for method, path, operation_id in OPERATIONS:
         if role in roles_of(operation_id) and (method, path) != ("DELETE", "/v1/caches/{cache}"):
             token = await serving.token(role)
@@ -108,18 +108,18 @@ async def test_rest_admits_by_role(serving: Guarded, role: Role) -> None:
 
 @pytest.mark.parametrize("role", Role)
 async def test_rest_serves_beside_the_api_by_role(serving: Guarded, role: Role) -> None:
-    """Metrics and the page's data are for who may look at everything; probes and plain files for all."""
+    """Metrics and the page's data are for roles that may look at everything; probes and plain files are for all."""
     token = await serving.token(role)
 
     for path, roles in OF_PATH.items():
-        # A token that is nobody's business is not looked at.
+        # A token that nobody has is not looked at.
         status, _ = await serving.over_rest("GET", path.format(name="app.js"), token)
         assert (status in (401, 403)) is (role not in roles), path
 
 
 @pytest.mark.parametrize("role", Role)
 async def test_grpc_goes_by_role(serving: Guarded, role: Role) -> None:
-    """Every method of the service admits and refuses as its verb does; a refusal changes nothing."""
+    """Every method of the service admits and refuses as its verb does, and a refusal changes nothing."""
     for method in sorted(SERVICE.methods, key=lambda one: one.name == "DeleteCache"):
         verb, request = VERB_OF[method.input_type.name], getattr(pb, method.input_type.name)()
         if verb == "detach" and role is Role.OPERATOR:
@@ -135,7 +135,7 @@ async def test_grpc_goes_by_role(serving: Guarded, role: Role) -> None:
 @pytest.mark.parametrize("role", [Role.READER, Role.JOINER, Role.WORKER, Role.OPERATOR])
 @pytest.mark.parametrize("shows_token", [True, False])
 async def test_local_socket_goes_by_role(serving: Guarded, role: Role, shows_token: bool) -> None:
-    """On the local socket a token says who calls, and without one this user is an operator."""
+    """On the local socket a token says who calls; without a token, this user is an operator."""
     if not shows_token and role is not Role.OPERATOR:
         return
     for verb in sorted(VERBS, key=lambda one: one == "delete_cache"):
@@ -155,7 +155,7 @@ async def test_local_socket_goes_by_role(serving: Guarded, role: Role, shows_tok
 
 
 async def test_wrong_token_is_refused_everywhere(serving: Guarded) -> None:
-    """A token that is nobody's opens nothing, also on a Unix socket where none would be needed."""
+    """A token that nobody has permits nothing, also on a Unix socket where no token is needed."""
     for token in ("0" * 32, serving.tokens[Role.OPERATOR][:-1], "\xe9" * 16):
         status, _ = await serving.over_rest("GET", "/v1/stats", token)
         assert status == 401
@@ -166,7 +166,7 @@ async def test_wrong_token_is_refused_everywhere(serving: Guarded) -> None:
 
 
 async def test_stranger_is_refused_before_the_body(serving: Guarded) -> None:
-    """A stranger's body is not waited for."""
+    """A stranger is refused before the body is read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
     writer.write(b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
 
@@ -178,7 +178,7 @@ async def test_stranger_is_refused_before_the_body(serving: Guarded) -> None:
 
 
 async def test_tokens_are_files_of_this_user_alone(serving: Guarded) -> None:
-    """The files are made with mode 0600, and differ."""
+    """The token files have mode 0600, and their tokens differ."""
     paths = serving.settings.token_paths.values()
 
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
@@ -187,7 +187,7 @@ async def test_tokens_are_files_of_this_user_alone(serving: Guarded) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 async def test_another_user_is_a_stranger(serving: Guarded) -> None:
-    """Another user cannot connect; and if the modes let him, he is nobody without a token."""
+    """Another user cannot connect; where the file modes let that user in, nothing is permitted without a token."""
     runtime_dir, packed = (
         serving.settings.runtime_dir,
         framed(pb.Call(call_number=1, stats=pb.StatsRequest())),
@@ -222,7 +222,7 @@ async def _by_nobody(path: Path, packed: bytes) -> bytes:
 
 
 async def test_services_beside_kvlease_are_listed(serving: Guarded) -> None:
-    """Over gRPC there is kvlease's service, health and reflection, and nothing else."""
+    """Over gRPC there are kvlease's service, health and reflection, and nothing else."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.grpc.grpc_port}") as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         answers = stub.ServerReflectionInfo(
@@ -237,6 +237,6 @@ async def test_services_beside_kvlease_are_listed(serving: Guarded) -> None:
 
 
 def test_own_is_what_needs_an_attached_worker() -> None:
-    """Nobody else has what is a worker's own, so that no operator acts in a worker's name."""
+    """Nobody but the worker itself may make its own calls, so no operator acts in a worker's name."""
     assert {Role.WORKER} == OWN
     assert all(Role.OPERATOR in roles for roles in OF_VERB.values() if roles != OWN)

@@ -1,4 +1,4 @@
-"""Laws of listening: only this user, only loopback."""
+"""Laws of listening: only this user can connect, and only over loopback."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.unit.api.scripted import Served
 
 
 async def test_sockets_belong_to_this_user_alone(served: Served) -> None:
-    """Nobody else can connect to, or even see, the sockets."""
+    """No other user can connect to the sockets, or even see them."""
     runtime_dir = served.settings.runtime_dir
     modes = {path.name: path.stat().st_mode & 0o777 for path in runtime_dir.iterdir()}
 
@@ -19,7 +19,7 @@ async def test_sockets_belong_to_this_user_alone(served: Served) -> None:
 
 
 def test_socket_left_behind_is_replaced(tmp_path: Path) -> None:
-    """A daemon that was killed does not keep the next one from listening."""
+    """The socket of a killed daemon does not keep the next daemon from listening."""
     listen_unix(tmp_path / "a.sock").close()
 
     with listen_unix(tmp_path / "a.sock") as listener:
@@ -28,7 +28,7 @@ def test_socket_left_behind_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory somebody else's")
 def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
-    """Who owns the directory could put a socket of his own in our place."""
+    """The owner of the directory could replace our socket with another."""
     os.chown(tmp_path, 12345, 12345)
 
     with pytest.raises(PermissionError, match="12345"):
@@ -36,7 +36,7 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_address_that_cannot_be_had_is_named(tmp_path: Path) -> None:
-    """Of several ports and sockets the error says which one it is about."""
+    """Of several ports and sockets, the error names the one that failed."""
     with listen_beyond("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(OSError, match="Address already in use") as taken:

@@ -1,4 +1,4 @@
-"""Spans of requests: FastAPI's own over REST, the interceptor's over gRPC; neither says what callers wrote."""
+"""Laws of the spans of requests: FastAPI's over REST, the interceptor's over gRPC, neither with a caller's text."""
 
 import asyncio
 import json
@@ -32,18 +32,18 @@ ALLOWED = {
 
 
 Spans = Callable[[], dict[str, dict[str, Any]]]
-"""Returns the spans that were written, by name."""
+"""A function that returns the written spans by name."""
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where spans are written."""
+    """The file in which spans are written."""
     return tmp_path / "spans"
 
 
 @pytest.fixture
 async def traced(settings: Settings, file: Path) -> AsyncIterator[Served]:
-    """REST and gRPC over a scripted daemon that traces."""
+    """REST and gRPC over a scripted daemon, with tracing."""
     daemon, metrics = ScriptedDaemon(), Metrics()
     daemon.tracing = Tracing(endpoint="", file=file, epoch=7)
     daemon.tracing.start()
@@ -69,12 +69,12 @@ def spans(traced: Served, file: Path) -> Spans:
 
 
 def text(file: Path) -> str:
-    """Return all that was written."""
+    """Return all text that was written."""
     return file.read_text()
 
 
 async def ask(traced: Served, path: str) -> int:
-    """Ask for a path with secrets wherever there may be any; returns the status."""
+    """Ask for a path with secrets wherever they are possible; return the status."""
     headers = {
         "traceparent": PARENT,
         "authorization": f"Bearer {SECRET}",
@@ -86,7 +86,7 @@ async def ask(traced: Served, path: str) -> int:
 async def test_rest_span_is_fastapis_and_names_the_route_alone(
     traced: Served, spans: Spans, file: Path
 ) -> None:
-    """It hangs below the caller's; neither a name, nor a query, nor a token is in it."""
+    """The span is below the caller's, and has no name, query or token."""
     answered = await ask(traced, f"/v1/caches/{SECRET}")
     refused = await ask(traced, f"/v1/caches/{SECRET}/leases?{SECRET}=1")
     unknown = await ask(traced, f"/v1/{SECRET}")
@@ -103,7 +103,7 @@ async def test_rest_span_is_fastapis_and_names_the_route_alone(
 
 
 async def test_what_is_no_call_has_no_rest_span(traced: Served, spans: Spans) -> None:
-    """Probes and pages; and streams, which would be spans as long as somebody watches."""
+    """Probes and pages have no span, nor have streams, whose spans would be as long as somebody watches."""
     for path in ("/livez", "/v1/caches/main/trace?unknown=1", "/v1/events?unknown=1"):
         await ask(traced, path)
 
@@ -111,7 +111,7 @@ async def test_what_is_no_call_has_no_rest_span(traced: Served, spans: Spans) ->
 
 
 async def test_grpc_span_tells_method_and_code(traced: Served, spans: Spans, file: Path) -> None:
-    """Of answered and of refused calls, below the caller's; streams and other services have none."""
+    """Answered and refused calls have a span below the caller's; streams and other services have none."""
     traced.daemon.script["pin"] = UnknownCacheError(SECRET)
     metadata = (("traceparent", PARENT), ("authorization", f"Bearer {SECRET}"))
     async with grpc.aio.insecure_channel(f"unix:{traced.settings.grpc_socket}") as channel:
@@ -121,7 +121,7 @@ async def test_grpc_span_tells_method_and_code(traced: Served, spans: Spans, fil
             await stub.Pin(pb.PinRequest(), metadata=metadata)
         watch = stub.Watch(pb.WatchRequest())
         watch.cancel()
-        # A span ends behind the answer.
+        # A span ends after the answer.
         async with asyncio.timeout(10):
             while len(spans()) < 2:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(0)
@@ -136,7 +136,7 @@ async def test_grpc_span_tells_method_and_code(traced: Served, spans: Spans, fil
 
 
 async def test_where_nothing_is_traced_nothing_is_between(settings: Settings) -> None:
-    """Off by default: the app is served as it is, and gRPC has no interceptor."""
+    """Tracing is off by default: the app is served as it is, and gRPC has no interceptor."""
     server = RestServer(Metrics())
     await server.start(ScriptedDaemon(), settings)
     try:

@@ -1,4 +1,4 @@
-"""What strangers send over any transport is answered, told seldom, and told with who it was."""
+"""Laws of what strangers send over any transport: it is answered, logged seldom, and logged with its sender."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ async def _send(connect: Any, sent: bytes) -> bytes:
 async def test_flood_over_http_is_a_line_a_listener(
     serving: Guarded, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
-    """However many bad requests come, each listener tells of them once, and says from where."""
+    """However many bad requests come, each listener logs them once, with their origin."""
     probes = ProbeServer(serving.rest.probes)
     await probes.start("127.0.0.1", 0)
     ports = (serving.rest.http_port, probes.port)
@@ -67,7 +67,7 @@ async def test_refused_operator_is_told_over_each_transport(serving: Guarded) ->
 
     with capture_logs() as over_rest:
         await serving.over_rest("POST", "/v1/drain", wrong)
-    # Each verb is told of once in ten seconds, over whatever transport.
+    # Each verb is logged once in ten seconds, over whatever transport.
     serving.node.daemon.guard._strangers._refused.clear()
     with capture_logs() as over_grpc:
         await serving.over_grpc(drain, pb.DrainRequest(), wrong)
@@ -96,7 +96,7 @@ async def test_refused_operator_is_told_over_each_transport(serving: Guarded) ->
 async def test_operator_is_told_of_his_token_over_each_transport(
     serving: Guarded, token: str, says: str
 ) -> None:
-    """Without a token, or with a wrong one, it is said so, and where it is named; nothing is said of a worker."""
+    """An operator whose token is missing or wrong is told where to name it; a worker is told nothing of the kind."""
     _, problem = await serving.over_rest("GET", "/v1/caches", token)
     _, refused = await serving.over_rest("POST", "/v1/drain", token)
     request = pb.ListCachesRequest()
@@ -114,7 +114,7 @@ async def test_operator_is_told_of_his_token_over_each_transport(
 
 
 async def test_head_above_the_limit_is_told_so_although_more_of_it_comes(serving: Guarded) -> None:
-    """Who still sends his head gets the refusal, and not a connection that was reset."""
+    """A caller who is still sending a head reads the refusal, and not a reset connection."""
 
     def send() -> bytes:
         with socket.create_connection(("127.0.0.1", serving.rest.http_port), timeout=10) as line:
@@ -133,7 +133,7 @@ async def test_head_above_the_limit_is_told_so_although_more_of_it_comes(serving
 
 
 async def test_head_without_end_ends(serving: Guarded) -> None:
-    """What is thrown away of a head is bounded, too."""
+    """The part of a head that is thrown away is bounded, too."""
     assert serving.tokens[Role.STRANGER] == ""
 
     def send() -> bool:

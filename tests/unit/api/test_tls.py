@@ -1,4 +1,4 @@
-"""Laws of TLS: real certificates, both protocols, roles by certificate or token, nothing in the clear on a network."""
+"""Laws of TLS: real certificates, both protocols, roles by certificate or token, no plain text on a network."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ from tests.unit.api.guarded import Guarded, guarded
 
 @pytest.fixture(scope="module")
 def authority() -> Any:
-    """Who signs."""
+    """An authority that signs certificates."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         yield Authority(Path(directory))
 
@@ -56,13 +56,13 @@ def addresses(found: Guarded) -> list[str]:
 
 
 def epoch(address: str, credentials: Credentials) -> int:
-    """Ask for something that not everybody may know."""
+    """Ask for something that is not open to everybody."""
     with Client(address, credentials=credentials, deadline_seconds=10) as client:
         return client.stats().epoch
 
 
 async def test_tokens_go_over_tls(authority: Authority) -> None:
-    """Both clients over both protocols speak TLS, show a token, and have what it is good for."""
+    """The clients of both protocols speak TLS, show a token, and have what the token's role permits."""
     ca_file = str(authority.cert_file)
     async with serving(authority) as found:
         reader = Credentials(ca_file=ca_file, token=found.tokens[Role.READER])
@@ -77,7 +77,7 @@ async def test_tokens_go_over_tls(authority: Authority) -> None:
 
 
 async def test_worker_attaches_over_tls(authority: Authority) -> None:
-    """A joiner's token becomes a worker's; memory stays where the local socket is."""
+    """A joiner's token becomes a worker's; memory is handed over on the local socket only."""
     async with serving(authority) as found:
         joiner = Credentials(ca_file=str(authority.cert_file), token=found.tokens[Role.JOINER])
         for address in addresses(found):
@@ -95,8 +95,8 @@ async def test_worker_attaches_over_tls(authority: Authority) -> None:
 async def test_certificate_gives_a_role(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client's certificate says what it is; without one there is no connection, and other names need tokens."""
-    # No daemon of this user lends its token.
+    """A client's certificate gives its role; without one there is no connection, and other names need tokens."""
+    # No token of a daemon of this user is found.
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     names = ("kvlease-reader", "kvlease-operator", "somebody")
     pairs = {name: await asyncio.to_thread(authority.sign, name) for name in names}
@@ -118,7 +118,7 @@ async def test_certificate_gives_a_role(
 
 
 async def test_client_trusts_nobody_else(authority: Authority) -> None:
-    """A daemon whose certificate is another authority's is not talked to."""
+    """A client does not talk to a daemon whose certificate comes from another authority."""
     async with serving(authority) as found:
         for address in addresses(found):
             with pytest.raises(UnavailableError):
@@ -130,7 +130,7 @@ async def test_client_trusts_nobody_else(authority: Authority) -> None:
 async def test_certificate_that_is_not_taken_is_told_with_what_to_name(
     authority: Authority,
 ) -> None:
-    """Who has not named the authority is not sent to look whether the daemon runs."""
+    """A client without the authority's file is told to name it, and not to look whether the daemon runs."""
     async with serving(authority) as found:
         address, nobody = addresses(found)[0], Credentials(token=found.tokens[Role.READER])
         with pytest.raises(UnavailableError, match=r"certificate of https.*KVLEASE_CA_FILE"):
@@ -152,7 +152,7 @@ async def test_certificate_that_is_not_taken_is_told_with_what_to_name(
 async def test_certificate_is_refused_with_what_is_wrong_about_it(
     authority: Authority, tmp_path: Path, wrong: str, reason: str, advice: str, protocol: int
 ) -> None:
-    """Over either protocol, by either client: another's, one of the past, and another host's, each with its remedy."""
+    """Either client over either protocol says if a certificate has another authority, date or host, with its remedy."""
     changes: dict[str, Any] = {"tcp_host": "127.0.0.2" if wrong == "host" else "127.0.0.1"}
     trusted = authority
     if wrong == "authority":
@@ -174,7 +174,7 @@ async def test_certificate_is_refused_with_what_is_wrong_about_it(
 async def test_client_with_tls_of_a_daemon_without_is_told_of_the_plain_scheme(
     tmp_path: Path,
 ) -> None:
-    """Whoever wrote an s too many reads which address there is, over either protocol."""
+    """A client with an s too many in the address is told the plain address, over either protocol."""
     async with guarded(tmp_path / "run") as found:
         for address in addresses(found):
             plain = f"is at {address.split(':')[0][:-1]}://"
@@ -186,7 +186,10 @@ async def test_client_with_tls_of_a_daemon_without_is_told_of_the_plain_scheme(
 
 
 async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
-    """Who wrote http:// for a port of TLS is told so, by either client."""
+    """A client that uses http:
+
+    at a port of TLS is told so, over either protocol.
+    """
     async with serving(authority) as found:
         address = addresses(found)[0].replace("https:", "http:")
         shown = Credentials(token=found.tokens[Role.READER])
@@ -198,7 +201,7 @@ async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Aut
 
 
 async def test_plain_text_and_old_tls_are_not_spoken(authority: Authority) -> None:
-    """Who speaks HTTP to the port of HTTPS, or a TLS of old, is cut off."""
+    """A client that speaks HTTP or an old TLS to the port of HTTPS is cut off."""
     async with serving(authority) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", found.rest.http_port)
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -228,7 +231,7 @@ async def test_handshake_that_does_not_come_is_given_up(authority: Authority) ->
 
 
 def test_names_of_certificates_are_exact() -> None:
-    """No other name is a role's, and nobody becomes an attached worker by certificate."""
+    """Only the exact name gives a role, and no certificate makes an attached worker."""
     assert role_of_name("kvlease-joiner") is Role.JOINER
     for name in ("kvlease-worker", "operator", "kvlease-operator ", "KVLEASE-OPERATOR", ""):
         assert role_of_name(name) is Role.STRANGER
@@ -237,7 +240,7 @@ def test_names_of_certificates_are_exact() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::"])  # noqa: S104 -- what is refused
 def test_tcp_beyond_loopback_needs_tls(host: str, authority: Authority) -> None:
-    """Without TLS the daemon does not start there, unless the risk was named."""
+    """Without TLS the daemon does not start on such an address, unless a setting accepts the risk."""
     pair = authority.sign("beyond")
     with pytest.raises(ValueError, match="which others than this machine may reach"):
         Settings(tcp_host=host)
@@ -251,13 +254,13 @@ def test_tcp_beyond_loopback_needs_tls(host: str, authority: Authority) -> None:
     "changes", [{"tls_cert_file": "/c"}, {"tls_key_file": "/k"}, {"tls_client_ca_file": "/a"}]
 )
 def test_files_of_tls_go_together(changes: dict[str, Path]) -> None:
-    """Half of what TLS needs is a mistake."""
+    """Half of the files that TLS needs are refused."""
     with pytest.raises(ValueError, match="tls_"):
         Settings(**changes)
 
 
 def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path) -> None:
-    """What cannot be served with is told at the start, by name."""
+    """A file that does not fit is refused by name at the start."""
     one, other = authority.sign("one"), authority.sign("other")
     for cert, key in ((one.cert_file, other.key_file), (tmp_path / "none", one.key_file)):
         with pytest.raises(UnusableError, match=cert.name):
@@ -283,7 +286,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 def test_token_file_that_is_none_is_refused(
     tmp_path: Path, text: str, mode: int, reason: str
 ) -> None:
-    """A token that others know, or could guess, is not taken; and it is not repeated."""
+    """A token that others can read or guess is refused, and is not repeated."""
     path = tmp_path / "operator.token"
     _write(path, text, mode)
 
@@ -294,7 +297,7 @@ def test_token_file_that_is_none_is_refused(
 
 
 def test_token_files_of_a_mounted_secret_are_taken(tmp_path: Path) -> None:
-    """A link to a file that the group may read, as Kubernetes mounts it, is one; two roles differ."""
+    """A link to a file that the group may read, as Kubernetes mounts it, is taken; two roles have different tokens."""
     _write(tmp_path / "data", "k" * 40 + "\n", 0o440)
     (tmp_path / "a").symlink_to("data")
     keyring = tokens.ensure({Role.READER: tmp_path / "a"})
@@ -329,7 +332,7 @@ def test_end_of_a_certificate_is_read(authority: Authority, tmp_path: Path, year
     "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
 def test_end_of_what_is_no_certificate_is_unknown(tmp_path: Path, text: str) -> None:
-    """Whoever tells of it has nothing to tell, and no reason to end."""
+    """Where there is no certificate, there is no end to show, and no failure."""
     (tmp_path / "cert.pem").write_text(text)
 
     assert expires_at(tmp_path / "cert.pem") is None

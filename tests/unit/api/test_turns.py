@@ -1,4 +1,4 @@
-"""Laws of turns: who sends much at once is served in parts, and nobody waits for more than one of them."""
+"""Laws of turns: a sender of much at once is served in parts, and nobody waits for more than one part of another."""
 
 import asyncio
 import itertools
@@ -16,20 +16,20 @@ from kvleased.api.turns import Line, OneATurn, Turns
 
 
 class Wordy:
-    """A talker with so many things to say."""
+    """A talker with a number of things to say."""
 
     def __init__(self, name: str, num_turns: int, said: list[str]) -> None:
         self._name, self._left, self._said = name, num_turns, said
 
     def go_on(self) -> bool:
-        """Say one of them."""
+        """Say one of the things."""
         self._said.append(self._name)
         self._left -= 1
         return self._left > 0
 
 
 async def test_talkers_take_turns() -> None:
-    """One talker goes on in each turn of the loop, in the order in which they came."""
+    """One talker goes on in each turn of the loop, in the order of arrival."""
     said: list[str] = []
     turns = Turns()
 
@@ -54,7 +54,7 @@ async def test_talker_with_little_to_say_does_not_wait() -> None:
 
 
 async def test_one_goes_on_after_each_breath() -> None:
-    """Of those who pause one goes on in each turn of the loop, in the order in which they came; who left is passed."""
+    """Of talkers who pause, one goes on in each turn of the loop, in order of arrival; one that left is skipped."""
     line = Line()
     went_on: list[str] = []
     heard: list[int] = []
@@ -77,7 +77,7 @@ async def test_one_goes_on_after_each_breath() -> None:
 
 
 def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
-    """Send so many requests at once; return the numbers of those that have begun, and all of them."""
+    """Send a number of requests at once; return the numbers of those that have begun, and all requests."""
     begun: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
@@ -94,7 +94,7 @@ def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection."""
+    """The two ends of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
@@ -104,7 +104,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_others_are_heard_between_any_two_in_line(
     pair: tuple[socket.socket, socket.socket], *, is_first_soon: bool
 ) -> None:
-    """However many are in line, the daemon's loop hears who has something to say before the next of them is served."""
+    """However many talkers are in line, the loop hears all others between any two of them."""
     ours, theirs = pair
     said: list[str] = []
 
@@ -136,7 +136,7 @@ def test_others_are_heard_between_any_two_in_line(
 
 
 async def test_act_has_as_many_turns_as_it_says() -> None:
-    """Between an act that takes three turns and the next there are two more; one of none leaves its own to the next."""
+    """An act of three turns has two more turns before the next act; an act of no turn leaves its own to the next."""
     line = Line()
     done_in: list[tuple[str, int]] = []
     turn = 0
@@ -171,7 +171,7 @@ async def test_requests_begin_one_in_each_turn() -> None:
 
 
 async def test_request_that_is_given_up_holds_nobody_up() -> None:
-    """The turn of a request that was cancelled in line is the next one's."""
+    """The turn of a request that is cancelled in line goes to the next request."""
     begun, tasks = paced_requests(3)
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -181,7 +181,7 @@ async def test_request_that_is_given_up_holds_nobody_up() -> None:
 
 
 async def test_those_who_waited_for_documents_are_answered_one_a_turn() -> None:
-    """However many wait while the documents are made, each answer, of hundreds of kilobytes, has a turn of its own."""
+    """However many wait while documents are made, each answer of hundreds of kilobytes has a turn of its own."""
     answered = 0
 
     class Told(BaseRoute):

@@ -1,4 +1,4 @@
-"""Laws of the connections to gRPC's port: strangers give way to each other, and who has shown a token to nobody."""
+"""Laws of the connections to gRPC's port: strangers give way to each other, and a member gives way to nobody."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ SECONDS = 10
 
 
 class Port:
-    """A port whose connections are accepted by somebody who tells nothing of them, as grpc is."""
+    """A port whose accepted connections nobody reports, as with grpc."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -29,7 +29,7 @@ class Port:
         self.lines: list[tuple[socket.socket, socket.socket]] = []
 
     def connect(self, host: str = "127.0.0.1", own_port: int = 0) -> socket.socket:
-        """Connect to it, from a port of one's own; returns the client's end."""
+        """Connect to the port from a port of one's own; return the client's end."""
         source = (host, own_port) if own_port else None
         client = socket.create_connection((host, self.number), SECONDS, source)
         self.lines.append((client, self.listener.accept()[0]))
@@ -38,7 +38,7 @@ class Port:
     def end(self, client: socket.socket) -> None:
         """End a connection on both sides, so that its port is free at once."""
         (served,) = [two for one, two in self.lines if one is client]
-        # Else a port waits for what may still be on its way.
+        # Otherwise a port waits for what may still be on its way.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         served.close()
@@ -51,7 +51,7 @@ class Port:
 
 @pytest.fixture
 def port() -> Iterator[Port]:
-    """A port with places for few."""
+    """A port with few places."""
     made = Port()
     yield made
     made.close()
@@ -59,26 +59,26 @@ def port() -> Iterator[Port]:
 
 @pytest.fixture
 def any_port() -> Iterator[Port]:
-    """One that takes both kinds of addresses."""
+    """A port for both kinds of addresses."""
     made = Port("::")
     yield made
     made.close()
 
 
 def unasked_port() -> int:
-    """Return a port that the kernel gives to nobody who does not ask for it, so that it stays free meanwhile."""
+    """Return a port that the kernel gives only to those who ask for it, so that it stays free."""
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return int(first) - 1 - random.randrange(8192)  # noqa: S311 - nothing is secret
 
 
 def address(client: socket.socket) -> str:
-    """Return the address of a client's end, as grpc tells it of calls."""
+    """Return the address of a client's end, in the form that grpc gives for calls."""
     host, number = client.getsockname()[:2]
     return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
 
 
 def is_open(client: socket.socket) -> bool:
-    """Tell whether the other end has not hung up."""
+    """Tell whether the other end is still connected."""
     client.setblocking(False)
     try:
         return client.recv(1) != b""
@@ -87,12 +87,12 @@ def is_open(client: socket.socket) -> bool:
 
 
 def taken(port: Port) -> tuple[int, int]:
-    """Return how many places are taken by members, and by strangers."""
+    """Return the number of places that members hold, and that strangers hold."""
     return port.connections.places.num_members, port.connections.places.num_strangers
 
 
 async def test_strangers_found_first_give_way(port: Port) -> None:
-    """Of more strangers than have places those that were there before the others are hung up on."""
+    """Where there are more strangers than places, those that an earlier look found are hung up on."""
     old = [port.connect() for _ in range(STRANGERS_MAX)]
     await port.connections.look()
     new = [port.connect() for _ in range(2)]
@@ -105,7 +105,7 @@ async def test_strangers_found_first_give_way(port: Port) -> None:
 
 
 async def test_stranger_gives_way_once(port: Port) -> None:
-    """Who was hung up on and is not closed yet takes no place again."""
+    """A stranger who was hung up on and is not closed yet takes no place again."""
     for _ in range(STRANGERS_MAX + 1):
         port.connect()
     for _ in range(3):
@@ -115,7 +115,7 @@ async def test_stranger_gives_way_once(port: Port) -> None:
 
 
 async def test_member_gives_way_to_nobody(port: Port) -> None:
-    """Whoever has shown a token stays, were it before a look or after it, however many strangers come."""
+    """A caller who has shown a token, before or after a look, stays, however many strangers come."""
     before, after = port.connect(), port.connect()
     port.connections.let_in(address(before))
     await port.connections.look()
@@ -131,7 +131,7 @@ async def test_member_gives_way_to_nobody(port: Port) -> None:
 
 
 async def test_place_is_free_when_its_connection_ended(port: Port) -> None:
-    """The look after the end of a connection gives its place back, a member's and a stranger's."""
+    """The look after the end of a connection frees its place, be it a member's or a stranger's."""
     member, stranger = port.connect(), port.connect()
     port.connections.let_in(address(member))
     await port.connections.look()
@@ -145,7 +145,7 @@ async def test_place_is_free_when_its_connection_ended(port: Port) -> None:
 
 
 async def test_member_that_ended_before_any_look_is_forgotten(port: Port) -> None:
-    """A place that was taken by a call is given back, though no look ever found the connection."""
+    """The place that a call took is freed, even if no look ever found its connection."""
     member = port.connect()
     port.connections.let_in(address(member))
     port.end(member)
@@ -155,7 +155,7 @@ async def test_member_that_ended_before_any_look_is_forgotten(port: Port) -> Non
 
 
 async def test_member_that_calls_during_a_look_is_kept(port: Port) -> None:
-    """A connection that came when a look had begun already is not taken for one that ended."""
+    """A connection that came after a look had begun does not count as ended."""
     looking = asyncio.ensure_future(port.connections.look())
     await asyncio.sleep(0)
     assert not looking.done()
@@ -167,7 +167,7 @@ async def test_member_that_calls_during_a_look_is_kept(port: Port) -> None:
 
 
 async def test_one_member_too_many_is_refused(port: Port) -> None:
-    """Members have so many places; who finds none keeps what he has, and has one when one is free."""
+    """Members have a limited number of places; one who finds none stays a stranger, and gets one when it is free."""
     members = [port.connect() for _ in range(MEMBERS_MAX)]
     for member in members:
         port.connections.let_in(address(member))
@@ -185,7 +185,7 @@ async def test_one_member_too_many_is_refused(port: Port) -> None:
 
 
 async def test_address_of_a_member_makes_no_member(port: Port) -> None:
-    """Who comes from the address that a member had is a stranger until he has shown a token."""
+    """A caller at the address of a former member is a stranger until it shows a token."""
     number = unasked_port()
     member = port.connect(own_port=number)
     port.connections.let_in(address(member))
@@ -198,7 +198,7 @@ async def test_address_of_a_member_makes_no_member(port: Port) -> None:
 
 
 async def test_member_may_come_again_from_its_address(port: Port) -> None:
-    """A token that was shown since the last look is that of the connection that is there now."""
+    """A token that was shown since the last look belongs to the connection that is there now."""
     number = unasked_port()
     member = port.connect(own_port=number)
     port.connections.let_in(address(member))
@@ -214,7 +214,7 @@ async def test_member_may_come_again_from_its_address(port: Port) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_connection_is_known_by_both_kinds_of_addresses(any_port: Port, host: str) -> None:
-    """What calls tell as the peer's address is the connection that a look found, of IPv4 and of IPv6."""
+    """The peer's address of a call matches the connection that a look found, over IPv4 and IPv6."""
     member, other = any_port.connect(host), any_port.connect(host)
     await any_port.connections.look()
     any_port.connections.let_in(address(member))
@@ -228,7 +228,7 @@ async def test_connection_is_known_by_both_kinds_of_addresses(any_port: Port, ho
 
 
 async def test_descriptor_of_another_is_left_alone(port: Port) -> None:
-    """Where a connection has ended and its descriptor is another's, that one is not hung up on."""
+    """Where a connection has ended and its descriptor belongs to another one, that other one is not hung up on."""
     stranger = port.connect()
     await port.connections.look()
     gone = port.lines[0][1]
@@ -243,12 +243,12 @@ async def test_descriptor_of_another_is_left_alone(port: Port) -> None:
 
 
 def num_fds() -> int:
-    """Return how many descriptors this process has."""
+    """Return the number of descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_looks_leave_no_descriptor_open(port: Port) -> None:
-    """However often it is looked and hung up, this process has no descriptor more."""
+    """However often the process looks and hangs up, it has no more descriptors than before."""
     for _ in range(STRANGERS_MAX + 2):
         port.connect()
     before = num_fds()
@@ -259,7 +259,7 @@ async def test_looks_leave_no_descriptor_open(port: Port) -> None:
 
 
 async def test_looks_go_on(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked again and again, also when a look was impossible."""
+    """The looks are repeated, even after one was impossible."""
     monkeypatch.setattr("kvleased.api.grpc.connections.SECONDS_APART", 0.0)
     monkeypatch.setattr("kvleased.api.grpc.connections._OWN_FDS", "/nowhere")
     following = asyncio.ensure_future(port.connections.follow())

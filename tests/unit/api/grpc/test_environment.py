@@ -1,4 +1,4 @@
-"""Laws of what gRPC is told by the environment."""
+"""Laws of what the environment tells gRPC."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ asyncio.run(serve())
 
 
 def test_grpc_knows_what_it_is_told(tmp_path: Path) -> None:
-    """No experiment that is named is unknown to the gRPC that is installed: it would say so."""
+    """Every experiment that is named is known to the installed gRPC, which would complain otherwise."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
 
     served = subprocess.run(
@@ -42,7 +42,7 @@ def test_grpc_knows_what_it_is_told(tmp_path: Path) -> None:
 
 
 def test_operators_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an operator has set stays as it is."""
+    """A value that an operator has set stays as it is."""
     for name in grpc_environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")

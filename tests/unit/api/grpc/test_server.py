@@ -1,4 +1,4 @@
-"""Laws of gRPC: every method is its verb, every refusal carries ErrorInfo."""
+"""Laws of gRPC: every method is its verb, and every refusal carries ErrorInfo."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def explained(error: grpc.aio.AioRpcError) -> tuple[ErrorInfo, RetryInfo | None]
 async def refused(
     channel: grpc.aio.Channel, packed: bytes, **options: object
 ) -> grpc.aio.AioRpcError:
-    """Send the bytes of a reserve; returns its refusal."""
+    """Send the bytes of a reserve; return the refusal."""
     call = channel.unary_unary("/kvlease.v1.KVLeaseService/Reserve")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(packed, **options)
@@ -68,7 +68,7 @@ async def test_method_is_its_verb(
 
 
 async def test_metadata_tells_the_caller(served: Served, channel: grpc.aio.Channel) -> None:
-    """Token, epoch, idempotency key and cache reach the daemon, over TCP too."""
+    """Token, epoch, idempotency key and cache reach the daemon, over TCP, too."""
     metadata = (
         ("authorization", "Bearer tok"), ("idempotency-key", "k"), ("kvlease-epoch", "7"), ("kvlease-cache", "c"),
     )  # fmt: skip
@@ -84,7 +84,7 @@ async def test_metadata_tells_the_caller(served: Served, channel: grpc.aio.Chann
 async def test_retry_info_only_when_a_retry_helps(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    """ErrorInfo comes always; RetryInfo only with a time to retry at."""
+    """ErrorInfo is always there; RetryInfo is only there with a time for a retry."""
     served.daemon.script["reserve"] = PoolFullError("full", need=4, available=1, retry_after_ms=50)
     full, retry = explained(first := await refused(channel, b""))
     served.daemon.script["reserve"] = NeverFitsError(need=9, limit=8)
@@ -128,7 +128,7 @@ async def test_retry_info_only_when_a_retry_helps(
 async def test_bad_input_is_refused(
     served: Served, channel: grpc.aio.Channel, packed: bytes, metadata: object, code: str
 ) -> None:
-    """Whatever is wrong, the answer is one of ours, and nothing reaches the daemon."""
+    """Whatever is wrong, the answer is one of our errors, and nothing reaches the daemon."""
     info, _ = explained(await refused(channel, packed, metadata=metadata))
 
     assert info.reason == code
@@ -138,7 +138,7 @@ async def test_bad_input_is_refused(
 async def test_message_above_the_limit_is_told_the_limit(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
-    """A refusal names both numbers."""
+    """The refusal names both numbers."""
     info, _ = explained(await refused(channel, b"x" * (1 << 20)))
 
     assert info.reason == "TOO_LARGE"
@@ -149,7 +149,7 @@ async def test_message_above_the_limit_is_told_the_limit(
 
 
 async def test_message_far_above_the_limit_is_not_read(channel: grpc.aio.Channel) -> None:
-    """What is much larger is given up on before it takes memory."""
+    """A message that is far too large is refused before it takes memory."""
     error = await refused(channel, b"x" * (9 << 20))
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -158,7 +158,7 @@ async def test_message_far_above_the_limit_is_not_read(channel: grpc.aio.Channel
 
 @pytest.mark.parametrize("num_bytes", [6 << 20, 9 << 20], ids=["is read", "is not"])
 async def test_client_says_the_same_of_what_is_too_large(served: Served, num_bytes: int) -> None:
-    """Whether the daemon has read a message or gRPC gave up on it, the refusal names both numbers and what they are."""
+    """Whether the daemon or gRPC refuses a message, the client's error names both numbers and what they are."""
     address = parse_address(f"grpc+unix://{served.settings.runtime_dir}/grpc.sock")
     transport = AsyncGrpcTransport(address)
     request = pb.LookupRequest(keys=bytes(num_bytes))
@@ -174,7 +174,7 @@ async def test_client_says_the_same_of_what_is_too_large(served: Served, num_byt
 
 
 async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channel) -> None:
-    """A call that the daemon makes wait is answered when the daemon does."""
+    """A call that waits in the daemon is answered when the daemon answers it."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
 
@@ -185,7 +185,7 @@ async def test_waiting_call_is_answered(served: Served, channel: grpc.aio.Channe
 
 
 async def test_what_an_answer_leaves_is_done(served: Served, channel: grpc.aio.Channel) -> None:
-    """What a caller need not wait for is done after his answer or refusal, and before he waits for a later one."""
+    """Work that the caller need not wait for is done after the answer or refusal, and before a later call's wait."""
     stub = kvlease_pb2_grpc.KVLeaseServiceStub(channel)
     served.daemon.script["pin"] = UnknownCacheError()
     served.daemon.script["reserve"] = asyncio.get_running_loop().create_future()
@@ -227,7 +227,7 @@ async def test_trace_tells_who_asks(served: Served, channel: grpc.aio.Channel) -
 
 
 async def test_watch_streams_until_it_is_refused(served: Served, channel: grpc.aio.Channel) -> None:
-    """Events come one by one, and the status says why there are no more."""
+    """Events come one by one, and the status says why the stream ends."""
     served.daemon.events = [pb.WatchResponse(sequence=1, kind="a"), UnknownCacheError()]
     events = kvlease_pb2_grpc.KVLeaseServiceStub(channel).Watch(pb.WatchRequest())
 
@@ -240,7 +240,7 @@ async def test_watch_streams_until_it_is_refused(served: Served, channel: grpc.a
 
 
 async def test_health_follows_readiness(served: Served, channel: grpc.aio.Channel) -> None:
-    """The standard health service says what readiness says."""
+    """The standard health service has the same status as readiness."""
     stub = health_pb2_grpc.HealthStub(channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE.full_name))
     serving = await watch.read()
@@ -254,7 +254,7 @@ async def test_health_follows_readiness(served: Served, channel: grpc.aio.Channe
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_describes_every_service(channel: grpc.aio.Channel, version: str) -> None:
-    """Tools find all services without their descriptions, whichever version of reflection they speak."""
+    """Tools find all services without their descriptions, in each version of reflection that they speak."""
     ask = channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -276,7 +276,7 @@ async def test_reflection_describes_every_service(channel: grpc.aio.Channel, ver
 
 
 async def _files_of(ask: Any, name: str) -> list[FileDescriptorProto]:
-    """Return the files that describe a service, as reflection has them."""
+    """Return the files in which reflection describes a service."""
     wanted = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
     answer = await ask(iter([wanted])).read()
     packed = answer.file_descriptor_response.file_descriptor_proto

@@ -1,4 +1,4 @@
-"""Laws of who gets a place over gRPC: by the head of a call alone, and nobody takes another's."""
+"""Laws of who gets a place over gRPC: the head of a call decides, and nobody takes another's place."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ SECONDS = 10
 
 @pytest.fixture
 async def serving() -> AsyncIterator[Guarded]:
-    """A daemon with few places, that waits long for messages."""
+    """A daemon with few places that waits long for messages."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         limits = {"max_connections": CALLS_MAX, "body_seconds_max": 300.0}
         async with guarded(Path(directory) / "run", **limits) as found:
@@ -42,7 +42,7 @@ async def tcp(serving: Guarded) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 async def others_tcp(serving: Guarded) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel over TCP with a connection of its own: a connection has so many streams and no more."""
+    """A channel over TCP on a connection of its own, since a connection has only so many streams."""
     alone = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(_tcp_address(serving), options=alone) as channel:
         yield channel
@@ -60,7 +60,7 @@ async def local(serving: Guarded) -> AsyncIterator[grpc.aio.Channel]:
 
 
 def headless(channel: grpc.aio.Channel, token: str = "") -> grpc.aio.StreamUnaryCall[bytes, bytes]:
-    """Send the head of a call, and no message."""
+    """Send the head of a call without a message."""
     metadata = _shown(token) if token else ()
     return channel.stream_unary("/kvlease.v1.KVLeaseService/ListCaches")(metadata=metadata)
 
@@ -78,7 +78,7 @@ async def refusal_of(call: grpc.aio.Call) -> tuple[str, str]:
 
 
 async def ending_of(stream: grpc.aio.Call) -> tuple[str, str]:
-    """Return the code and the resource with which a stream ends, whatever it tells before."""
+    """Return the code and the resource with which a stream ends, whatever it sends before."""
     async with asyncio.timeout(SECONDS):
         try:
             while await stream.read() is not grpc.aio.EOF:
@@ -89,7 +89,7 @@ async def ending_of(stream: grpc.aio.Call) -> tuple[str, str]:
 
 
 async def lists(channel: grpc.aio.Channel, token: str = "") -> int:
-    """Return how many caches there are."""
+    """Return the number of caches."""
     metadata = _shown(token) if token else ()
     request = pb.ListCachesRequest()
     answer = await KVLeaseServiceStub(channel).ListCaches(
@@ -99,7 +99,7 @@ async def lists(channel: grpc.aio.Channel, token: str = "") -> int:
 
 
 async def test_stranger_is_refused_before_the_message(tcp: grpc.aio.Channel) -> None:
-    """Whoever may not call is told so when his head is here, and no message of his is waited for."""
+    """A caller without permission is refused when the head is here, and no message is waited for."""
     assert await refusal_of(headless(tcp)) == ("UNKNOWN_WORKER", "token")
 
 
@@ -109,10 +109,10 @@ async def test_watches_of_strangers_take_nobodys_place(
     others_tcp: grpc.aio.Channel,
     local: grpc.aio.Channel,
 ) -> None:
-    """However many strangers watch, whoever has a token or comes by the Unix socket is served."""
+    """However many strangers watch, a caller with a token or on the Unix socket is served."""
     watches = [HealthStub(tcp).Watch(HealthCheckRequest(service=str(n))) for n in range(64)]
     for watch in watches[-CALLS_OF_STRANGERS_MAX:]:
-        with suppress(grpc.aio.AioRpcError):  # who comes while nobody waits yet is refused at once
+        with suppress(grpc.aio.AioRpcError):  # A stranger who comes while nobody waits yet is refused at once.
             await watch.read()
 
     assert await lists(local) == 1
@@ -120,7 +120,7 @@ async def test_watches_of_strangers_take_nobodys_place(
 
 
 async def test_newest_stranger_takes_the_place_of_the_oldest(tcp: grpc.aio.Channel) -> None:
-    """Strangers have few places, and who holds one for long gives way: a probe is always answered."""
+    """Strangers have few places, and one who holds a place for long gives way, so a probe is always answered."""
     watches = []
     for _ in range(CALLS_OF_STRANGERS_MAX):
         watches.append(HealthStub(tcp).Watch(HealthCheckRequest()))
@@ -134,7 +134,7 @@ async def test_newest_stranger_takes_the_place_of_the_oldest(tcp: grpc.aio.Chann
 
 
 async def test_reflection_of_strangers_gives_way(tcp: grpc.aio.Channel) -> None:
-    """Reflection, too, holds a place while its caller is silent."""
+    """A reflection call holds a place while its caller is silent, and gives way, too."""
     stub = reflection_pb2_grpc.ServerReflectionStub(tcp)
     asked = stub.ServerReflectionInfo()
     await asked.write(reflection_pb2.ServerReflectionRequest(list_services=""))
@@ -148,7 +148,7 @@ async def test_reflection_of_strangers_gives_way(tcp: grpc.aio.Channel) -> None:
 async def test_strangers_who_do_not_read_shut_out_strangers_alone(
     serving: Guarded, tcp: grpc.aio.Channel
 ) -> None:
-    """When all places are held by who does not read, one more stranger is refused, and nobody who has a token."""
+    """When strangers who do not read hold all places, one more stranger is refused, and nobody with a token is."""
     with unread(serving) as stuck:
         code = ""
         async with asyncio.timeout(SECONDS):
@@ -165,8 +165,8 @@ async def test_strangers_who_do_not_read_shut_out_strangers_alone(
 async def test_strangers_who_do_not_read_lose_their_connections(
     serving: Guarded, tcp: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A place held by who does not read is another's when it was held too long, and so is all of that connection."""
-    # However long a busy machine takes to answer, it is not too long before the test says so.
+    """A stranger who does not read loses the place after too long, and so do all calls on that connection."""
+    # However slow a busy machine answers, no call is too old before the test says so.
     monkeypatch.setattr("kvleased.api.grpc.calls.UNREAD_SECONDS_MAX", 300.0)
     with unread(serving) as stuck:
         async with asyncio.timeout(SECONDS):
@@ -185,7 +185,7 @@ async def test_strangers_who_do_not_read_lose_their_connections(
 async def test_token_makes_a_connection_a_members(
     serving: Guarded, tcp: grpc.aio.Channel, others_tcp: grpc.aio.Channel
 ) -> None:
-    """Who has shown a token has a member's place, though what he asked for was refused; who has not, a stranger's."""
+    """A caller who shows a token has a member's place, even if the call is refused; without one, a stranger's."""
     places = serving.grpc.places["grpc_tcp"]
     await checks(others_tcp)
     with pytest.raises(grpc.aio.AioRpcError):
@@ -200,7 +200,7 @@ async def test_token_makes_a_connection_a_members(
 
 
 async def test_one_member_too_many_is_told(serving: Guarded) -> None:
-    """When all places of members are taken, a token finds none, and says which; whoever has one keeps it."""
+    """When members hold all places, one more token is refused with the reason; those with a place keep it."""
     token = serving.tokens[Role.READER]
     alone = [("grpc.use_local_subchannel_pool", 1)]
     address = _tcp_address(serving)
@@ -220,7 +220,7 @@ async def test_one_member_too_many_is_told(serving: Guarded) -> None:
 
 
 async def test_no_role_takes_the_places_of_another(serving: Guarded, tcp: grpc.aio.Channel) -> None:
-    """Who has filled his own places is told so, and only he; a place is free again when its call is over."""
+    """A caller whose role has no place left is refused, and nobody else is; a place is free when its call ends."""
     reader = serving.tokens[Role.READER]
     calls = [headless(tcp, reader) for _ in range(CALLS_MAX + 1)]
     codes = [asyncio.ensure_future(call.code()) for call in calls]
@@ -239,7 +239,7 @@ async def test_no_role_takes_the_places_of_another(serving: Guarded, tcp: grpc.a
 
 
 async def test_message_must_come_in_time() -> None:
-    """A place is not held by whoever never says what he wants, on the Unix socket either."""
+    """A caller who never sends a message loses the place, on the Unix socket, too."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run", body_seconds_max=0.2) as serving:
             path = f"unix:{serving.settings.grpc_socket}"
@@ -249,7 +249,7 @@ async def test_message_must_come_in_time() -> None:
 
 
 async def test_each_message_has_as_long() -> None:
-    """One timer serves all calls, and each of them ends in its own time, whichever came before it."""
+    """One timer serves all calls, and each call ends after its own time, whichever came before it."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run", body_seconds_max=0.2) as serving:
             address = f"unix:{serving.settings.grpc_socket}"
@@ -264,7 +264,7 @@ async def test_each_message_has_as_long() -> None:
 
 
 async def test_call_without_a_message_is_refused(local: grpc.aio.Channel) -> None:
-    """Who ends his side without a message is told that one is missing."""
+    """A caller who closes the sending side without a message is told that one is missing."""
     call = headless(local)
     await call.done_writing()
 
@@ -273,7 +273,7 @@ async def test_call_without_a_message_is_refused(local: grpc.aio.Channel) -> Non
 
 @contextmanager
 def unread(serving: Guarded) -> Iterator[socket.socket]:
-    """A connection whose peer takes no byte of the answers to its calls, which take all places of strangers.
+    """A connection whose peer reads no answer, with calls that take all places of strangers.
 
     It makes more calls than there are places: one may come while a probe has a place, and be refused for it.
     """
@@ -301,7 +301,7 @@ def read_to_end(sock: socket.socket) -> None:
 
 
 async def checks(channel: grpc.aio.Channel) -> str:
-    """Return the code with which a probe is answered."""
+    """Return the code of the answer to a probe."""
     try:
         await HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Laws of the local socket's bounds: descriptors, frames, calls in flight and silence have sizes and deadlines."""
+"""Laws of the local socket's bounds: descriptors, frames, calls in flight and silences have limits."""
 
 import array
 import asyncio
@@ -16,12 +16,12 @@ STATS = pb.Call(call_number=1, stats=pb.StatsRequest())
 
 
 def bound(served: Served, monkeypatch: pytest.MonkeyPatch, **settings: float) -> None:
-    """Have the local socket go by other settings."""
+    """Have the local socket use other settings."""
     monkeypatch.setattr(served.local, "settings", served.settings.model_copy(update=settings))
 
 
 async def test_flood_of_descriptors_ends_the_connection(served: Served) -> None:
-    """More descriptors than a first frame may carry are refused."""
+    """More descriptors than a first frame may carry end the connection."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(served.settings.local_socket))
     fds = array.array("i", [sock.fileno()] * 9)
@@ -32,7 +32,7 @@ async def test_flood_of_descriptors_ends_the_connection(served: Served) -> None:
 
 
 async def test_many_frames_at_once_hold_nobody_up(served: Served) -> None:
-    """A call is answered between those that another connection sent all at once, not after them."""
+    """A call is answered between the frames that another connection sent at once, not after all of them."""
     crowd, other = await served.line(), await served.line()
     await crowd.ask(STATS)
     await other.ask(STATS)
@@ -48,7 +48,7 @@ async def test_many_frames_at_once_hold_nobody_up(served: Served) -> None:
 
 
 async def test_two_crowds_are_served_in_turns(served: Served) -> None:
-    """Of two that send much at once neither is finished before the other has begun."""
+    """Of two connections that send much at once, neither is finished before the other has begun."""
     lines = [await served.line(), await served.line()]
     for line in lines:
         await line.ask(STATS)
@@ -68,7 +68,7 @@ async def test_two_crowds_are_served_in_turns(served: Served) -> None:
 
 
 async def test_crowd_that_leaves_is_forgotten(served: Served) -> None:
-    """What a connection sent before it was closed does not hold up the one behind it in line."""
+    """What a connection sent before it closed does not hold up the next one in line."""
     crowd, other = await served.line(), await served.line()
     await crowd.ask(STATS)
 
@@ -81,7 +81,7 @@ async def test_crowd_that_leaves_is_forgotten(served: Served) -> None:
 
 
 async def test_frames_that_ask_nothing_end_the_connection(served: Served) -> None:
-    """Whoever neither asks nor could be told so is refused once, and not a thousand times."""
+    """A peer whose frames ask nothing, and cannot even be answered, is refused once and not a thousand times."""
     line = await served.line()
 
     line.send(bytes(4) * 1000)
@@ -109,7 +109,7 @@ async def test_oversized_frame_is_refused_at_its_head(served: Served, before: by
 async def test_partial_frame_has_a_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that stops in the middle of a frame does not hold its connection."""
+    """A peer that stops in the middle of a frame does not keep its connection."""
     bound(served, monkeypatch, head_seconds_max=0.2)
     line = await served.line()
     await line.ask(STATS)
@@ -120,7 +120,7 @@ async def test_partial_frame_has_a_deadline(
 
 
 async def test_answer_that_the_kernel_takes_in_parts_arrives_whole(served: Served) -> None:
-    """What the socket does not take at once follows in order, and the next answer after it."""
+    """The part of an answer that the socket does not take at once follows in order, before the next answer."""
     name = "c" * 500_000
     served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache=name)])
     line = await served.line()
@@ -136,7 +136,7 @@ async def test_answer_that_the_kernel_takes_in_parts_arrives_whole(served: Serve
 
 
 async def test_peer_that_does_not_read_is_disconnected(served: Served) -> None:
-    """Answers that nobody reads do not pile up in the daemon."""
+    """Answers that a peer does not read do not pile up in the daemon."""
     served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * 60_000)])
 
     def send_for_ever() -> None:
@@ -150,7 +150,7 @@ async def test_peer_that_does_not_read_is_disconnected(served: Served) -> None:
 
 
 async def test_calls_in_flight_are_bounded(served: Served) -> None:
-    """One call more than may be unanswered is refused, and forgotten by the daemon."""
+    """A call above the limit of unanswered calls is refused, and forgotten by the daemon."""
     loop = asyncio.get_running_loop()
     line = await served.line()
     for number in range(1, 6):
@@ -166,7 +166,7 @@ async def test_calls_in_flight_are_bounded(served: Served) -> None:
 
 
 async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
-    """Where a reader lags, the daemon waits rather than disconnects, however much there is to tell."""
+    """Where the reader of a stream lags, the daemon waits and does not disconnect it, however much there is to send."""
     digests = bytes(1 << 20)
     served.daemon.events = [
         pb.TraceResponse(input_tokens=number, key_digests=digests) for number in range(12)
@@ -185,7 +185,7 @@ async def test_slow_reader_of_a_stream_stays_connected(served: Served) -> None:
 
 
 async def test_stream_of_the_past_holds_nobody_up(served: Served) -> None:
-    """However much a stream has to tell at once, others are answered in between, and nothing of it is lost."""
+    """However much a stream sends at once, others are answered in between, and none of it is lost."""
     num_told = 0
 
     def past() -> Iterator[pb.WatchResponse]:
@@ -210,7 +210,7 @@ async def test_stream_of_the_past_holds_nobody_up(served: Served) -> None:
 
 
 async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are too many, the one that was silent longest goes, and none that has spoken just now."""
+    """Where there are too many connections, the longest silent one goes, and none that has just spoken."""
     monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
     bound(served, monkeypatch, max_connections=2)
     silent, busy = await served.line(), await served.line()
@@ -241,7 +241,7 @@ async def test_silent_connections_give_way(served: Served, monkeypatch: pytest.M
 async def test_who_has_said_nothing_gives_way_first(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that never said anything whole goes before one that did, though that has been silent for longer."""
+    """A connection without a whole frame goes before one that sent a frame, even if that one is silent for longer."""
     monkeypatch.setattr(local, "SECONDS_SILENT", 0.0)
     bound(served, monkeypatch, max_connections=2)
     silent = await served.line()
@@ -260,7 +260,7 @@ async def test_who_has_said_nothing_gives_way_first(
 async def test_half_open_connections_keep_no_worker_out(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However lately they came, those that say nothing whole give way, told why; who speaks comes in and stays."""
+    """New connections without a whole frame give way, told why; a worker that speaks comes in and stays."""
     monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
     bound(served, monkeypatch, max_connections=4)
     worker = await served.line()
@@ -281,7 +281,7 @@ async def test_half_open_connections_keep_no_worker_out(
 async def test_connection_that_says_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first frame has its time, too."""
+    """The first frame of a connection has a deadline, too."""
     bound(served, monkeypatch, head_seconds_max=0.01)
     line = await served.line()
 

@@ -1,4 +1,4 @@
-"""Laws of the local socket: frames, descriptors, limits."""
+"""Laws of the local socket: frames, descriptors and limits."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ STATS = pb.Call(call_number=1, stats=pb.StatsRequest())
 def attach_over(
     served: Served, fds: list[int], regions: int
 ) -> tuple[socket.socket, pb.Reply, list[int]]:
-    """Attach with descriptors beside the first byte; returns what came back and beside it."""
+    """Attach with descriptors beside the first byte; return the answer and the descriptors beside it."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     sock.connect(str(served.settings.local_socket))
@@ -27,7 +27,7 @@ def attach_over(
 
 
 async def test_attach_carries_descriptors_both_ways(served: Served) -> None:
-    """The daemon gets the caller's pidfd, the caller gets the regions, and the connection is its worker's."""
+    """The daemon gets the caller's pidfd, the caller gets the regions, and the connection is the worker's."""
     read_end, write_end = os.pipe()
     served.daemon.descriptors = [write_end]
     served.daemon.script["attach"] = pb.AttachResponse(worker_id=3, token="secret")
@@ -49,7 +49,7 @@ async def test_attach_carries_descriptors_both_ways(served: Served) -> None:
 
 
 async def test_attach_closes_what_it_received(served: Served) -> None:
-    """No descriptor of a caller stays open in the daemon, however many come."""
+    """No descriptor from a caller stays open in the daemon, however many come."""
     served.daemon.script["attach"] = pb.AttachResponse(worker_id=3)
     read_end, write_end = os.pipe()
 
@@ -62,7 +62,7 @@ async def test_attach_closes_what_it_received(served: Served) -> None:
 
 
 async def test_attach_must_come_first(served: Served) -> None:
-    """A later attach could not carry descriptors, so it is refused, and the connection lives on."""
+    """A later attach could not carry descriptors, so it is refused, and the connection stays open."""
     line = await served.line()
     await line.ask(STATS)
 
@@ -83,7 +83,7 @@ async def test_pipelined_calls_are_answered_in_order(served: Served) -> None:
 
 
 async def test_frames_may_come_in_pieces(served: Served) -> None:
-    """Where the bytes of a stream are cut means nothing."""
+    """It does not matter where the bytes of a stream are cut."""
     line = await served.line()
     stream = framed(STATS) * 3
 
@@ -119,7 +119,7 @@ async def test_caller_is_told_by_the_frame(served: Served) -> None:
     ],
 )
 async def test_nonsense_is_refused(served: Served, frame: bytes, number: int) -> None:
-    """What is no call of the protocol gets a clear answer, and never reaches the daemon."""
+    """Bytes that are no call of the protocol get a clear answer, and never reach the daemon."""
     line = await served.line()
     line.send(frame)
 
@@ -143,7 +143,7 @@ async def test_refusal_explains_itself(served: Served) -> None:
 
 
 async def test_waiting_call_lets_others_pass(served: Served) -> None:
-    """An answer that must be waited for holds nobody else up."""
+    """A call that waits for its answer holds nobody else up."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
     line = await served.line()
@@ -174,7 +174,7 @@ async def test_caller_that_leaves_is_forgotten(served: Served) -> None:
 
 
 async def test_watch_is_answered_many_times(served: Served) -> None:
-    """Events carry their call's number, among other answers, and the end says why."""
+    """Events carry their call's number, among other answers, and the last frame says why the stream ends."""
     served.daemon.events = [
         pb.WatchResponse(sequence=1, kind="a"), pb.WatchResponse(sequence=2, kind="b"), PoolFullError(),
     ]  # fmt: skip
@@ -189,7 +189,7 @@ async def test_watch_is_answered_many_times(served: Served) -> None:
 
 
 async def test_unforeseen_failure_is_answered(served: Served) -> None:
-    """A mistake of the daemon's own is an answer without details, not a broken connection."""
+    """The daemon's own mistake gives an answer without details, and does not break the connection."""
     served.daemon.script["stats"] = ZeroDivisionError("secret detail")
     line = await served.line()
 
@@ -200,7 +200,7 @@ async def test_unforeseen_failure_is_answered(served: Served) -> None:
 
 
 async def test_stop_ends_connections(served: Served) -> None:
-    """Nobody is left hanging when the server stops."""
+    """No caller is left waiting when the server stops."""
     line = await served.line()
     await line.ask(STATS)
 
@@ -212,7 +212,7 @@ async def test_stop_ends_connections(served: Served) -> None:
 
 
 async def test_cancelled_call_ends_at_once(served: Served) -> None:
-    """A call that its caller gives up is forgotten by the daemon, and answered; the frame that says so is not."""
+    """A call that its caller cancels is forgotten by the daemon and answered; the cancelling frame is not answered."""
     loop = asyncio.get_running_loop()
     line = await served.line()
     for number in (1, 2):
@@ -231,7 +231,7 @@ async def test_cancelled_call_ends_at_once(served: Served) -> None:
 
 @pytest.mark.parametrize("resume_token", ["", "before"], ids=["new worker", "resumed worker"])
 async def test_attach_that_nobody_waits_for_is_undone(served: Served, resume_token: str) -> None:
-    """A worker whose process had gone before the answer is ended; one that went on as it was keeps its leases."""
+    """A worker whose process is gone before the answer is ended; a worker that only goes on keeps its leases."""
     read_end, write_end = os.pipe()
     served.daemon.descriptors = [write_end]
     served.daemon.script["attach"] = pb.AttachResponse(worker_id=3, token="secret")

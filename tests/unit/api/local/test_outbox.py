@@ -1,4 +1,4 @@
-"""Laws of the way out of a connection: what its peer does not read costs its bytes, and no more than so many."""
+"""Laws of a connection's outbox: the bytes that its peer does not read are counted, and bounded."""
 
 import asyncio
 import socket
@@ -20,24 +20,24 @@ class RecordedTransport(asyncio.Transport):
         self.end = ""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Be told of everything that is held."""
+        """Have every held byte reported."""
         assert (high, low) == (0, None)
 
     def get_write_buffer_size(self) -> int:
-        """Return what is held."""
+        """Return the number of held bytes."""
         return self.num_held_bytes
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Hold it."""
+        """Hold the bytes."""
         self.writes.append(bytes(data))
         self.num_held_bytes += len(data)
 
     def close(self) -> None:
-        """End in peace."""
+        """Close after what is held."""
         self.end = "closed"
 
     def abort(self) -> None:
-        """End at once."""
+        """Close at once."""
         self.end = "aborted"
 
 
@@ -59,7 +59,7 @@ def full() -> Iterator[tuple[Outbox, RecordedTransport]]:
 
 
 def test_unread_frames_are_handed_on_as_one_write(full: tuple[Outbox, RecordedTransport]) -> None:
-    """A transport that holds something is given nothing more before it is empty, and then all at once."""
+    """A transport that holds something is given nothing more until it is empty, and then all at once."""
     outbox, transport = full
 
     for number in range(1000):
@@ -75,7 +75,7 @@ def test_unread_frames_are_handed_on_as_one_write(full: tuple[Outbox, RecordedTr
 def test_peer_that_leaves_too_much_unread_is_disconnected(
     full: tuple[Outbox, RecordedTransport],
 ) -> None:
-    """What is kept and what the transport holds are bounded together."""
+    """The bytes in the outbox and those that the transport holds are bounded together."""
     outbox, transport = full
 
     outbox.send(bytes(UNSENT_BYTES_MAX - 5))
@@ -96,7 +96,7 @@ def test_end_comes_behind_what_was_kept(full: tuple[Outbox, RecordedTransport]) 
 
 
 def test_lost_connection_takes_nothing(full: tuple[Outbox, RecordedTransport]) -> None:
-    """Frames for a peer that has gone are dropped."""
+    """Frames for a lost connection are dropped."""
     outbox, transport = full
     outbox.send(b"kept")
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused in the same words over every transport; of a body, all of it is told."""
+"""Laws of bodies: a wrong value is refused in the same words over every transport, and all of a body's at once."""
 
 import asyncio
 import http.client as http_client
@@ -50,7 +50,7 @@ BOUNDED: list[tuple[str, str, Message, str, object, str]] = [
     ("POST", "/v1/caches/main/resize", pb.ResizeRequest(cache="main", tier="device"), "num_blocks", 1 << 31,
      OF_BLOCKS),
 ]  # fmt: skip
-"""Method and path, what is asked beside, the field, a value just outside, and its bounds."""
+"""Method, path, the rest of the request, the field, a value just outside its bounds, and the bounds."""
 BELOW = [case for case in BOUNDED if isinstance(case[4], int) and case[3] != "retain_priority"]
 
 
@@ -62,7 +62,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Guarded]:
 
 
 async def token_for(serving: Guarded, request: Message) -> str:
-    """Return a token of who may ask it."""
+    """Return the token of a caller who may make the call."""
     is_workers = isinstance(
         request,
         pb.ReserveRequest | pb.ExtendRequest | pb.ForkRequest | pb.TrimRequest | pb.CommitRequest,
@@ -71,7 +71,7 @@ async def token_for(serving: Guarded, request: Message) -> str:
 
 
 def over_rest(serving: Guarded, token: str, how: tuple[str, str], body: object) -> dict[str, Any]:
-    """Return the problem that a request is refused with."""
+    """Return the problem with which a request is refused."""
     connection = http_client.HTTPConnection("127.0.0.1", serving.rest.http_port, timeout=20)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
     connection.request(*how, json.dumps(body), headers)
@@ -81,7 +81,7 @@ def over_rest(serving: Guarded, token: str, how: tuple[str, str], body: object) 
 
 
 async def over_grpc(serving: Guarded, token: str, request: Message) -> grpc.aio.AioRpcError:
-    """Return how a call is refused."""
+    """Return the refusal of a call."""
     name = type(request).__name__.removesuffix("Request")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.grpc.grpc_port}") as channel:
         call = channel.unary_unary(f"/kvlease.v1.KVLeaseService/{name}")
@@ -93,7 +93,7 @@ async def over_grpc(serving: Guarded, token: str, request: Message) -> grpc.aio.
 
 
 def body_of(request: Message, field: str, value: object) -> dict[str, object]:
-    """Return the body that asks the same, less what the path says."""
+    """Return the body of the same call without what the path says."""
     beside = {name.name: said for name, said in request.ListFields()}
     return {k: v for k, v in (beside | {field: value}).items() if k not in ("lease_id", "cache")}
 
@@ -108,7 +108,7 @@ async def test_value_out_of_bounds_is_refused_alike(  # noqa: PLR0913, PLR0917 -
     value: object,
     bounds: str,
 ) -> None:
-    """The same code and the same words over REST, gRPC and the local socket, whoever is the one who checks."""
+    """REST, gRPC and the local socket refuse a value with the same code and words, whoever checks it."""
     token = await token_for(serving, request_)
     asked = type(request_).FromString(request_.SerializeToString())
     setattr(asked, field, value)
@@ -140,7 +140,7 @@ async def test_what_only_json_carries_has_the_same_bounds(  # noqa: PLR0913, PLR
     value: object,
     bounds: str,
 ) -> None:
-    """A number below 0 cannot even be sent over the other two; it is told the bounds that the daemon goes by."""
+    """Only JSON can carry a number below 0; it is refused with the bounds that the daemon goes by."""
     del value
     token = await token_for(serving, request_)
     body = body_of(request_, field, -1)
@@ -167,7 +167,7 @@ LIMITS: list[tuple[dict[str, Any], str]] = [
 async def test_limits_of_a_tenant_are_refused_alike(
     serving: Guarded, limits: dict[str, Any], words: str
 ) -> None:
-    """In the daemon's words over every transport, by their place in the body, and over REST in `errors`, too."""
+    """Each transport has the daemon's words and the limit's place in the body; REST has them in `errors`, too."""
     token = await serving.token(Role.OPERATOR)
     asked = pb.SetTenantRequest(tenant="chat", limits=pb.TenantLimits(**limits), revision=1)
     body = {"limits": limits, "revision": 1}
@@ -187,7 +187,7 @@ async def test_limits_of_a_tenant_are_refused_alike(
 
 
 async def test_limits_that_contradict_each_other_are_refused_alike(serving: Guarded) -> None:
-    """Each is in its range; together they cannot hold."""
+    """Limits that are each in range but cannot hold together are refused."""
     token = await serving.token(Role.OPERATOR)
     limits = {"min_percent": 50, "max_percent": 10}
     asked = pb.SetTenantRequest(tenant="chat", limits=pb.TenantLimits(**limits), revision=1)
@@ -202,7 +202,7 @@ async def test_limits_that_contradict_each_other_are_refused_alike(serving: Guar
 
 
 async def test_bytes_of_a_tenant_above_all_memory_are_refused(serving: Guarded) -> None:
-    """Also a number that only the other two transports carry."""
+    """A number that only the other two transports can carry is refused, too."""
     token = await serving.token(Role.OPERATOR)
     limits = pb.TenantLimits(max_bytes=(1 << 64) - 1)
     asked = pb.SetTenantRequest(tenant="chat", limits=limits, revision=1)
@@ -215,7 +215,7 @@ async def test_bytes_of_a_tenant_above_all_memory_are_refused(serving: Guarded) 
 
 
 def test_all_limits_of_a_tenant_that_do_not_fit_are_told() -> None:
-    """Whoever sets several learns of all of them at once."""
+    """A caller who sets several wrong limits is told of all of them at once."""
     with pytest.raises(ValidationError) as caught:
         wire.SetTenantBody.model_validate_json('{"limits": {"min_percent": 101, "weight": 0}}')
     refused = refusal_of(wire.SetTenantBody, caught.value)
@@ -250,7 +250,7 @@ SAID: list[tuple[type[wire.Body], object, str]] = [
 
 @pytest.mark.parametrize(("body_class", "body", "words"), SAID)
 def test_body_is_told_field_and_wish(body_class: type[wire.Body], body: object, words: str) -> None:
-    """The field as programs write it, what it is, and what it must be."""
+    """The refusal has the field as programs write it, its value, and what it must be."""
     with pytest.raises(ValidationError) as caught:
         body_class.model_validate_json(json.dumps(body))
 
@@ -258,7 +258,7 @@ def test_body_is_told_field_and_wish(body_class: type[wire.Body], body: object, 
 
 
 def test_all_fields_of_a_body_are_told_at_once() -> None:
-    """Each with its place as RFC 9457 has it; a long list ends, and its length is told."""
+    """Each wrong field has its place as in RFC 9457; a long list is cut, and its length is told."""
     with pytest.raises(ValidationError) as caught:
         wire.ReserveBody.model_validate_json('{"num_tokens": -1, "a/b": 1, "token_ids": [-1]}')
     problem = json.loads(faults.problem(refusal_of(wire.ReserveBody, caught.value)))
@@ -277,7 +277,7 @@ def test_all_fields_of_a_body_are_told_at_once() -> None:
 
 
 def test_body_that_is_no_json_says_where() -> None:
-    """With the place at which it ends to be JSON."""
+    """The refusal has the place at which the body stops being JSON."""
     with pytest.raises(ValidationError) as caught:
         wire.ReserveBody.model_validate_json("{")
 

@@ -1,4 +1,4 @@
-"""Laws of REST's bounds: bodies, heads, answers and connections have sizes, deadlines and numbers."""
+"""Laws of REST's bounds: bodies, heads, answers and connections have limits of size, time and number."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ TRANSPORTS = ("rest",)
 
 
 async def raw(served: Served, sent: bytes) -> HttpAnswer:
-    """Send bytes as they are; returns what came until the connection was closed."""
+    """Send raw bytes; return what comes until the connection closes."""
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
     writer.write(sent)
     received = await asyncio.wait_for(reader.read(), 10)
@@ -39,7 +39,7 @@ async def raw(served: Served, sent: bytes) -> HttpAnswer:
 async def test_what_is_no_request_is_a_problem_document(
     served: Served, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even what HTTP itself refuses is explained the same way, and nobody can fill the log with it."""
+    """Even a refusal by HTTP itself is a problem document, and nobody can fill the log with them."""
     answer = await raw(served, sent)
 
     assert (answer.status, answer.json["status"]) == (status, status)
@@ -58,7 +58,7 @@ async def test_what_is_no_request_is_a_problem_document(
     ],
 )
 async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: str) -> None:
-    """What cannot be read is answered with what about it cannot be, and what to do."""
+    """The answer to what cannot be read says what is wrong with it and what to do."""
     answer = await raw(served, sent)
 
     assert answer.headers["content-type"] == "application/problem+json"
@@ -68,7 +68,7 @@ async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: 
 
 
 async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
-    """A body that does not say its length is refused when it passes the limit, not when it ends."""
+    """A body without a length is refused when it passes the limit, not when it ends."""
     chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
     head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 
@@ -79,20 +79,20 @@ async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
 
 
 async def test_refused_body_is_told_its_length(served: Served) -> None:
-    """A body that says its length is refused with that length, however little of it was read."""
+    """A body that gives its length is refused with that length, however little of it was read."""
     answer = await http(served, "POST", "/v1/leases", b" " * 1_000_000)
 
     assert (answer.status, answer.json["need"], answer.json["limit"]) == (413, 1_000_000, 65_536)
 
 
 def hurry(served: Served, monkeypatch: pytest.MonkeyPatch, deadline: str) -> None:
-    """Have one deadline of REST be over at once."""
+    """Have one deadline of REST pass at once."""
     for server in served.rest._servers:
         monkeypatch.setattr(server._protocol, deadline, 0.01)
 
 
 async def test_body_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that stops in the middle of a body gets an answer."""
+    """A caller who stops in the middle of a body gets an answer."""
     hurry(served, monkeypatch, "body_seconds_max")
     head = b"POST /v1/leases HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\nconnection: close\r\n\r\n{"
 
@@ -107,7 +107,7 @@ async def test_head_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPat
 
 
 async def test_connections_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One connection too many is told so."""
+    """One connection too many is refused with the reason."""
     monkeypatch.setattr(served.rest._servers[0].places, "members_max", 0)
 
     answer = await raw(served, b"")
@@ -120,7 +120,7 @@ async def test_connections_are_bounded(served: Served, monkeypatch: pytest.Monke
 async def test_body_above_the_limit_is_refused_unread(
     served: Served, num_bytes: int, asks: bytes
 ) -> None:
-    """A body that says that it is too large is refused by its head, not invited, and its connection ends."""
+    """A body whose head gives a length above the limit is refused by the head, and its connection ends."""
     head = (
         b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + asks
     )
@@ -132,7 +132,7 @@ async def test_body_above_the_limit_is_refused_unread(
 
 
 async def test_body_as_long_as_may_be_is_invited(served: Served) -> None:
-    """Who asks before he sends a body of the limit is told to."""
+    """A caller who asks before sending a body of exactly the limit is told to send it."""
     body = b"{}" + b" " * 65534
     head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
@@ -146,7 +146,7 @@ async def test_body_as_long_as_may_be_is_invited(served: Served) -> None:
 
 
 async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> None:
-    """A body is passed over for a while, so that a caller who sends all of it before he reads has his answer."""
+    """A large body is skipped for a while, so that a caller who sends all of it first still reads the refusal."""
     head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = b" " * (8 << 20)
 
@@ -156,14 +156,14 @@ async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> No
 
 
 async def test_kernel_keeps_little_for_who_does_not_read(served: Served) -> None:
-    """What is written to a peer before it reads is bounded, in the kernel, too."""
+    """The bytes written to a peer that does not read are bounded, in the kernel, too."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
     writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     (connection,) = served.rest._servers[1]._server.server_state.connections
     kept = connection.transport.get_extra_info("socket")
 
-    # Linux doubles what it is asked for.
+    # Linux doubles the number that it is given.
     assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * http_server.UNSENT_BYTES_MAX
     writer.close()
 
@@ -171,7 +171,7 @@ async def test_kernel_keeps_little_for_who_does_not_read(served: Served) -> None
 async def test_no_answer_is_written_to_a_connection_that_has_ended(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a peer leaves several answers unread until its connection ends, the one under way is told, not the last."""
+    """Where a connection ends with several answers unread, the one under way is told of the end, not the last one."""
     over_tcp = served.rest._servers[1]
     monkeypatch.setattr(over_tcp._protocol, "idle_seconds_max", 0.1)
     await http(served, "GET", "/openapi.json")
@@ -197,7 +197,7 @@ async def test_no_answer_is_written_to_a_connection_that_has_ended(
 async def test_doors_are_bounded_one_by_one(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who uses up the connections of TCP leaves those of the Unix socket."""
+    """A caller who uses up the connections of TCP leaves those of the Unix socket free."""
     _, over_tcp = served.rest._servers
     monkeypatch.setattr(over_tcp.places, "members_max", 0)
     headers = {"Authorization": "Bearer known"}
@@ -209,7 +209,7 @@ async def test_doors_are_bounded_one_by_one(
 async def test_body_that_nobody_reads_has_a_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a call is refused at its head, its body does not hold the connection."""
+    """Where a call is refused at its head, its unread body does not hold the connection."""
     hurry(served, monkeypatch, "body_seconds_max")
     monkeypatch.setattr(rest_protocol, "_GRACE_SECONDS", 0.01)
     head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nAuthorization: none\r\nContent-Length: 9\r\n\r\n{"
@@ -226,7 +226,7 @@ async def test_body_that_nobody_reads_has_a_deadline(
 async def test_answer_that_is_not_read_has_a_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks and does not read is disconnected."""
+    """A caller who asks and does not read is disconnected."""
     hurry(served, monkeypatch, "idle_seconds_max")
     served.daemon.script["stats"] = pb.StatsResponse(caches=[pb.CacheStats(cache="c" * (4 << 20))])
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
@@ -243,7 +243,7 @@ async def test_answer_that_is_not_read_has_a_deadline(
 async def test_first_refusal_of_a_body_holds_up_nobody(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told of a body is made beside the loop, which serves others until it is there."""
+    """The first refusal of a body is made beside the loop, which serves others until it is ready."""
     is_heard = threading.Event()
 
     def schema_of(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Laws of the JSON form: the library reads back what the daemon writes, and the schema describes it."""
+"""Laws of the JSON form: the library reads what the daemon writes, and the schema describes it."""
 
 import json
 
@@ -26,7 +26,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)
 def test_library_reads_what_the_daemon_writes(message: Message) -> None:
-    """JSON is another spelling of the message and loses nothing."""
+    """JSON is another form of the message and loses nothing."""
     found = type(message)()
 
     _rest.fill(found, json.loads(to_json(message)))
@@ -36,7 +36,7 @@ def test_library_reads_what_the_daemon_writes(message: Message) -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)
 def test_schema_names_what_is_written(message: Message) -> None:
-    """Every field that is written is described, and every one that is required is written."""
+    """Every field that is written is described, and every required field is written."""
     described = schema(message.DESCRIPTOR)
     written = json.loads(to_json(message)).keys()
 

@@ -1,4 +1,4 @@
-"""Law of what ended connections leave behind: nothing that only the garbage collector finds, which stops all others."""
+"""Law of ended connections: they leave nothing for the garbage collector, which would stop everything else."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ SAID = {
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """Have nothing collected that is not free by itself; what there is already is not looked at."""
+    """Turn the garbage collector off, and take what exists already out of its view."""
     gc.freeze()
     gc.disable()
     yield
@@ -43,8 +43,8 @@ def without_collector() -> Iterator[None]:
 
 
 def left() -> int:
-    """Return how many connections there still are in memory."""
-    # By type: an object of another library may warn of being asked for its class.
+    """Return the number of connections that are still in memory."""
+    # By type: an object of another library may warn when it is asked for its class.
     return sum(issubclass(type(one), GuardedProtocol) for one in gc.get_objects())
 
 
@@ -52,13 +52,13 @@ def left() -> int:
 @pytest.mark.parametrize("is_rude", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize("said", SAID)
 def test_ended_connection_leaves_no_cycle(said: str, is_rude: bool) -> None:
-    """A connection is freed when it has ended, whatever was said over it, however it ended, and answered or not."""
-    # The daemon's own loop: what transports hold of their protocols is its doing.
+    """A connection is freed when it has ended, whatever was sent over it, however it ended, answered or not."""
+    # The daemon's own loop decides what transports hold of their protocols.
     uvloop.run(_ended(SAID[said], is_rude=is_rude))
 
 
 async def _ended(said: bytes, *, is_rude: bool) -> None:
-    """Say something over some connections, end them, and wait until none is left."""
+    """Send something over some connections, end them, and wait until none is left in memory."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run") as serving:
             before = left()

@@ -1,4 +1,4 @@
-"""Laws of who closes his sending side behind a request: he has his answers, and who has left is forgotten."""
+"""Laws of callers who close their sending side after a request: they have their answers, and those who left do not."""
 
 import asyncio
 import socket
@@ -26,21 +26,21 @@ BOTH = pytest.mark.parametrize("over_tcp", [False, True], ids=["unix", "tcp"])
 
 
 async def connect(served: Served | Guarded, *, over_tcp: bool) -> tuple[asyncio.StreamReader, Any]:
-    """Connect, with whoever may ask for anything."""
+    """Connect with permission for everything."""
     if over_tcp:
         return await asyncio.open_connection("127.0.0.1", served.rest.http_port)
     return await asyncio.open_unix_connection(served.settings.http_socket)
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(SECONDS):
         while not is_so():  # noqa: ASYNC110 -- nothing tells of it
             await asyncio.sleep(0)
 
 
 async def said(served: Served | Guarded, request: bytes, *, over_tcp: bool) -> bytes:
-    """Send something, close the sending side in the same breath, and return all that comes then."""
+    """Send something and close the sending side at once; return all that comes then."""
     reader, writer = await connect(served, over_tcp=over_tcp)
     writer.write(request)
     writer.write_eof()
@@ -55,7 +55,7 @@ async def said(served: Served | Guarded, request: bytes, *, over_tcp: bool) -> b
 async def test_whatever_was_asked_is_answered(
     served: Served, num_requests: int, *, over_tcp: bool
 ) -> None:
-    """A request is answered although its sender says no more, then the connection ends; so are several at once."""
+    """One or several requests are answered although their sender is done, and then the connection ends."""
     answer = await said(served, GET * num_requests, over_tcp=over_tcp)
 
     assert answer.count(b"HTTP/1.1 200 OK") == num_requests
@@ -65,7 +65,7 @@ async def test_whatever_was_asked_is_answered(
 
 @BOTH
 async def test_answer_without_a_body_arrives(served: Served, *, over_tcp: bool) -> None:
-    """What has a head alone is answered with it before the end."""
+    """An answer that is only a head arrives before the end."""
     answer = await said(served, GET.replace(b"GET", b"HEAD"), over_tcp=over_tcp)
 
     assert answer.startswith(b"HTTP/1.1 405")
@@ -78,7 +78,7 @@ async def test_answer_without_a_body_arrives(served: Served, *, over_tcp: bool) 
 async def test_part_of_a_request_ends_behind_the_answers(
     served: Served, rest: bytes, *, over_tcp: bool
 ) -> None:
-    """What comes whole is answered, and of what does not, nobody waits for the rest."""
+    """Whole requests are answered, and nobody waits for the rest of a partial one."""
     answer = await said(served, GET + rest, over_tcp=over_tcp)
 
     assert (answer.count(b"HTTP/1.1 "), answer.count(b" 200 OK")) == (1, 1)
@@ -87,7 +87,7 @@ async def test_part_of_a_request_ends_behind_the_answers(
 
 @BOTH
 async def test_call_that_waits_is_answered_later(served: Served, *, over_tcp: bool) -> None:
-    """A call that the daemon makes wait is answered when it ends, however long after its caller's last word."""
+    """A call that waits in the daemon is answered when it ends, however long after the caller's last byte."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
     reader, writer = await connect(served, over_tcp=over_tcp)
@@ -112,7 +112,7 @@ async def test_call_that_waits_is_answered_later(served: Served, *, over_tcp: bo
     ("over_tcp", "version"), [(False, b"1.0"), (False, b"1.1"), (True, b"1.1")]
 )
 async def test_who_has_left_is_forgotten(served: Served, version: bytes, *, over_tcp: bool) -> None:
-    """A call whose caller closed the connection waits no more; who speaks HTTP/1.0 over TCP cannot be asked."""
+    """A call whose caller closed the connection waits no more; a caller of HTTP/1.0 over TCP cannot be asked."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
     _, writer = await connect(served, over_tcp=over_tcp)
@@ -126,7 +126,7 @@ async def test_who_has_left_is_forgotten(served: Served, version: bytes, *, over
 
 
 async def test_who_leaves_after_his_last_word_is_forgotten(served: Served) -> None:
-    """Where he closes one side and then the other, the kernel tells it of a Unix socket, and the call is forgotten."""
+    """Where a caller closes one side after the other, the kernel reports it on a Unix socket: the call is forgotten."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
     line = socket.socket(socket.AF_UNIX)
@@ -145,7 +145,7 @@ async def test_who_leaves_after_his_last_word_is_forgotten(served: Served) -> No
 async def test_stream_ends_with_the_last_word_of_its_reader(
     served: Served, *, over_tcp: bool
 ) -> None:
-    """A stream has no end to wait for, so it ends, and its place is free."""
+    """A stream would go on for ever, so it ends with its reader's last byte, and its place is free."""
     answer = await said(served, GET.replace(b"/v1/stats", b"/v1/events"), over_tcp=over_tcp)
 
     assert b"text/event-stream" in answer
@@ -153,14 +153,14 @@ async def test_stream_ends_with_the_last_word_of_its_reader(
 
 
 def test_loop_of_the_daemon_lets_answers_leave() -> None:
-    """Under the daemon's own loop the same holds, for what a transport does at its reader's end is the loop's."""
+    """The same holds under the daemon's own loop, which decides what a transport does at its reader's end."""
     heads = uvloop.run(_answers_of_a_daemon())
 
     assert heads == [b"HTTP/1.1 200 OK"] * 2
 
 
 async def _answers_of_a_daemon() -> list[bytes]:
-    """Return how a daemon answers who says no more, over its Unix socket and TCP."""
+    """Return how a daemon answers a caller who has closed the sending side, over its Unix socket and TCP."""
     request = GET.replace(b"/v1/stats", b"/livez")
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run") as found:

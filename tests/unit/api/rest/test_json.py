@@ -1,4 +1,4 @@
-"""Laws of REST's bodies: what is no JSON, says something twice, or comes encoded is told so, and does nothing."""
+"""Laws of REST's bodies: one that is no JSON, has a field twice, or is encoded is refused and does nothing."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "1" + "0" * 400
 
 
 def replaced(body: Any, place: tuple[str | int, ...], written: str) -> bytes:
-    """Return a body as JSON, with what is in one place written otherwise."""
+    """Return a body as JSON, with the value at one place replaced."""
     made = at = json.loads(json.dumps({"body": body}))
     path = ("body", *place)
     for part in path[:-1]:
@@ -31,7 +31,7 @@ def replaced(body: Any, place: tuple[str | int, ...], written: str) -> bytes:
 def places(
     value: Any, place: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield everything in a body with its place, itself first."""
+    """Yield every value in a body with its place, the body itself first."""
     yield place, value
     parts = (
         value.items()
@@ -48,7 +48,7 @@ def places(
 async def test_what_is_no_number_is_refused_wherever_it_is(
     served: Served, method: str, path: str, body: Any
 ) -> None:
-    """What JSON has no number for, or none so large, is told with its field, and no verb is called."""
+    """A number that JSON does not have, or one that is too large, is refused with its field, and no verb is called."""
     asked = [place for place, value in places(body) if not isinstance(value, dict | list)]
 
     for place in asked:
@@ -65,7 +65,7 @@ async def test_what_is_no_number_is_refused_wherever_it_is(
 async def test_field_that_is_there_twice_is_refused_wherever_it_is(
     served: Served, method: str, path: str, body: Any
 ) -> None:
-    """Who says something twice has said two things, also where they are the same; no verb is called."""
+    """A field that appears twice is refused, even with the same value, and no verb is called."""
     objects = [(place, value) for place, value in places(body) if isinstance(value, dict) and value]
 
     for place, value in objects:
@@ -84,7 +84,7 @@ async def test_field_that_is_there_twice_is_refused_wherever_it_is(
 async def test_encoded_body_is_refused_with_what_to_change(
     served: Served, method: str, path: str, body: Any
 ) -> None:
-    """A body that was compressed is not taken for one that is garbled: its caller learns to send it as it is."""
+    """A compressed body is not called malformed JSON: its caller is told to send it uncompressed."""
     packed = gzip.compress(json.dumps(body).encode())
 
     answer = await http(served, method, path, packed, headers={"Content-Encoding": "gzip"})
@@ -98,7 +98,7 @@ async def test_encoded_body_is_refused_with_what_to_change(
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
 async def test_body_that_is_said_to_be_as_it_is_is_taken(served: Served, encoding: str) -> None:
-    """Who says that nothing was done to the body need not be told to send it so."""
+    """A body whose encoding says that nothing was done to it is taken."""
     body = {"request_id": "r", "num_tokens": 4}
 
     answer = await http(served, "POST", "/v1/leases", body, headers={"Content-Encoding": encoding})
@@ -107,7 +107,7 @@ async def test_body_that_is_said_to_be_as_it_is_is_taken(served: Served, encodin
 
 
 async def test_caller_goes_on_after_an_encoded_body(served: Served) -> None:
-    """What was refused unread does not garble what comes after it on the same connection."""
+    """An encoded body that was refused unread does not garble the next request on the same connection."""
     packed = gzip.compress(b'{"request_id":"r","num_tokens":4}')
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
     head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""Laws of the description: it is complete, and the daemon runs without it."""
+"""Laws of the OpenAPI document: it is complete, and the daemon runs without it."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ TRANSPORTS = ("rest",)
 
 
 async def test_openapi_describes_every_route(served: Served) -> None:
-    """Each operation has an id, a tag, a summary, its success and its problem; every reference is there."""
+    """Each operation has an id, a tag, a summary, its success and its problem, and every reference resolves."""
     document = (await http(served, "GET", "/openapi.json")).json
     operations = [one for path in document["paths"].values() for one in path.values()]
 
@@ -45,7 +45,7 @@ async def test_openapi_describes_every_route(served: Served) -> None:
 
 
 async def test_openapi_is_written_once(served: Served) -> None:
-    """To ask for the description again costs no more than to send it: anybody may, as often as he likes."""
+    """Anybody may ask for the document at any time, so it is made once and afterwards only sent."""
     route = documents()["/openapi.json"]
     assert isinstance(route, StarletteRoute)
     request = Request({"type": "http", "method": "GET", "path": route.path, "headers": []})
@@ -57,7 +57,7 @@ async def test_openapi_is_written_once(served: Served) -> None:
 
 
 async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
-    """A description is as narrow as what the daemon grants, where the type of a field is wider."""
+    """The document has the bounds of the daemon, even where a field's type has wider ones."""
     document = (await http(served, "GET", "/openapi.json")).json
     fields = document["components"]["schemas"]["ReserveBody"]["properties"]
 
@@ -66,7 +66,7 @@ async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
 
 
 async def test_refusals_are_told_one_by_one(served: Served) -> None:
-    """Each status that a route can be refused with is named, with the codes behind it and an example of each."""
+    """Each status of a route's refusals is listed with its codes and an example of each."""
     document = (await http(served, "GET", "/openapi.json")).json
     shared, examples = document["components"]["responses"], document["components"]["examples"]
     answers = {
@@ -89,7 +89,7 @@ async def test_refusals_are_told_one_by_one(served: Served) -> None:
 
 @pytest.mark.parametrize("route", [one for one in ROUTES if one.operation_id in REQUESTS], ids=str)
 async def test_example_is_taken(served: Served, route: Route) -> None:
-    """Whoever copies the example of a body has it taken."""
+    """The example of a body is accepted when it is sent."""
     path = re.sub(r"{(\w+)}", lambda found: "1" if found[1].endswith("_id") else "main", route.path)
 
     answer = await http(served, route.method, path, REQUESTS[route.operation_id])
@@ -98,7 +98,7 @@ async def test_example_is_taken(served: Served, route: Route) -> None:
 
 
 async def test_answers_of_every_role_are_described() -> None:
-    """Whoever calls a route with a body that says nothing gets an answer that the description knows."""
+    """A call of a route with an empty body gets an answer that the document describes."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run") as serving:
             for role in Role:
@@ -125,7 +125,7 @@ def references(part: Any) -> set[str]:
 
 
 async def test_docs_are_a_page(served: Served) -> None:
-    """People find each operation, with its path, and each record of the description at /docs."""
+    """At /docs people find each operation with its path, and each record of the document."""
     document = (await http(served, "GET", "/openapi.json")).json
     answer = await http(served, "GET", "/docs")
     page = answer.body.decode()
@@ -138,7 +138,7 @@ async def test_docs_are_a_page(served: Served) -> None:
 
 
 async def test_docs_load_nothing(served: Served) -> None:
-    """The page is whole without a network and runs nobody's code: it has one style, which its policy names."""
+    """The page needs no network and runs no script: it has one style, which its policy names."""
     answer = await http(served, "GET", "/docs")
     page = Page(answer.body.decode())
     policy = answer.headers["content-security-policy"]
@@ -154,14 +154,14 @@ async def test_docs_load_nothing(served: Served) -> None:
 
 
 async def test_links_of_the_docs_lead_somewhere(served: Served) -> None:
-    """Each record that is named can be gone to."""
+    """Each link to a record leads to that record."""
     page = Page((await http(served, "GET", "/docs")).body.decode())
 
     assert {one[1:] for one in page.links if one.startswith("#")} <= page.ids
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """The links, ids and styles of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take note of what begins."""
+        """Record what a tag begins."""
         self.tags.add(tag)
         self._is_style = tag == "style"
         for name, value in attrs:
@@ -183,16 +183,16 @@ class Page(HTMLParser):
                 (self.links if name == "href" else self.ids).add(value or "")
 
     def handle_endtag(self, tag: str) -> None:
-        """Take note of what ends."""
+        """Record what a tag ends."""
         self._is_style = self._is_style and tag != "style"
 
     def handle_data(self, data: str) -> None:
-        """Keep the style."""
+        """Keep the text of the style."""
         self.style += data if self._is_style else ""
 
 
 def test_server_starts_without_fastapi() -> None:
-    """What only the description needs is not imported before somebody asks for it."""
+    """Modules that only the document needs are imported when somebody asks for it."""
     modules = "kvleased.api.rest.server, kvleased.api.local.listener"
     script = f"import sys, {modules}; print({{'fastapi', 'grpc', 'torch'}} & set(sys.modules))"
 

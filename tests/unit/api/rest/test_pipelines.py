@@ -1,4 +1,4 @@
-"""Laws of requests that come many at once over one connection: all are answered in order, and hold up nobody else."""
+"""Laws of many requests at once on one connection: all are answered in order and hold up nobody else."""
 
 import asyncio
 import tempfile
@@ -28,7 +28,7 @@ async def serving() -> AsyncIterator[Guarded]:
 
 
 async def answers(serving: Guarded, said: bytes, num_answers: int) -> list[int]:
-    """Send something in one go; return the statuses of so many answers."""
+    """Send something in one go; return the statuses of a number of answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
     writer.write(said)
     statuses = []
@@ -43,7 +43,7 @@ async def answers(serving: Guarded, said: bytes, num_answers: int) -> list[int]:
 
 
 async def test_all_of_many_requests_are_answered(serving: Guarded) -> None:
-    """As many answers come as requests went in one go, each in its place."""
+    """Requests that come in one go have as many answers, each in its place."""
     said = (GET * 4 + GET.replace(b"/livez", b"/nowhere")) * (NUM_REQUESTS // 5)
 
     assert await answers(serving, said, NUM_REQUESTS) == [200, 200, 200, 200, 404] * (
@@ -52,7 +52,7 @@ async def test_all_of_many_requests_are_answered(serving: Guarded) -> None:
 
 
 async def test_few_requests_are_taken_up_at_once(serving: Guarded) -> None:
-    """However many come in one go, few of them are looked at before the first are answered."""
+    """However many requests come in one go, only a few are read before the first answers."""
     connections = serving.rest._servers[1]._server.server_state.connections
     answering = asyncio.ensure_future(answers(serving, GET * NUM_REQUESTS, NUM_REQUESTS))
     waiting = set()
@@ -66,7 +66,7 @@ async def test_few_requests_are_taken_up_at_once(serving: Guarded) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
 async def test_bodies_between_requests_arrive_whole(serving: Guarded, is_chunked: bool) -> None:
-    """A body is its own request's to the last byte, whatever comes behind it in the same go."""
+    """A body belongs to its own request to the last byte, whatever follows in the same go."""
     token = (await serving.token(Role.JOINER)).encode()
     if is_chunked:
         body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -81,7 +81,7 @@ async def test_bodies_between_requests_arrive_whole(serving: Guarded, is_chunked
 
 
 async def test_what_comes_behind_a_refusal_is_not_answered(serving: Guarded) -> None:
-    """Where something among many requests is no HTTP, those before it are answered, and nothing behind it."""
+    """Where one of many requests is no HTTP, the requests before it are answered, and nothing behind it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
     writer.write(GET * 50 + b"\0\1\2\r\n\r\n" + GET * 50)
     async with asyncio.timeout(SECONDS):
@@ -93,7 +93,7 @@ async def test_what_comes_behind_a_refusal_is_not_answered(serving: Guarded) -> 
 
 
 async def test_connections_take_turns(serving: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What many connections send at once is looked at a connection at a time, and the loop hears others between."""
+    """Of what many connections send at once, one connection is read at a time, and the loop hears others between."""
     protocol = serving.rest._servers[1]._protocol
     feed = protocol._feed
     fed: list[int] = []
@@ -115,7 +115,7 @@ async def test_connections_take_turns(serving: Guarded, monkeypatch: pytest.Monk
 
 
 async def test_listener_that_closes_in_line_accepts_nobody(serving: Guarded) -> None:
-    """A connection whose turn comes after the end is not opened."""
+    """A connection whose turn comes after the listener's end is not opened."""
     server = serving.rest._servers[1]
     port = serving.rest.http_port
     server._line.take(lambda: None)

@@ -1,4 +1,4 @@
-"""The listener for those who may look but not call serves probes and metrics, to whatever name, and nothing else."""
+"""Laws of the listener for probes: it serves probes and metrics under any host name, and nothing else."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ async def _get(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz", "/metrics"])
 async def test_probe_is_answered_under_any_name(served: Served, path: str) -> None:
-    """A kubelet asks by the pod's address, which no page of a browser gains anything by."""
+    """A kubelet asks by the pod's address, and a web page gains nothing by asking under another name."""
     server = ProbeServer(served.rest.probes)
     await server.start("127.0.0.1", 0)
     try:
@@ -45,7 +45,7 @@ async def test_probe_is_answered_under_any_name(served: Served, path: str) -> No
 async def test_all_addresses_are_those_that_there_are(
     served: Served, missing: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`::` is answered by IPv4 too, also where the kernel has no IPv6."""
+    """`::` is served over IPv4, too, also where the kernel has no IPv6."""
     if missing is not None:
         monkeypatch.setattr(socket, "socket", _without_v6(missing))
 
@@ -55,14 +55,14 @@ async def test_all_addresses_are_those_that_there_are(
 async def test_all_addresses_do_not_hang_on_the_machines_default(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IPv4 is served where sockets of IPv6 are for IPv6 alone unless they ask for more."""
+    """IPv4 is served even where sockets of IPv6 take only IPv6 unless they ask for more."""
     monkeypatch.setattr(socket, "socket", _ForOneFamily)
 
     assert await _status_at_all_addresses(served, monkeypatch) == 200
 
 
 async def _status_at_all_addresses(served: Served, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Listen at `::` with sockets as they are made now, and ask over IPv4 by what sockets are really."""
+    """Listen at `::` with sockets as they are now made, and ask over IPv4 with ordinary sockets."""
     server = ProbeServer(served.rest.probes)
     await server.start("::", 0)
     monkeypatch.undo()
@@ -83,7 +83,7 @@ class _ForOneFamily(socket.socket):
 
 
 def _without_v6(number: int) -> Callable[..., socket.socket]:
-    """Return a maker of sockets that has none of IPv6."""
+    """Return a maker of sockets that makes none of IPv6."""
     make = socket.socket
 
     def made(*about: int, **more: int) -> socket.socket:

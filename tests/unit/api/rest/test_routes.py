@@ -1,4 +1,4 @@
-"""Laws of REST's paths: every route is its verb, and what a path cannot carry is named."""
+"""Laws of REST's paths: every route is its verb, and an argument that a path cannot carry is named."""
 
 import base64
 from urllib.parse import quote
@@ -115,7 +115,7 @@ async def test_route_is_its_verb(
 async def test_body_where_none_is_read_is_refused(
     served: Served, method: str, path: str, advice: str
 ) -> None:
-    """What it says would be passed over; one that says nothing is as good as none."""
+    """A body on a route that reads none is refused, as it would be ignored; an empty one is taken."""
     refused = await http(served, method, path, {"purge": True})
 
     assert refused.status == 422
@@ -129,7 +129,7 @@ async def test_body_where_none_is_read_is_refused(
 
 
 def test_every_verb_has_a_route() -> None:
-    """REST offers all that the protocol offers."""
+    """REST offers every verb of the protocol."""
     verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
 
     assert {route.verb for route in ROUTES} == verbs
@@ -138,7 +138,7 @@ def test_every_verb_has_a_route() -> None:
 
 @pytest.mark.parametrize("written", ["yes", "2", "", "True"])
 async def test_flag_says_how_it_is_written(served: Served, written: str) -> None:
-    """What is neither true nor false is refused with the words that are."""
+    """A flag that is neither true nor false is refused with the words that are."""
     answer = await http(served, "GET", f"/v1/events?with_snapshot={written}")
 
     assert answer.json["detail"] == (
@@ -155,7 +155,7 @@ async def test_flag_says_how_it_is_written(served: Served, written: str) -> None
 async def test_number_where_a_list_begins_is_told_that_it_begins_at_zero(
     served: Served, path: str, written: str
 ) -> None:
-    """What is too long to be carried is not told that it may be negative, which would be refused, too."""
+    """A number that is too long is not told that it may be negative, which would be refused, too."""
     answer = await http(served, "GET", path + written)
 
     name = path.partition("?")[2].removesuffix("=")
@@ -167,7 +167,7 @@ async def test_number_where_a_list_begins_is_told_that_it_begins_at_zero(
 
 @pytest.mark.parametrize("written", ["9" * 19, "9" * 20, "9" * 5_000, "one"])
 async def test_number_of_a_path_is_refused_with_its_bounds(served: Served, written: str) -> None:
-    """A number too long to be an id is told as that, and not that it is none; only its beginning is repeated."""
+    """A number too long to be an id is refused as too long, and only its beginning is repeated."""
     answer = await http(served, "DELETE", f"/v1/leases/{written}")
 
     assert answer.status == 422
@@ -192,14 +192,14 @@ async def test_number_of_a_path_is_refused_with_its_bounds(served: Served, writt
 async def test_argument_that_no_path_can_carry_is_named(
     served: Served, method: str, path: str, argument: str
 ) -> None:
-    """The caller passed an argument, not a path, and learns which one is wrong."""
+    """The refusal names the caller's argument, since the caller passed no path."""
     answer = await http(served, method, path)
 
     assert (answer.json["code"], answer.json["resource"]) == ("INVALID", argument)
 
 
 def test_client_knows_the_lists_that_have_paths() -> None:
-    """It refuses the others before a path is made of them."""
+    """The client refuses other lists before it makes a path of them."""
     listed = [what for route in ROUTES for name, what in route.settled if name == "what"]
 
     assert listed == list(LISTED)
@@ -207,7 +207,7 @@ def test_client_knows_the_lists_that_have_paths() -> None:
 
 @pytest.mark.parametrize("tenant", ["team/a b", "team/a/", "/", "a" + 30 * "/b"])
 async def test_tenant_may_have_a_slash_in_its_name(served: Served, tenant: str) -> None:
-    """Whoever may attach under a name may be given limits under it."""
+    """A tenant's name with a slash works in attach, so it works in the path of limits, too."""
     answer = await http(served, "GET", f"/v1/tenants/{quote(tenant, safe='')}")
 
     assert (answer.status, served.daemon.calls[0][1]) == (200, pb.GetTenantRequest(tenant=tenant))

@@ -1,4 +1,4 @@
-"""Laws of REST: every refusal is a problem document, bodies are strict, streams and waiting calls end well."""
+"""Laws of REST: every refusal is a problem document, bodies are strict, and streams and waiting calls end well."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ TRANSPORTS = ("rest",)
 async def test_senseless_query_is_told_what_to_send(
     served: Served, path: str, there_are: str
 ) -> None:
-    """Who guessed a name finds the right one in the refusal; of two values neither is taken for the one."""
+    """A caller who guessed a parameter's name reads the right one; of two values for one name, neither is taken."""
     answer = await http(served, "GET", path)
 
     assert (answer.status, answer.json["resource"]) == (422, "query")
@@ -36,7 +36,7 @@ async def test_senseless_query_is_told_what_to_send(
 
 
 async def test_response_is_the_message_with_defaults(served: Served) -> None:
-    """Every field is there, also those that are zero; bytes are base64, ids are plain numbers."""
+    """Every field is in the answer, zeros included; bytes are base64, and ids are plain numbers."""
     served.daemon.script["reserve"] = pb.ReserveResponse(lease_id=2**52, block_ids=b"\0\1")
 
     answer = await http(served, "POST", "/v1/leases", {"request_id": "r"})
@@ -53,7 +53,7 @@ async def test_response_is_the_message_with_defaults(served: Served) -> None:
 
 
 async def test_created_cache_is_201(served: Served) -> None:
-    """HTTP says whether a registration created anything."""
+    """The status says whether a registration created anything."""
     served.daemon.script["register_cache"] = pb.RegisterCacheResponse(created=True)
 
     assert (await http(served, "PUT", "/v1/caches/a", {"inputs": INPUTS})).status == 201
@@ -74,7 +74,7 @@ async def test_headers_tell_the_caller(served: Served) -> None:
 async def test_unforeseen_failure_is_a_problem_document(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody foresaw is said to be our fault, tells nothing of itself, and is logged; the next call is served."""
+    """An unforeseen failure is reported as ours without details, and is logged; the next call is served."""
 
     def fail(*_: object) -> None:
         raise ArithmeticError("a secret")
@@ -90,7 +90,7 @@ async def test_unforeseen_failure_is_a_problem_document(
 
 
 async def test_refusal_is_a_problem_document(served: Served) -> None:
-    """A refusal carries every number, and when to come back in whole seconds that are not too few."""
+    """A refusal has every number, and the time of a retry in whole seconds, rounded up."""
     served.daemon.script["reserve"] = PoolFullError(
         "full", resource="device_blocks", need=4, available=1, limit=8, retry_after_ms=1050
     )
@@ -140,7 +140,7 @@ BAD: list[tuple[str, str, object, dict[str, str], int, str]] = [
 
 
 async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None:
-    """Who tries the root in a browser is told where the page is, and where the paths are listed."""
+    """A caller who opens the root in a browser is told where the page is and where the paths are listed."""
     answer = await http(served, "GET", "/")
 
     assert answer.json["detail"] == "GET /: Not Found; /docs lists all paths, and /ui is the page"
@@ -149,7 +149,7 @@ async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None
 async def test_method_that_a_path_does_not_take_is_told_with_those_that_it_takes(
     served: Served,
 ) -> None:
-    """Who reads the answer's body alone has the header's methods, too."""
+    """The body of the answer lists the allowed methods, as its header does."""
     answer = await http(served, "PUT", "/v1/stats")
 
     assert answer.json["detail"] == "PUT /v1/stats: Method Not Allowed; it takes GET"
@@ -179,7 +179,7 @@ async def test_bad_input_is_a_problem_document(  # noqa: PLR0913 - one column ea
 
 
 async def test_number_out_of_range_is_refused_by_its_name(served: Served) -> None:
-    """Where several parameters are numbers, the refusal says which of them is wrong."""
+    """Where several parameters are numbers, the refusal names the wrong one."""
     answer = await http(served, "GET", "/v1/caches/main/leases?after_id=3&limit=-1")
 
     assert (answer.status, answer.json["code"], answer.json["resource"]) == (
@@ -192,14 +192,14 @@ async def test_number_out_of_range_is_refused_by_its_name(served: Served) -> Non
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7070"])
 async def test_page_of_another_host_is_refused(served: Served, host: str) -> None:
-    """A name that a web page had resolved to loopback does not reach the daemon over TCP."""
+    """A host name that a web page made resolve to loopback does not reach the daemon over TCP."""
     answer = await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
 
     assert (answer.status, answer.json["resource"]) == (422, "host")
 
 
 async def test_tcp_is_loopback(served: Served) -> None:
-    """REST on TCP answers on 127.0.0.1 under each of its names."""
+    """Over TCP, REST answers at 127.0.0.1 under each of its names."""
     for host in ("127.0.0.1", "localhost:1", "[::1]:7070"):
         assert (
             await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
@@ -207,7 +207,7 @@ async def test_tcp_is_loopback(served: Served) -> None:
 
 
 async def test_waiting_call_is_answered(served: Served) -> None:
-    """A call that the daemon makes wait is answered when the daemon does."""
+    """A call that waits in the daemon is answered when the daemon answers it."""
     future = asyncio.get_running_loop().create_future()
     served.daemon.script["reserve"] = future
 
@@ -239,7 +239,7 @@ async def test_caller_that_leaves_is_forgotten(served: Served) -> None:
 async def test_caller_that_leaves_work_behind_is_no_fault(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A call that cannot stop at once, as the making of a plan, is given up, and nobody is alarmed."""
+    """A call that cannot stop at once, such as a plan, is given up without an alarm."""
     may_end, has_ended = asyncio.Event(), asyncio.Event()
 
     async def plan() -> Message:
@@ -268,7 +268,7 @@ async def test_caller_that_leaves_work_behind_is_no_fault(
 
 
 async def test_events_are_server_sent(served: Served) -> None:
-    """Each event carries its number and kind; a browser that reconnects goes on where it was."""
+    """Each event has its number and kind; a browser that reconnects goes on where it was."""
     served.daemon.events = [
         pb.WatchResponse(sequence=n, kind=f"k{n}", lease_id=n) for n in (1, 2, 3)
     ]
@@ -287,7 +287,7 @@ async def test_events_are_server_sent(served: Served) -> None:
 
 @pytest.mark.parametrize("seen", ["abc", "-1", "1.5", "\u0661"])
 async def test_what_is_no_id_of_an_event_is_refused(served: Served, seen: str) -> None:
-    """Who says that it has seen what there never was is told so, in place of hearing everything again."""
+    """A caller whose last event never existed is told so, and does not hear everything again."""
     headers = {"Last-Event-ID": seen.encode().decode("latin-1")}
 
     answer = await http(served, "GET", "/v1/events", headers=headers)
@@ -297,7 +297,7 @@ async def test_what_is_no_id_of_an_event_is_refused(served: Served, seen: str) -
 
 
 async def test_traces_are_server_sent(served: Served) -> None:
-    """Each request is an event without a number, for a trace does not go on where it was; the caller is known."""
+    """Each request of a trace is an event without a number, as a trace cannot be resumed; its caller is known."""
     served.daemon.events = [
         pb.TraceResponse(input_tokens=3, key_digests=bytes(8)),
         UnknownCacheError(),
@@ -323,7 +323,7 @@ async def test_events_are_refused_before_they_begin(served: Served) -> None:
 
 
 async def test_stream_that_ends_says_why(served: Served) -> None:
-    """What ends a stream later is its last event."""
+    """The last event of a stream says why it ends."""
     served.daemon.events = [pb.WatchResponse(sequence=1, kind="a"), UnknownCacheError()]
 
     answer = await http(served, "GET", "/v1/events")
@@ -333,7 +333,7 @@ async def test_stream_that_ends_says_why(served: Served) -> None:
 
 
 async def test_stop_ends_streams(served: Served) -> None:
-    """A stream that nobody ends does not hold the daemon up when it stops."""
+    """An endless stream does not hold up the daemon's stop."""
     reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
     writer.write(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
@@ -354,7 +354,7 @@ async def test_stop_ends_streams(served: Served) -> None:
     ],
 )
 async def test_probes(served: Served, path: str, *, is_ready: bool, status: int) -> None:
-    """A probe's status says it to machines, its text to people."""
+    """A probe's status is for machines, and its text for people."""
     served.daemon.readiness = (is_ready, "draining")
 
     answer = await http(served, "GET", path)
@@ -364,7 +364,7 @@ async def test_probes(served: Served, path: str, *, is_ready: bool, status: int)
 
 
 async def test_started_is_for_good(served: Served) -> None:
-    """A daemon that was ready once does not start again when it drains."""
+    """A daemon that was ready once stays started while it drains."""
     await http(served, "GET", "/startupz")
     served.daemon.readiness = (False, "draining")
 
@@ -372,7 +372,7 @@ async def test_started_is_for_good(served: Served) -> None:
 
 
 async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Served) -> None:
-    """Who asks late is not told that a daemon which ends has never started."""
+    """A first probe during a drain is not told that the daemon has never started."""
     served.rest.note_start()
     served.daemon.readiness = (False, "draining")
 
@@ -381,7 +381,7 @@ async def test_start_is_over_even_when_the_first_probe_meets_a_drain(served: Ser
 
 
 async def test_refused_method_names_those_that_there_are(served: Served) -> None:
-    """A path that several routes have allows the methods of all of them."""
+    """Where several routes share a path, the refusal allows the methods of all of them."""
     answer = await http(served, "OPTIONS", "/v1/caches/demo")
 
     assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET, PUT")
@@ -402,7 +402,7 @@ async def test_refused_method_names_those_that_there_are(served: Served) -> None
     ],
 )
 async def test_host_that_is_meant_is_looked_at(served: Served, head: bytes, status: int) -> None:
-    """Over loopback a call names loopback, once: in its Host, or in its whole address, beside which no Host counts."""
+    """Over loopback, a call names loopback once: in its Host, or in its whole address, which replaces the Host."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.rest.http_port)
     writer.write(head + b"Authorization: Bearer a\r\nConnection: close\r\n\r\n")
     async with asyncio.timeout(10):
@@ -414,7 +414,7 @@ async def test_host_that_is_meant_is_looked_at(served: Served, head: bytes, stat
 
 
 async def test_two_authorizations_are_refused(served: Served) -> None:
-    """Whose word counts is not left to which of two headers is looked at last."""
+    """Two authorization headers are refused, so that it is not by chance which of them counts."""
     head = b"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\nConnection: close\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""Laws of how an answer leaves: head and body in one call of the kernel, and a head alone before long."""
+"""Laws of how an answer leaves: head and body in one system call, and a head without a body soon after."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from kvleased.api.turns import Line
 
 
 class Wire(asyncio.Transport):
-    """A transport that takes note of each write."""
+    """A transport that records each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,25 +19,25 @@ class Wire(asyncio.Transport):
         self.is_closed = False
 
     def write(self, data: object) -> None:
-        """Note it."""
+        """Record a write."""
         self.written.append(bytes(data))  # type: ignore[call-overload]  # it is bytes
 
     def writelines(self, list_of_data: Iterable[object]) -> None:
-        """Note them as one."""
+        """Record the parts as one write."""
         self.write(b"".join(list_of_data))  # type: ignore[arg-type]  # the same
 
     def close(self) -> None:
-        """Note that, too."""
+        """Record the close."""
         self.is_closed = True
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
+        """Tell whether it was closed."""
         return self.is_closed
 
 
 @pytest.fixture
 async def wire() -> Wire:
-    """A wire."""
+    """A transport that records its writes."""
     return Wire()
 
 
@@ -47,7 +47,7 @@ def whole(wire: Wire) -> Whole:
 
 
 async def test_head_leaves_with_its_body(wire: Wire) -> None:
-    """What follows at once goes along; what follows later, by itself."""
+    """A body that follows at once leaves with its head; a later body leaves by itself."""
     answer = whole(wire)
     answer.write(b"head")
     assert wire.written == []
@@ -61,7 +61,7 @@ async def test_head_leaves_with_its_body(wire: Wire) -> None:
 
 
 async def test_head_of_a_stream_leaves_at_the_end_of_the_turn(wire: Wire) -> None:
-    """Whoever waits for a first event has the head meanwhile."""
+    """A caller who waits for a stream's first event has the head meanwhile."""
     answer = whole(wire)
     answer.write(b"head")
     await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_head_of_a_stream_leaves_at_the_end_of_the_turn(wire: Wire) -> Non
 
 
 async def test_head_without_a_body_leaves_before_the_end(wire: Wire) -> None:
-    """An answer to HEAD is whole when its connection is closed."""
+    """The head of an answer without a body leaves before its connection closes."""
     answer = whole(wire)
     answer.write(b"head")
     answer.close()
@@ -80,7 +80,7 @@ async def test_head_without_a_body_leaves_before_the_end(wire: Wire) -> None:
 
 
 async def test_nothing_is_written_to_who_has_gone(wire: Wire) -> None:
-    """A head whose connection was lost meanwhile is dropped."""
+    """A head whose connection is lost meanwhile is dropped."""
     answer = whole(wire)
     answer.write(b"head")
     wire.close()
@@ -90,7 +90,7 @@ async def test_nothing_is_written_to_who_has_gone(wire: Wire) -> None:
 
 
 async def test_large_body_leaves_in_pieces_between_which_others_are_heard() -> None:
-    """A piece a turn, all of them in order; the last one says that it is the last."""
+    """A large body leaves in order, one piece a turn; the last piece is marked as the last."""
     sent: list[Message] = []
     between: list[int] = []
 
@@ -112,7 +112,7 @@ async def test_large_body_leaves_in_pieces_between_which_others_are_heard() -> N
 
 @pytest.mark.parametrize("body", [b"", b"short"])
 async def test_short_body_leaves_as_it_is(body: bytes) -> None:
-    """In one piece, in the turn in which it is sent."""
+    """A short body leaves in one piece, in the turn in which it is sent."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
