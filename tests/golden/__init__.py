@@ -1,1 +1,1 @@
-"""Golden vectors: what a reference engine planned, in its words, and whether we plan the same."""
+"""Golden vectors: a reference engine's plans, in its words, and whether ours are the same."""

@@ -1,4 +1,4 @@
-"""Own when an answer of ours is the vector's: which fields count, and how closely."""
+"""Own when our answer agrees with a vector: which fields count, and how exactly."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ _SIZES_AND_STRIDES = (("shape", "stride"), ("shape_bytes_LBHNC", "strides_bytes_
 
 
 def mismatches(expected: Any, got: Any, where: str = "") -> Iterator[str]:
-    """Yield a sentence for every place where `got` is not what is expected; fields beyond those expected are free."""
+    """Yield a sentence for every place where `got` differs from the expected; it may have more fields than expected."""
     if isinstance(expected, Mapping):
         yield from _mapping_mismatches(expected, got, where)
     elif isinstance(expected, list):
@@ -52,7 +52,7 @@ def _list_mismatches(expected: list[Any], got: Any, where: str) -> Iterator[str]
 
 
 def _error_mismatches(expected: Mapping[str, Any], got: Any, where: str) -> Iterator[str]:
-    """Compare errors by class, and by the number that a refusal for want of memory brings."""
+    """Compare errors by class, and refusals for want of memory by their number, too."""
     if expected["class"].startswith("UNHANDLED_"):
         if got["class"].startswith("UNHANDLED_"):
             yield f"{where}: expected a clean refusal, got {_short(got)}"
@@ -65,7 +65,7 @@ def _error_mismatches(expected: Mapping[str, Any], got: Any, where: str) -> Iter
 def _stride_mismatches(
     shape: list[int], expected: list[int], got: Any, where: str
 ) -> Iterator[str]:
-    """Compare strides where they mean anything: not of a dimension with one entry."""
+    """Compare strides except those of a dimension with one entry, which mean nothing."""
     if len(got) != len(expected):
         yield f"{where}: expected {expected}, got {got}"
         return

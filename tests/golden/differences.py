@@ -1,4 +1,4 @@
-"""Own where we answer differently on purpose, and what we promise instead; docs/differences.md says it to people.
+"""Own where we differ on purpose from the reference, and our promise there; docs/differences.md explains it.
 
 Each row recognises vectors by their input, so that it holds for vectors nobody has seen yet, and checks our promise.
 """
@@ -14,16 +14,16 @@ Vector = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One way in which we differ."""
+    """One way in which we differ from the reference."""
 
     name: str
     """The row's name in docs/differences.md."""
     concerns: Callable[[Vector], bool]
-    """Whether a vector, by its input, is one of those."""
+    """Tell by a vector's input whether the row concerns it."""
     broken_promises: Callable[[Vector, Mapping[str, Any]], Iterator[str]]
-    """What of our promise the answer does not keep."""
+    """Yield what the answer does not keep of our promise."""
     only: str = ""
-    """A pattern of the places that may differ; empty: all may."""
+    """A pattern of the places that may differ; if it is empty, all may."""
     instead: str
     """What we do instead, and why."""
 
@@ -31,7 +31,7 @@ class Difference:
 def explanation_of(
     vector: Vector, got: Mapping[str, Any], found: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return why an answer may differ where `found` says, and what it still owes; no reason at all is an empty one."""
+    """Return why an answer may differ at the places in `found`, and what remains unexplained; no reason is ""."""
     concerning = [difference for difference in DIFFERENCES if difference.concerns(vector)]
     used = {
         where: next((row for row in concerning if re.match(row.only, where)), None)
@@ -80,7 +80,7 @@ def _is_compressed(spec: Mapping[str, Any]) -> bool:
     return isinstance(ratio, int) and ratio > 1
 
 
-# Sliding-window latent layers that are merged although they keep different bytes.
+# Sliding-window latent layers that the reference merges although they keep different bytes.
 
 _MERGE_IGNORES = (
     "head_size",
@@ -122,7 +122,7 @@ def _merges_unequal_windows(vector: Vector) -> bool:
 
 
 def _every_page_is_its_own(vector: Vector, got: Mapping[str, Any]) -> Iterator[str]:
-    """The laws of plans are checked with every plan; here, that no layer has another one's page."""
+    """Check that no layer has another layer's page; the laws of plans are checked with every plan."""
     if "error" in got:
         if got["error"]["class"].startswith("UNHANDLED_"):
             yield "promised a plan or a refusal, got a fault"
@@ -183,7 +183,7 @@ def _regions_cover_every_page(vector: Vector, got: Mapping[str, Any]) -> Iterato
             yield "promised pages within the allocation"
 
 
-# What merging latent layers forgets.
+# What the reference forgets when it merges latent layers.
 
 
 def _merges_latent_layers(vector: Vector) -> bool:
@@ -235,7 +235,7 @@ def _replicas_divide(vector: Vector, got: Mapping[str, Any]) -> Iterator[str]:
         yield "promised a number of replicas that all stages share"
 
 
-# Groups whose blocks are pages in the one and pieces of pages in the other.
+# Groups whose blocks are pages in one answer and parts of pages in the other.
 
 
 def _blocks_would_overlap(vector: Vector) -> bool:

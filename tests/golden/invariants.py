@@ -1,4 +1,4 @@
-"""Own what holds for every plan, whatever it plans: the laws that no vector has to spell out."""
+"""Own the laws of every plan, whatever it plans, so that no vector has to spell them out."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -58,7 +58,7 @@ def _of_rank(rank: RankPlan, plan: CachePlan) -> Iterator[str]:
 
 
 def _spans(layer: LayerPlacement, plan: CachePlan) -> Iterator[tuple[int, int]]:
-    """Yield where bytes of a layer lie, of its first and last block only: those between are as far apart."""
+    """Yield the spans of a layer's bytes in its first and last block only; the others are equally far apart."""
     spec = layer.spec
     reach = (spec.head_slots - 1) * layer.head_stride_bytes
     reach += (spec.states_per_block - 1) * layer.state_stride_bytes + spec.bytes_per_state
@@ -73,7 +73,7 @@ def _spans(layer: LayerPlacement, plan: CachePlan) -> Iterator[tuple[int, int]]:
 
 
 def _of_extents(rank: RankPlan, plan: CachePlan) -> Iterator[str]:
-    """Yield where the pieces of a block leave something of it out, or have something twice."""
+    """Yield the places where the pieces of a block leave bytes out, or have bytes twice."""
     if sum(extent.num_bytes for extent in rank.extents) != rank.bytes_per_block:
         yield f"rank {rank.rank}: the extents are not bytes_per_block together"
     at = 0
@@ -92,6 +92,6 @@ def _of_extents(rank: RankPlan, plan: CachePlan) -> Iterator[str]:
 
 
 def _covers(extent: Extent, start: int, end: int) -> bool:
-    """Tell whether a piece of some block has the bytes."""
+    """Tell whether a piece of a block has these bytes."""
     within = (start - extent.offset_bytes) % extent.block_stride_bytes
     return start >= extent.offset_bytes and within + (end - start) <= extent.num_bytes

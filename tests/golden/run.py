@@ -52,11 +52,11 @@ SUITES = {
 """The module under suites/ that answers each operation, with a function of the operation's name."""
 
 _FIELDS = frozenset({"id", "op", "input", "expected"})
-"""What every vector has; tags only sort them."""
+"""Fields that every vector has; tags only sort the vectors."""
 
 
 def answer(op: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what we make of the input, in the vectors' words; a refusal or a fault of ours is an `error`."""
+    """Return our answer to the input, in the vectors' words; a refusal or a fault of ours is an `error`."""
     try:
         suite = importlib.import_module(f"tests.golden.suites.{SUITES[op]}")
         got: dict[str, Any] = getattr(suite, op)(given)
@@ -71,7 +71,7 @@ def answer(op: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(vector: Any) -> dict[str, Any]:
-    """Return the vector's id, whether our answer is right, the answer, and why if there is anything to say."""
+    """Return the vector's id, whether our answer is right, the answer, and the reason if there is one."""
     if not isinstance(vector, dict) or not vector.keys() >= _FIELDS:
         missing = sorted(_FIELDS - set(vector)) if isinstance(vector, dict) else "it is no object"
         return _unreadable(vector, f"this is no vector: {missing}")
@@ -94,7 +94,7 @@ def _judged(vector: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdicts(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the verdict of every vector of a file, or one that says why there are none."""
+    """Yield the verdict of every vector of a file, or one verdict that says why the file has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         vectors = content["vectors"]
@@ -127,7 +127,7 @@ def main(paths: list[str]) -> int:
 
 
 def _against(expected: dict[str, Any], got: dict[str, Any]) -> Iterator[str]:
-    """Yield how an answer differs; where the reference crashed, any answer that is none of our faults will do."""
+    """Yield how an answer differs; where the reference crashed, any answer but a fault of ours is right."""
     crashed = expected.get("error", {}).get("class", "").startswith("UNHANDLED_")
     if crashed and "error" not in got:
         return iter(())

@@ -1,4 +1,4 @@
-"""Every vector of every suite is answered as the reference does, or better, with the reason on record."""
+"""Laws of golden vectors: each is answered as the reference answers it, or better with a recorded reason."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ _DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
 
 @pytest.mark.parametrize("path", sorted(_VECTORS.glob("*.json")), ids=lambda path: path.stem)
 def test_answers_are_those_of_the_reference(path: Path) -> None:
-    """No vector of a suite differs without a reason that holds."""
+    """No answer to a suite's vectors differs without a reason that holds."""
     differing = {verdict["id"]: verdict["why"] for verdict in verdicts(path) if not verdict["ok"]}
 
     assert not differing, json.dumps(differing, indent=1)[:4000]
 
 
 def test_differences_page_says_what_the_table_does() -> None:
-    """Each difference is one row of the page, by its name, and each row is one of the table."""
+    """The page has one row for each difference in the table, by its name, and no others."""
     rows = [
         line.split("|")[1].strip()
         for line in _DOCUMENT.read_text().splitlines()
@@ -32,7 +32,7 @@ def test_differences_page_says_what_the_table_does() -> None:
 
 
 def test_every_operation_of_the_vectors_is_known() -> None:
-    """No file has an operation that nobody answers."""
+    """Each operation in the files is answered by a function."""
     operations = {
         vector["op"]
         for path in _VECTORS.glob("*.json")

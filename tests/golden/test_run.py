@@ -1,4 +1,4 @@
-"""The judge of golden vectors lets nothing through: neither faults of ours, nor differences without a reason."""
+"""Laws of the judge of golden vectors: it accepts neither our faults nor differences without a reason."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ WIDTH = {
 
 
 def file_of(directory: Path, *vectors: dict[str, Any]) -> str:
-    """Return the path of a file with some vectors."""
+    """Return the path of a file with these vectors."""
     path = directory / "vectors.json"
     path.write_text(json.dumps({"vectors": vectors}))
     return str(path)
 
 
 def test_right_answer_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file whose every answer is right ends with 0, and each line has id, ok and got."""
+    """A file with only right answers ends with 0, and each line has id, ok and got."""
     code = main([file_of(tmp_path, WIDTH)])
 
     assert code == 0
@@ -34,7 +34,7 @@ def test_right_answer_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_wrong_answer_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One answer that differs is enough, and the line says where."""
+    """A single wrong answer is enough, and its line says where it differs."""
     code = main([file_of(tmp_path, WIDTH, {**WIDTH, "expected": {"width": 9}})])
 
     assert code == 1
@@ -45,7 +45,7 @@ def test_wrong_answer_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("broken", [{"op": "unheard_of"}, {"input": {}}], ids=["op", "input"])
 def test_fault_is_an_answer_and_not_a_crash(broken: dict[str, Any]) -> None:
-    """What our code cannot take is reported as an error of its own kind, and is not ok."""
+    """A fault of our code is reported as an error of its own kind, and is not ok."""
     verdict = judge({**WIDTH, **broken})
 
     assert not verdict["ok"]
@@ -53,7 +53,7 @@ def test_fault_is_an_answer_and_not_a_crash(broken: dict[str, Any]) -> None:
 
 
 def test_fault_is_no_clean_refusal() -> None:
-    """Where the reference crashed, a refusal of ours is right and a fault of ours is not."""
+    """Where the reference crashed, our refusal is right, and our fault is not."""
     crashed = {"error": {"type": "TypeError", "class": "UNHANDLED_TYPEERROR"}}
     refused = {**WIDTH["input"], "token_alignment": 0}  # type: ignore[dict-item]
 
@@ -62,7 +62,7 @@ def test_fault_is_no_clean_refusal() -> None:
 
 
 def test_strides_of_single_entries_mean_nothing() -> None:
-    """Strides are compared but for dimensions that have one entry."""
+    """Strides are compared except for dimensions with one entry."""
     expected = {"shape": [4, 1], "stride": [8, 3]}
 
     assert not list(mismatches(expected, {"shape": [4, 1], "stride": [8, 7]}))
@@ -70,7 +70,7 @@ def test_strides_of_single_entries_mean_nothing() -> None:
 
 
 def test_same_as_stands_for_an_earlier_entry() -> None:
-    """An entry that is the same as another one is compared with that."""
+    """An entry that is the same as an earlier one is compared with that one."""
     expected = [{"n": 1}, {"same_as": 0}]
 
     assert not list(mismatches(expected, [{"n": 1}, {"n": 1}]))
@@ -85,7 +85,7 @@ def test_same_as_stands_for_an_earlier_entry() -> None:
 def test_file_of_another_format_is_said_so(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that holds no vectors ends with 1 and a line that says why; so does one that is not there."""
+    """A file without vectors ends with 1 and a line that says why; so does a missing file."""
     path = tmp_path / "other.json"
     path.write_text(text)
 
@@ -99,7 +99,7 @@ def test_file_of_another_format_is_said_so(
 def test_broken_vector_does_not_stop_the_others(
     broken: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A vector that cannot be judged is not ok, and those after it are judged all the same."""
+    """A vector that cannot be judged is not ok, and the vectors after it are judged."""
     code = main([file_of(tmp_path, broken, WIDTH)])
 
     verdicts = [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()]
@@ -107,6 +107,6 @@ def test_broken_vector_does_not_stop_the_others(
 
 
 def test_no_file_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a file there is nothing to judge: the usage is shown and the status is 2."""
+    """Without a file the usage is shown, and the status is 2."""
     assert main([]) == 2
     assert "FILE" in capsys.readouterr().err

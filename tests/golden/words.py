@@ -1,4 +1,4 @@
-"""Own the way between the reference's words and ours; a rule of planning has no place here."""
+"""Own the translation between the reference's words and ours; no rule of planning belongs here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ _KIND_WORD_OF_TYPE = {
     "hidden_state": "mla_attention",
     "circular_buffer": "unknown",
 }
-"""What the reference calls the kind of a layer, where it is not the type's name."""
+"""The reference's word for the kind of a layer, where it is not the type's name."""
 
 _FIELD_OF_WORD = {
     "block_size": "tokens_per_block",
@@ -53,29 +53,29 @@ _FIELD_OF_WORD = {
     "prefill_checkpoint_alignment": "checkpoint_multiple_tokens",
     "tp_replicated": "is_replicated",
 }
-"""Words that only change their name; those that are not here stay as they are."""
+"""Words that only have another name here; words that are not in this table keep theirs."""
 
 _KIND_HAS_NO = {
     "state_space": ("dcp_sharded", "mamba_cache_mode", "mamba_type", "num_heads"),
 }
-"""Words that say nothing of a kind's bytes here: a state is whole on every rank, and its mode is the engine's."""
+"""Words that do not change a kind's bytes here: a state is whole on every rank, and its mode is the engine's."""
 
 _EMPTY_WHEN_NULL = ("packed_format", "model_version")
-"""Names that are empty where the reference has null."""
+"""Names that are empty here where the reference has null."""
 
 _CLASS_OF_RULE = {
     "block_stride_multiple_not_positive": "BAD_BLOCK_STRIDE_ALIGNMENT",
     "unknown_kind": "UNREGISTERED_SPEC",
     "blocks_per_slot_not_positive": "OFFLOAD_BLOCKS_PER_CHUNK_NOT_POSITIVE",
 }
-"""Classes of errors that have another name here than the rule's in capitals."""
+"""Classes of errors whose name in the reference is not our rule in capitals."""
 
 _NUMBER_OF_REFUSAL = {"NOT_ENOUGH_MEMORY": "estimated_max_model_len"}
-"""Which number of a refusal the reference reports: ours is the error's `limit`."""
+"""The name that the reference has for a refusal's number, which is the error's `limit` here."""
 
 
 def error_words(refusal: KVLeaseError) -> dict[str, Any]:
-    """Return what a vector says of a refusal, and beside it what ours says."""
+    """Return the words of a refusal in a vector, and our own words beside them."""
     rule = refusal.rule or refusal.code
     name = _CLASS_OF_RULE.get(rule, rule.upper())
     words: dict[str, Any] = {
@@ -105,13 +105,13 @@ def spec_of(words: Mapping[str, Any], name: str = "layer") -> LayerSpec:
 
 
 def kind_word(spec: LayerSpec) -> str:
-    """Return what the reference calls the kind of a layer."""
+    """Return the reference's word for the kind of a layer."""
     name = TYPE_OF_KIND[spec.kind]
     return _KIND_WORD_OF_TYPE.get(name, name)
 
 
 def _field(word: str, value: Any) -> dict[str, Any]:
-    """Return our field, or fields, of one word and its value."""
+    """Return our field, or fields, for one word and its value."""
     if word == "kv_quant_mode":
         return {"quantisation": value.lower()}
     if word == "non_causal":
@@ -128,7 +128,7 @@ def _field(word: str, value: Any) -> dict[str, Any]:
 
 
 def _with_plain_packing(spec: AttentionSpec) -> AttentionSpec:
-    """Return the spec with explicit bytes and slots where the reference has its plain rule."""
+    """Return the spec with explicit bytes and slots where the reference uses its plain rule."""
     if spec.quantisation == "none":
         return spec
     plain = replace(spec, quantisation="none")
@@ -140,7 +140,7 @@ def _with_plain_packing(spec: AttentionSpec) -> AttentionSpec:
 
 
 def spec_words(spec: LayerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reference's words of our spec, for the words of `given`, the spec that it came from."""
+    """Return our spec in the reference's words, those of `given`, the spec from which ours was made."""
     words: dict[str, Any] = {"type": TYPE_OF_KIND[spec.kind]}
     for word, value in given.items():
         if word != "type":
@@ -149,7 +149,7 @@ def spec_words(spec: LayerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _word(spec: LayerSpec, word: str, given: Any) -> Any:
-    """Return the reference's value of one word; `given` is what the spec had there before planning."""
+    """Return the reference's value of one word; `given` is the spec's value before planning."""
     if word in _KIND_HAS_NO.get(spec.kind, ()):
         return given
     if word in _WORDS_OF_THEIR_OWN:
@@ -185,20 +185,20 @@ def _stride_alignment(spec: LayerSpec, _given: Any) -> int | dict[str, int] | No
 
 
 def _plain(spec: LayerSpec) -> AttentionSpec:
-    """Return a layer of attention by the reference's plain rule, which it has where nothing else is given."""
+    """Return an attention layer by the reference's plain rule, which it uses where nothing else is given."""
     return replace(
         _of_attention(spec), quantisation="none", num_head_slots=None, bytes_per_state_packed=None
     )
 
 
 def _slots_word(spec: LayerSpec, given: Any) -> int | None:
-    """Return the head slots, but null where `_with_plain_packing` filled in the plain rule's."""
+    """Return the head slots, or null where `_with_plain_packing` filled in those of the plain rule."""
     slots = _of_attention(spec).num_head_slots
     return None if given is None and slots == _plain(spec).head_slots else slots
 
 
 def _content_word(spec: LayerSpec, given: Any) -> int | None:
-    """Return the bytes of a state, but null where `_with_plain_packing` filled in the plain rule's."""
+    """Return the bytes of a state, or null where `_with_plain_packing` filled in those of the plain rule."""
     packed = _of_attention(spec).bytes_per_state_packed
     return None if given is None and packed == _plain(spec).bytes_per_state else packed
 
@@ -213,18 +213,18 @@ _WORDS_OF_THEIR_OWN: Mapping[str, Callable[[LayerSpec, Any], Any]] = {
     "head_size_v": lambda spec, _: _of_attention(spec).value_head_size,
     "block_stride_alignment": _stride_alignment,
 }
-"""Words that no single field of ours says."""
+"""Words for which we have no single field."""
 
 
 def layers_of(
     layers: Sequence[Sequence[str]], specs: Mapping[str, Mapping[str, Any]]
 ) -> tuple[LayerSpec, ...]:
-    """Return our layers, from pairs of a layer's name and its spec's."""
+    """Return our layers from pairs of a layer's name and the name of its spec."""
     return tuple(spec_of(specs[spec], name) for name, spec in layers)
 
 
 def engine_of(config: Mapping[str, Any]) -> EngineInputs:
-    """Return how the engine of a vector runs."""
+    """Return the settings of a vector's engine."""
     return EngineInputs(
         tokens_per_step=config["max_num_batched_tokens"],
         steps_in_flight=config["max_concurrent_batches"],
@@ -240,7 +240,7 @@ def engine_of(config: Mapping[str, Any]) -> EngineInputs:
 
 
 def parallel_of(config: Mapping[str, Any]) -> ParallelInputs:
-    """Return how the model of a vector is split."""
+    """Return the split of a vector's model."""
     return ParallelInputs(
         tensor_ranks=config["tensor_parallel_size"],
         pipeline_ranks=config["pipeline_parallel_size"],
@@ -249,7 +249,7 @@ def parallel_of(config: Mapping[str, Any]) -> ParallelInputs:
 
 
 def ranks_of(given: Mapping[str, Any]) -> tuple[RankInputs, ...]:
-    """Return every rank of a vector with its own layers and bytes."""
+    """Return every rank of a vector, with its own layers and bytes."""
     workers = given["workers"]
     overrides = given["config"]["num_gpu_blocks_override"] is not None
     ranks = []
@@ -258,7 +258,7 @@ def ranks_of(given: Mapping[str, Any]) -> tuple[RankInputs, ...]:
         layers = layers_of(source["layers"], given["specs"])
         ranks.append(
             RankInputs(
-                # An override of blocks makes the reference ignore how much memory there is.
+                # With an override of blocks, the reference ignores how much memory there is.
                 device_bytes=None if overrides else worker["available_memory_bytes"],
                 layers=layers,
                 keeps_nothing=not layers,
@@ -268,7 +268,7 @@ def ranks_of(given: Mapping[str, Any]) -> tuple[RankInputs, ...]:
 
 
 def plan_inputs_of(given: Mapping[str, Any]) -> PlanInputs:
-    """Return the inputs of a vector's plan: tables padded with block 0, and blocks as large as their pages."""
+    """Return the inputs of a vector's plan: tables are padded with block 0, and blocks are as large as their pages."""
     config = given["config"]
     ranks = ranks_of(given)
     return PlanInputs(
@@ -289,5 +289,5 @@ def plan_inputs_of(given: Mapping[str, Any]) -> PlanInputs:
 def groups_of(
     groups: Sequence[Sequence[Sequence[str]]], specs: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Group, ...]:
-    """Return groups that a vector gives as they are."""
+    """Return the groups as a vector gives them."""
     return tuple(Group(layers=layers_of(group, specs), is_drafted=False) for group in groups)

@@ -1,1 +1,1 @@
-"""One module per suite: operations of the reference, answered by our functions."""
+"""One module per suite: it answers the reference's operations with our functions."""

@@ -13,11 +13,11 @@ from kvlease.tables import NO_ROW, kernel_block_ids
 from kvlease.tables import table_width as width_of
 
 _ROW_MULTIPLE_TOKENS = 128
-"""What the reference rounds rows to, so that its kernels read whole stretches of tokens."""
+"""The reference rounds rows to this many tokens, so that its kernels read whole stretches of them."""
 
 
 def block_table_width(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a row."""
+    """Return the number of entries of a row."""
     width = width_of(given["max_num_blocks"], given["block_size"], given["token_alignment"])
     return {"width": width}
 
@@ -34,7 +34,7 @@ def expand_block_table(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def row_ops(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a table after some changes of its rows."""
+    """Return a table after some changes to its rows."""
     rows = BlockRows(given["num_rows"], given["width"])
     for name, *arguments in given["ops"]:
         _change(rows, name, arguments)
@@ -45,7 +45,7 @@ def row_ops(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _change(rows: BlockRows, name: str, arguments: list[Any]) -> None:
-    """Make one change; the reference names the ids before the row."""
+    """Make one change; the reference gives the ids before the row."""
     if name == "add_row":
         rows.add(arguments[1], arguments[0])
     elif name == "append_row":
@@ -59,7 +59,7 @@ def _change(rows: BlockRows, name: str, arguments: list[Any]) -> None:
 
 
 def slot_mapping_single(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a table of one group and the slots of a step's tokens."""
+    """Return a table of one group, and the slots of a step's tokens."""
     width = width_of(given["max_num_blocks_per_req"], given["block_size"], _ROW_MULTIPLE_TOKENS)
     rows = BlockRows(max(1, len(given["rows"])), width)
     for row, ids in enumerate(given["rows"]):
@@ -80,7 +80,7 @@ def slot_mapping_single(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables_multi_group(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables of several groups after some steps, as one step's requests need them."""
+    """Return the tables of several groups after some steps, in the form that one step's requests need."""
     groups = [
         BlockRows(given["max_num_reqs"], width) for width in given["max_num_blocks_per_group"]
     ]

@@ -1,4 +1,4 @@
-"""Answer the vectors of lower tiers: slots, how ranks divide them, and what is copied of a block."""
+"""Answer the vectors of lower tiers: slots, their division among ranks, and the copied parts of a block."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,11 +24,11 @@ from kvleased.planning.pool import bytes_per_block, place
 from tests.golden.words import groups_of, plan_inputs_of
 
 _SLOT_MULTIPLE_BYTES = 4096
-"""What the reference rounds slots to: the host's page."""
+"""The reference rounds slots up to this: the host's page."""
 
 
 def cpu_sizing(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the slots of host memory, from what is really allocated."""
+    """Return the slots of host memory, computed from what is really allocated."""
     block = _bytes_per_block(given)
     ranks = [block] * given["world_size"]
     # Only shared memory lets ranks that keep the same bytes share a cell.
@@ -50,7 +50,7 @@ def cpu_sizing(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def simple_cpu_sizing(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the blocks of host memory where every slot holds one."""
+    """Return the blocks of host memory if every slot holds one block."""
     block = _bytes_per_block(given)
     geometry = slot_geometry(
         [block] * given["world_size"],
@@ -61,13 +61,13 @@ def simple_cpu_sizing(given: dict[str, Any]) -> dict[str, Any]:
     try:
         slots = num_slots("host_bytes", given["cpu_bytes_to_use"], geometry.bytes_per_slot)
     except NeverFitsError as refusal:
-        # Where memory is too small the reference takes what it needs for one; our refusal says how much that is.
+        # Where memory is too small, the reference takes the need of one slot; our refusal has that number.
         slots = num_slots("host_bytes", refusal.need or 0, geometry.bytes_per_slot)
     return {"num_cpu_blocks": slots, "cpu_bytes": slots * block}
 
 
 def offload_plan(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the slots that a whole plan gives, as each rank sees them."""
+    """Return the slots of a whole plan, as each rank sees them."""
     config = given["plan"]["config"]
     inputs = plan_inputs_of(given["plan"])
     made = plan_of(inputs)
@@ -118,7 +118,7 @@ def offload_plan(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def host_region(given: dict[str, Any]) -> dict[str, Any]:
-    """Return where every worker's tensors lie in shared host memory."""
+    """Return the place of every worker's tensors in shared host memory."""
     cell, tensors = given["cpu_page_size_per_worker"], given["tensor_bytes_per_chunk"]
     geometry = slot_geometry(
         [cell] * given["num_workers"],
@@ -144,7 +144,7 @@ def host_region(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def sub_block_offsets(given: dict[str, Any]) -> dict[str, Any]:
-    """Return where the blocks of some slots start."""
+    """Return the starts of the blocks of some slots."""
     blocks_per_slot = given["blocks_per_chunk"]
     offsets = sub_slot_offsets(
         given["block_ids"],
@@ -157,7 +157,7 @@ def sub_block_offsets(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def transfer_regions(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the regions that are copied, and which each group needs."""
+    """Return the copied regions, and those that each group needs."""
     layout = parse_layout(given["kv_cache_layout"])
     groups = groups_of(given["groups"], given["specs"])
     block = bytes_per_block(groups, layout, 1)
@@ -196,7 +196,7 @@ def transfer_regions(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bytes_per_block(given: Mapping[str, Any]) -> int:
-    """Return the bytes that each block takes of a pool that a vector gives as a whole."""
+    """Return the bytes of each block in a pool that a vector gives as a whole."""
     num_blocks = given["num_gpu_blocks"]
     return floor_div(given["total_gpu_kv_bytes"], num_blocks) if num_blocks else 0
 
@@ -210,7 +210,7 @@ def _sizing_words(geometry: SlotGeometry, host_bytes: int, rank: int = 0) -> dic
 
 
 def _seed_blocks(ranks: Sequence[int], blocks_per_slot: int, host_bytes: int) -> int:
-    """Return the slots as the seed counts them: neither rounded nor shared."""
+    """Return the slots as the reference's seed counts them: neither rounded nor shared."""
     geometry = slot_geometry(
         ranks, blocks_per_slot=blocks_per_slot, slot_multiple_bytes=1, is_replicated=False
     )
@@ -218,7 +218,7 @@ def _seed_blocks(ranks: Sequence[int], blocks_per_slot: int, host_bytes: int) ->
 
 
 def _slots(geometry: SlotGeometry, host_bytes: int) -> int:
-    """Return the slots; the reference says none where we refuse memory that is too small for one."""
+    """Return the slots, or none where we refuse memory that is too small for one, as the reference does."""
     try:
         return num_slots("host_bytes", host_bytes, geometry.bytes_per_slot)
     except NeverFitsError:
@@ -226,7 +226,7 @@ def _slots(geometry: SlotGeometry, host_bytes: int) -> int:
 
 
 def _layers(made: CachePlan) -> list[tuple[LayerSpec, ...]]:
-    """Return the layers of every rank, those of equal ranks as one object."""
+    """Return the layers of every rank; equal ranks share one object."""
     seen: dict[tuple[tuple[str, LayerSpec], ...], tuple[LayerSpec, ...]] = {}
     by_rank = []
     for rank in made.ranks:
@@ -236,7 +236,7 @@ def _layers(made: CachePlan) -> list[tuple[LayerSpec, ...]]:
 
 
 def _blocks_per_slot(made: CachePlan, options: Mapping[str, Any]) -> int:
-    """Return the blocks of a slot from the one or the other option; ours are always counted in blocks."""
+    """Return the blocks of a slot from one of the two options; ours always count blocks."""
     tokens, blocks = options.get("block_size"), options.get("blocks_per_chunk")
     if tokens is None:
         return 1 if blocks is None else int(blocks)

@@ -1,4 +1,4 @@
-"""Answer the vectors of kernel blocks, and of the blocks that are chosen for a model."""
+"""Answer the vectors of kernel blocks, and of the block sizes that are chosen for a model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def prepare_kernel_block_sizes(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def backend_supports(given: dict[str, Any]) -> dict[str, Any]:
-    """Return whether one backend supports a block, and which it prefers."""
+    """Return whether one backend supports a block size, and which one it prefers."""
     backend = _backend({"name": "backend", "sizes": given["sizes"]})
     return {
         "supports_block_size": supports_block(backend, given["block_size"]),
@@ -50,7 +50,7 @@ def backend_supports(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def preferred_block_size(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the block of a model where nobody chose one."""
+    """Return the block size of a model for which nobody chose one."""
     whole = frozenset(words["name"] for words in given["backends"] if words.get("exact"))
     backends = [_backend(words) for words in given["backends"]]
     return {"block_size": preferred_block(backends, given["default_block_size"], whole)}
@@ -78,7 +78,7 @@ def customize_spec(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def hybrid_block_size(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the blocks of a model with recurrent layers."""
+    """Return the block sizes of a model with recurrent layers."""
     shapes = tuple(tuple(shape) for shape in given["state_shapes"])
     state = StateSpace(name="state", shapes=shapes, dtypes=tuple(given["state_dtypes"]))
     blocks = hybrid_blocks(
@@ -98,7 +98,7 @@ def hybrid_block_size(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def heterogeneous_block_size(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the blocks of a model of which some layers are quantised."""
+    """Return the block sizes of a model in which some layers are quantised."""
     dtype = _DTYPE_OF_CACHE.get(given["cache_dtype"], given["cache_dtype"])
     state_page = given["mamba_page_size_padded"]
     blocks = mixed_blocks(

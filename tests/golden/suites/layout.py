@@ -16,7 +16,7 @@ _AXES = "LBHNC"
 
 
 def layout_strides(given: dict[str, Any]) -> dict[str, Any]:
-    """Return extents and strides of a run of equal layers."""
+    """Return the extents and strides of a run of equal layers."""
     strides = page_strides(
         spec_of(given["spec"]),
         num_layers=given["num_layers"],
@@ -32,7 +32,7 @@ def layout_strides(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def allocate_views(given: dict[str, Any]) -> dict[str, Any]:
-    """Return where every layer lies, and its view."""
+    """Return every layer's place and view."""
     layout = parse_layout(given["kv_cache_layout"])
     groups = groups_of(given["groups"], given["specs"])
     check_layout(groups, layout)
@@ -67,7 +67,7 @@ def allocate_views(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def compressed_reshape(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what views of a compressed cache need: of blocks counted in tokens, which is wrong, and in states."""
+    """Return what views of a compressed cache need, with blocks counted in tokens (wrong) and in states (right)."""
     spec = spec_of(given["spec"])
     num_blocks, kernel_states = given["num_blocks"], given["kernel_storage_block_size"]
     region_bytes = num_blocks * spec.bytes_per_page
@@ -98,7 +98,7 @@ def compressed_reshape(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def map_packed_cache(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's view in kernel blocks, where other layers' pages may lie between."""
+    """Return a layer's view in kernel blocks, where pages of other layers may lie between its own."""
     layout = parse_layout(given["kv_cache_layout"])
     groups = groups_of(given["groups"], given["specs"])
     num_blocks, kernel_tokens = given["num_blocks"], given["kernel_block_size"]
@@ -120,7 +120,7 @@ def map_packed_cache(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "manager_view": _view_words(whole, region_bytes),
         "kernel_view": _view_words(packed.view, region_bytes),
-        # The reference says 0 for blocks without anything between them; we say how far apart they are.
+        # The reference says 0 for blocks with nothing between them; we say how far apart they are.
         "kernel_block_stride": 0 if is_dense else packed.kernel_block_stride,
         "kernel_block_ids_of_blocks_0_and_last": [int(block) for block in ids],
         "kernel_block_byte_offsets": [offset_bytes + int(block) * stride_bytes for block in ids],

@@ -1,4 +1,4 @@
-"""Answer the vectors of choosing a layout."""
+"""Answer the vectors about the choice of a layout."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _AXES = "LBHNC"
 
 
 def resolve_layout(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the candidates and the choice."""
+    """Return the candidates and the chosen layout."""
     declared = [
         None if names is None else [parse_layout(name) for name in names]
         for names in given["backend_layouts"]
@@ -35,7 +35,7 @@ def resolve_layout(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_other_ranks(given: dict[str, Any], same: tuple[Layout, ...]) -> list[tuple[Layout, ...]]:
-    """Return what the ranks beside the first can have: the same, but for a last one that a vector lets disagree."""
+    """Return the layouts of the ranks after the first: the same, except for a last rank that a vector lets disagree."""
     others = [same] * (given["num_workers"] - 1)
     if given["worker_override"] is not None:
         others[-1:] = [tuple(parse_layout(name) for name in given["worker_override"])]

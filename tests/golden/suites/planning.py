@@ -16,10 +16,10 @@ _MATCH_RULES = (
     "HASH_BLOCK_NOT_ALIGNED",
     "TOKENS_PER_STATE_NOT_ALIGNED",
 )
-"""Refusals over how prefixes are matched, which the reference makes after the plan, and we before."""
+"""Refusals about how prefixes are matched: the reference makes them after the plan, and we before."""
 
 _MEMORY_RULES = ("NOT_ENOUGH_MEMORY", "NO_AVAILABLE_MEMORY")
-"""Refusals that we give for the rank that decides, and the reference for the first one that it looks at."""
+"""Refusals that we make for the rank that decides, and the reference for the first rank that it checks."""
 _PLENTY_BYTES = 2**50
 
 
@@ -32,7 +32,7 @@ def plan(given: dict[str, Any]) -> dict[str, Any]:
         words = error_words(refusal)
         if words["class"] not in _MATCH_RULES:
             raise
-        # For the numbers that matching does not touch, plan again where nothing is matched.
+        # For the numbers that do not depend on matching, plan again without matching.
         engine = replace(
             inputs.engine, match_tokens=None, prefix_caching=False, has_connector=False
         )
@@ -44,7 +44,7 @@ def plan(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _planned(inputs: PlanInputs) -> CachePlan:
-    """Return the plan, or the refusal of the first rank that has too little memory, as the reference gives it."""
+    """Return the plan, or raise the refusal of the first rank with too little memory, as the reference does."""
     try:
         return plan_of(inputs)
     except KVLeaseError as refusal:
@@ -54,7 +54,7 @@ def _planned(inputs: PlanInputs) -> CachePlan:
 
 
 def _refuse_first_rank(inputs: PlanInputs) -> None:
-    """Plan with each rank's memory as the only scarce one; raise the first refusal."""
+    """Plan once for each rank with only its memory scarce, and raise the first refusal."""
     for index in range(len(inputs.ranks)):
         ranks = tuple(
             rank if other == index else replace(rank, device_bytes=_PLENTY_BYTES)
@@ -63,7 +63,7 @@ def _refuse_first_rank(inputs: PlanInputs) -> None:
         try:
             plan_of(replace(inputs, ranks=ranks))
         except KVLeaseError as refusal:
-            # What is no matter of memory comes later.
+            # Refusals that are not about memory come later.
             if error_words(refusal)["class"] in _MEMORY_RULES:
                 raise
 
@@ -80,7 +80,7 @@ def _numbers(made: CachePlan, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not made.groups:
         return words
-    # The reference counts the null block in both figures; our plan has them without it.
+    # The reference counts the null block in both figures; our plan leaves it out.
     concurrency = made.num_blocks / made.blocks_per_longest_request
     return {
         **words,
@@ -125,7 +125,7 @@ def _group_words(
 
 
 def _is_packed(group: GroupPlan, made: CachePlan) -> bool:
-    """Tell whether blocks hold pages of several sizes: there the reference names groups by layer, even equal ones."""
+    """Tell whether blocks hold pages of several sizes: then the reference names groups by layer, even equal ones."""
     pages = {
         layer.bytes_per_page
         for rank in made.ranks
@@ -137,7 +137,7 @@ def _is_packed(group: GroupPlan, made: CachePlan) -> bool:
 
 
 def _kind_word(specs: Sequence[LayerSpec]) -> str:
-    """Return the reference's word for the kind of a group: its layers' own, or what they have in common."""
+    """Return the reference's word for a group's kind: that of its layers, or what their kinds have in common."""
     kinds = {kind_word(spec) for spec in specs}
     if len(kinds) == 1:
         return kinds.pop()
@@ -145,7 +145,7 @@ def _kind_word(specs: Sequence[LayerSpec]) -> str:
 
 
 def _words_of_kind(kind: str, specs: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the words that a spec of a kind has, from one that the vector gives."""
+    """Return the words of a kind's specs, taken from a spec of that kind in the vector."""
     wanted = TYPE_OF_KIND[kind]
     return next((words for words in specs.values() if words["type"] == wanted), {})
 
@@ -177,7 +177,7 @@ def _rank_words(rank: RankPlan, made: CachePlan) -> dict[str, Any]:
 
 
 def _regions(rank: RankPlan) -> list[dict[str, Any]]:
-    """Return the layers by where their pages lie: those of different groups may lie over each other."""
+    """Return the layers by the place of their pages; layers of different groups may share a place."""
     sharers: dict[tuple[int, int], list[LayerPlacement]] = {}
     for layer in rank.layers:
         sharers.setdefault((layer.offset_bytes, layer.block_stride_bytes), []).append(layer)

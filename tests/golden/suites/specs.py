@@ -1,4 +1,4 @@
-"""Answer the vectors of single specs: their numbers, what merges and what shares a table."""
+"""Answer the vectors of single specs: their numbers, what merges, and what shares a table."""
 
 from typing import Any
 
@@ -41,12 +41,12 @@ def spec_metrics(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_multiple_tokens(spec: LayerSpec) -> int | None:
-    """Return what the reference rounds a row to, so that its kernels read whole stretches of tokens."""
+    """Return the tokens to which the reference rounds a row, so that its kernels read whole stretches of them."""
     return None if isinstance(spec, StateSpace | RingState) else _ROW_MULTIPLE_TOKENS
 
 
 def demand_of(config: dict[str, Any]) -> Demand:
-    """Return what one request of the longest length asks of layers."""
+    """Return the need of layers for one request of the longest length."""
     engine = engine_of(config)
     return Demand(
         num_tokens=config["max_model_len"],
@@ -58,7 +58,7 @@ def demand_of(config: dict[str, Any]) -> Demand:
 
 
 def merge_specs(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the one spec that all could have, or the refusal, and whether they may share a table."""
+    """Return the spec that all layers could share, or the refusal, and whether they may share a table."""
     specs = [spec_of(words, f"layer.{index}") for index, words in enumerate(given["specs"])]
     shares = {"is_uniform_type": share_table(specs)}
     try:

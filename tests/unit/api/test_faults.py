@@ -84,7 +84,7 @@ def test_error_survives_a_problem_document(error: KVLeaseError) -> None:
 
 
 def test_number_that_no_field_can_carry_is_the_same_over_every_protocol() -> None:
-    """A caller's own number, which its refusal repeats, may be any: what is not carried costs no explanation."""
+    """A refusal repeats any number of the caller's; one that cannot be carried is left out of the explanation."""
     error = InvalidError("too large", resource="revision", need=2**64 - 1, limit=2**63 - 1)
 
     with pytest.raises(InvalidError, match="too large") as caught:

@@ -273,7 +273,7 @@ def test_waste_is_shown_by_group(metrics: Metrics) -> None:
 
 
 def test_departures_are_shown(metrics: Metrics) -> None:
-    """Evictions are told by reason, with how long blocks stayed and were idle, and how many are needed again."""
+    """Evictions are shown by reason, with the blocks' time cached and idle, and how many are needed again."""
     labels = {"cache": "demo", "tier": "device"}
 
     assert value(metrics, "kvlease_evictions_total", **labels, reason="evicted") == 5
@@ -294,7 +294,7 @@ def test_every_metric_of_the_catalogue_is_shown(metrics: Metrics) -> None:
 
 
 def test_kinds_have_their_endings() -> None:
-    """Names have the endings by which Prometheus asks for them."""
+    """The name of each kind of metric has the ending by which Prometheus asks for it."""
     endings = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_bucket", Kind.GAUGE: ""}
 
     assert all(

@@ -215,7 +215,7 @@ def test_only_what_differs_is_sent() -> None:
 
 
 def test_whole_picture_is_sent_where_it_is_new_or_much_has_changed() -> None:
-    """Who has seen nothing, or something of another size, gets all; so does who would get most of it anyhow."""
+    """A client without a picture, or with one of another size, gets all of it; so does one that lacks most of it."""
     now = shown([1] * 16)
 
     for before in (None, shown([1] * 8), shown([0] * 16)):

@@ -102,7 +102,7 @@ async def ended(line: Line) -> bool:
 
 
 async def test_oldest_stranger_makes_room_where_there_are_no_descriptors(places: Places) -> None:
-    """However few strangers there are, the one that came first ends; members stay, and nobody may be there at all."""
+    """Without descriptors, the first of the strangers ends, however few there are, and members stay."""
     places.make_room()
     member, *strangers = [Guest() for _ in range(3)]
     for guest in (member, *strangers):

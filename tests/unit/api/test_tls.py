@@ -186,10 +186,7 @@ async def test_client_with_tls_of_a_daemon_without_is_told_of_the_plain_scheme(
 
 
 async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
-    """A client that uses http:
-
-    at a port of TLS is told so, over either protocol.
-    """
+    """A client that uses http:// at a port of TLS is told so, over either protocol."""
     async with serving(authority) as found:
         address = addresses(found)[0].replace("https:", "http:")
         shown = Credentials(token=found.tokens[Role.READER])
@@ -311,7 +308,7 @@ def test_token_files_of_a_mounted_secret_are_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("year", ["2031", "2061"])
 def test_end_of_a_certificate_is_read(authority: Authority, tmp_path: Path, year: str) -> None:
-    """The very second that openssl says, be the year written with two digits or four, of the first of a chain."""
+    """The end is exactly what openssl gives for a chain's first certificate, with two or four digits of the year."""
     chain = tmp_path / "chain.pem"
     leaf, moment = tmp_path / "leaf.pem", f"{year}0203040506Z"
     made = authority.sign("ends")
@@ -332,7 +329,7 @@ def test_end_of_a_certificate_is_read(authority: Authority, tmp_path: Path, year
     "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
 def test_end_of_what_is_no_certificate_is_unknown(tmp_path: Path, text: str) -> None:
-    """Where there is no certificate, there is no end to show, and no failure."""
+    """A file without a certificate, or no file, gives no end, and is no failure."""
     (tmp_path / "cert.pem").write_text(text)
 
     assert expires_at(tmp_path / "cert.pem") is None

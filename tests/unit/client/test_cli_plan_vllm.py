@@ -55,7 +55,7 @@ def plan(*words: object) -> dict[str, Any]:
 
 
 def test_arguments_of_vllm_give_the_plan_of_our_own(model: Path) -> None:
-    """vLLM's arguments and our own options for the same numbers give the same plan."""
+    """Arguments of vLLM and our own options for the same numbers give the same plan."""
     theirs = plan(
         *("--vllm", "serve", model, "--kv-cache-memory-bytes", "64M", "-tp", 2),
         *("--max_model_len=2k", "--block-size", 32, "--max-num-batched-tokens", 512),

@@ -146,10 +146,7 @@ def test_alignment_that_is_not_positive_is_refused(token_alignment: int) -> None
 def test_slot_is_the_place_in_the_positions_block(
     ids: list[int], per_block: int, data: st.DataObject
 ) -> None:
-    """Position p lies in block ids[p
-
-    n], at p % n.
-    """
+    """Position p lies in block ids[p // n], at p % n."""
     positions = data.draw(st.lists(st.integers(0, len(ids) * per_block - 1)))
 
     slots = token_slots(np.array(ids, np.int32), positions, per_block)

@@ -1,4 +1,4 @@
-"""The chart knows the daemon's settings: each by its name, none that there is not."""
+"""Laws of the chart: it has each of the daemon's settings by its name, and no others."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _PEERS: Final = ("ipBlock", "namespaceSelector", "podSelector")
 
 
 def test_chart_takes_every_setting() -> None:
-    """A setting is either below `settings` or made of other values."""
+    """A setting is either below `settings`, or the chart makes it from other values."""
     taken = json.loads(_SCHEMA.read_text())["properties"]["settings"]
 
     assert set(taken["properties"]) == set(Settings.model_fields) - MADE_BY_THE_CHART
@@ -25,14 +25,14 @@ def test_chart_takes_every_setting() -> None:
 
 
 def test_chart_has_the_bounds_of_settings_and_tenants() -> None:
-    """What the daemon would refuse at each start is refused by Helm; `make chart-files` writes it."""
+    """Helm refuses what the daemon would refuse at each start; `make chart-files` writes the bounds."""
     now = json.loads(_SCHEMA.read_text())
 
     assert schema(now) == now
 
 
 def test_every_object_of_the_chart_is_closed() -> None:
-    """A misspelt value is refused, wherever it stands, but in what belongs to Kubernetes or to vLLM."""
+    """A misspelt value is refused at every place, except in what belongs to Kubernetes or to vLLM."""
     open_ones = sorted(_open_objects(json.loads(_SCHEMA.read_text()), ""))
 
     assert open_ones == [
@@ -68,7 +68,7 @@ def test_every_object_of_the_chart_is_closed() -> None:
     ],
 )
 def test_chart_takes_an_address_that_the_daemon_takes(*, address: str, is_taken: bool) -> None:
-    """A remote store's address that the daemon would refuse at each start is refused by Helm."""
+    """Helm refuses a remote store's address that the daemon would refuse at each start."""
     pattern = json.loads(_SCHEMA.read_text())["properties"]["remote"]["properties"]["url"][
         "pattern"
     ]

@@ -1,4 +1,4 @@
-"""The page about metrics is written from the code, and what it asks for is there."""
+"""Laws of the page about metrics: it is written from the code, and every metric in it exists."""
 
 import importlib.util
 import re
@@ -20,14 +20,14 @@ _DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_page_is_written_from_the_catalogue() -> None:
-    """Names, kinds, labels and words on the page are those of the code today."""
+    """The page's names, kinds, labels and words are those of the code."""
     done = subprocess.run([sys.executable, str(_DOCS / "write_metrics.py"), "--check"], check=False)
 
     assert done.returncode == 0, "run make metrics-page"
 
 
 def test_metrics_that_pages_name_are_there() -> None:
-    """No page speaks of a metric that the daemon does not have."""
+    """No page names a metric that the daemon does not have."""
     known = {one.full_name for one in BY_NAME.values()}
     known |= {
         one.full_name.removesuffix("_bucket")
@@ -40,7 +40,7 @@ def test_metrics_that_pages_name_are_there() -> None:
 
 
 def test_values_of_labels_are_those_of_the_code() -> None:
-    """Every state, direction and reason has its line, and none that there is not."""
+    """Exactly the states, directions and reasons that exist have a line."""
     spec = importlib.util.spec_from_file_location("label_values", _DOCS / "label_values.py")
     assert spec is not None
     assert spec.loader is not None
@@ -57,7 +57,7 @@ def test_values_of_labels_are_those_of_the_code() -> None:
 
 
 def test_every_state_of_a_block_is_on_the_page_about_the_page() -> None:
-    """Whoever sees a square finds in docs/ui.md what it is."""
+    """docs/ui.md explains every square that the page can show."""
     ui = (_DOCS / "ui.md").read_text()
     words = (_DOCS.parent / "service" / "kvleased" / "web" / "static" / "colours.js").read_text()
     rows = [line for line in ui.splitlines() if line.startswith("| ")]

@@ -1,4 +1,4 @@
-"""The pages for operators are what the code says today."""
+"""Laws of the pages for operators: they say what the code says."""
 
 import re
 import shlex
@@ -16,14 +16,14 @@ _DOCS = Path(__file__).parents[3] / "docs"
 
 @pytest.mark.parametrize("script", ["write_limits.py", "write_sizing.py"])
 def test_page_is_written_from_the_code(script: str) -> None:
-    """Numbers and outputs of a page are those of today."""
+    """The page's numbers and outputs are those of the code."""
     done = subprocess.run([sys.executable, str(_DOCS / script), "--check"], check=False)
 
     assert done.returncode == 0, f"run python docs/{script}"
 
 
 def test_every_limit_says_what_it_bounds() -> None:
-    """No row of the page has a number alone."""
+    """No row of the page has only a number."""
     rows = re.findall(r"^\| `.*\|$", (_DOCS / "limits.md").read_text(), re.MULTILINE)
 
     assert len(rows) > 100
@@ -32,7 +32,7 @@ def test_every_limit_says_what_it_bounds() -> None:
 
 @pytest.mark.parametrize("page", ["quickstart.md", "install.md"])
 def test_plans_of_the_first_pages_can_be_made(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each `kvlease plan` that is told to those who begin works in a clone, without a network or a model."""
+    """Each `kvlease plan` on the first pages works in a clone, without a network or a model."""
     told = re.findall(
         r"^(?:\.venv/bin/)?kvlease (plan .*)$", (_DOCS / page).read_text(), re.MULTILINE
     )
@@ -46,7 +46,7 @@ def test_plans_of_the_first_pages_can_be_made(page: str, monkeypatch: pytest.Mon
 
 
 def test_numbers_in_the_prose_about_sizes_are_those_of_the_plan() -> None:
-    """What the text says of shares is of the plan above it."""
+    """What the text says of shares is true of the plan above it."""
     page = (_DOCS / "sizing.md").read_text()
     found = re.search(r"([\d,]+) blocks of 2.00 MiB", page)
     assert found is not None

@@ -1,4 +1,4 @@
-"""The page about planning says what the planner does."""
+"""Laws of the page about planning: it says what the planner does."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ _PAGE = (_DOCS / "planning.md").read_text()
 
 
 def test_region_is_drawn_from_a_plan() -> None:
-    """docs/region.svg is what the planner plans today, and the page shows it."""
+    """docs/region.svg shows what the planner plans, and the page shows docs/region.svg."""
     done = subprocess.run([sys.executable, str(_DOCS / "draw_region.py"), "--check"], check=False)
 
     assert done.returncode == 0, "run python docs/draw_region.py"
@@ -21,12 +21,12 @@ def test_region_is_drawn_from_a_plan() -> None:
 
 
 def test_every_kind_of_layer_is_described() -> None:
-    """The table of kinds has all of them, and no other."""
+    """The table of kinds has exactly the kinds of layers that the code has."""
     described = re.findall(r"^\| `(\w+)` \|", _PAGE, flags=re.MULTILINE)
 
     assert sorted(described) == sorted(KINDS)
 
 
 def test_every_setting_of_what_ifs_is_listed() -> None:
-    """What can be changed is listed by its name."""
+    """Every setting that a what-if can change is listed by its name."""
     assert [name for name in SETTINGS if f"`{name}`" not in _PAGE] == []

@@ -1,4 +1,4 @@
-"""The documentation says what the code does."""
+"""Laws of docs/reliability.md: what it says is what the code does."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ def test_named_check_is_there(path: str, name: str) -> None:
 
 @pytest.mark.parametrize("law", _LAWS)
 def test_law_names_its_checks(law: str) -> None:
-    """Each law has a row of its own in docs/reliability.md, which names at least one check."""
+    """Each law has a row of its own in docs/reliability.md that names at least one check."""
     (row,) = re.findall(rf"^\| {law} \|.*$", _PAGE, re.MULTILINE)
 
     assert "::" in row

@@ -1,4 +1,4 @@
-"""Whoever follows a runbook types commands that there are, and finds what it says that they show."""
+"""Laws of runbooks: the commands in them exist, and show what the runbooks say that they show."""
 
 import re
 from pathlib import Path
@@ -47,19 +47,19 @@ def test_commands_of_a_runbook_are_there(runbook: str) -> None:
     ],
 )
 def test_runbook_names_what_helps(runbook: str, said: str) -> None:
-    """What shows the reason, or ends the trouble, is named as it is typed or shown."""
+    """What shows the reason, or ends the trouble, is written as it is typed or shown."""
     assert said in TEXTS[runbook]
 
 
 @pytest.mark.parametrize("death_proof", ["pidfd", "none"])
 def test_runbook_has_a_way_for_every_worker(death_proof: str) -> None:
-    """What ends a stuck worker depends on what its column `death` says, and each of its values is told."""
+    """A stuck worker is ended in a way that depends on its column `death`, and each value is explained."""
     assert f"`death` is `{death_proof}`:" in TEXTS["KvleaseQuarantineStuck"]
 
 
 @pytest.mark.parametrize("runbook", TEXTS)
 def test_no_runbook_asks_a_port_that_is_closed(runbook: str) -> None:
-    """Nothing of a pod listens at its node, so a probe is a command in the pod, or asks on loopback."""
+    """No port of a pod is open at its node, so a probe is a command in the pod, or asks on loopback."""
     asked = re.findall(r"curl (?:https?://)?([^:/` ]+)", TEXTS[runbook])
 
     assert set(asked) <= {"127.0.0.1"}
@@ -68,5 +68,5 @@ def test_no_runbook_asks_a_port_that_is_closed(runbook: str) -> None:
 
 
 def test_every_shortage_is_explained() -> None:
-    """Whatever a refusal for want of room gives as its reason, the runbook says what that is."""
+    """Each reason that a refusal for want of room may have is explained in the runbook."""
     assert all(f"`{reason.value}`" in TEXTS["KvleasePoolExhausted"] for reason in Reason)

@@ -1,4 +1,4 @@
-"""The page on security is true: its table of roles is the code's, its files are there, its settings exist."""
+"""Laws of the page about security: its table of roles is the code's, and its files and settings exist."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- roles: begin -->\n", "<!-- roles: end -->\n"
 
 
 def written() -> str:
-    """Return the table of who may call what, as the page has it."""
+    """Return the page's table of who may call what."""
     lines = [
         "| what | " + " | ".join(role.value for role in Role) + " |",
         "|---" * (len(Role) + 1) + "|",
@@ -36,7 +36,7 @@ def written() -> str:
 
 
 def test_roles_are_those_of_the_code() -> None:
-    """The table is what the code goes by."""
+    """The page's table is the one that the code uses."""
     _, _, rest = PAGE.read_text().partition(BEGIN)
 
     assert rest.partition(END)[0] == written()
@@ -51,7 +51,7 @@ def test_named_tests_are_there() -> None:
 
 
 def test_limits_are_settings() -> None:
-    """Every setting of the table of limits exists, with the number that the page tells."""
+    """Every setting in the table of limits exists, with the number that the page gives."""
     table = PAGE.read_text().partition("| what | limit | setting |")[2].partition("\n\n")[0]
     names = re.findall(r"`(\w+)`", table)
 

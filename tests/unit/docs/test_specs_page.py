@@ -1,4 +1,4 @@
-"""The page about specs says what the code takes, and its examples are taken."""
+"""Laws of the page about specs: it says what the code takes, and the code takes its examples."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ _EXAMPLES = re.findall(
 
 
 def test_tables_are_written_from_the_code() -> None:
-    """Fields, types, defaults, ranges and values on the page are those of the code today."""
+    """The page's fields, types, defaults, ranges and values are those of the code."""
     done = subprocess.run([sys.executable, str(_DOCS / "write_specs.py"), "--check"], check=False)
 
     assert done.returncode == 0, "run python docs/write_specs.py"
@@ -26,7 +26,7 @@ def test_tables_are_written_from_the_code() -> None:
 
 @pytest.mark.parametrize("example", _EXAMPLES)
 def test_examples_can_be_planned(tmp_path: Path, example: str) -> None:
-    """Every file that the page shows is one that `kvlease plan --specs` plans."""
+    """`kvlease plan --specs` plans every file that the page shows."""
     path = tmp_path / "specs.json"
     path.write_text(example)
 
@@ -36,5 +36,5 @@ def test_examples_can_be_planned(tmp_path: Path, example: str) -> None:
 
 
 def test_planning_page_links_here() -> None:
-    """Whoever reads how plans are made finds what goes into them."""
+    """A reader of the page about plans finds the page about specs."""
     assert "(specs.md)" in (_DOCS / "planning.md").read_text()

@@ -112,7 +112,7 @@ async def test_watches_of_strangers_take_nobodys_place(
     """However many strangers watch, a caller with a token or on the Unix socket is served."""
     watches = [HealthStub(tcp).Watch(HealthCheckRequest(service=str(n))) for n in range(64)]
     for watch in watches[-CALLS_OF_STRANGERS_MAX:]:
-        with suppress(grpc.aio.AioRpcError):  # A stranger who comes while nobody waits yet is refused at once.
+        with suppress(grpc.aio.AioRpcError):  # A stranger is refused at once if none waits yet.
             await watch.read()
 
     assert await lists(local) == 1

@@ -20,7 +20,7 @@ class RecordedTransport(asyncio.Transport):
         self.end = ""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Have every held byte reported."""
+        """Check that every held byte is to be reported."""
         assert (high, low) == (0, None)
 
     def get_write_buffer_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Laws of callers who close their sending side after a request: they have their answers, and those who left do not."""
+"""Laws of callers who close their sending side after a request: they are answered; those who leave are forgotten."""
 
 import asyncio
 import socket
