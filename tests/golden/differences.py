@@ -150,7 +150,7 @@ def _ranks_agree(vector: Vector, got: Mapping[str, Any]) -> Iterator[str]:
         yield "promised slots of all ranks' cells together, within the budget"
 
 
-# What is copied of a block.
+# The parts of a block that are copied.
 
 
 def _regions_go_wrong(vector: Vector) -> bool:

@@ -183,7 +183,7 @@ async def test_strangers_hold_off_nobody_with_a_token(serving: Guarded, sent: by
 
 
 async def test_guessed_token_has_no_members_place(serving: Guarded) -> None:
-    """Only a token of the daemon counts."""
+    """A guessed token gives no member's place, as only a token of the daemon counts."""
     port = serving.rest.http_port
 
     async with held(port, MEMBERS_MAX + 1, b"") as lines:
@@ -243,7 +243,7 @@ async def test_stranger_does_not_go_on_for_ever(
 
 
 async def test_handshakes_hold_off_nobody_with_a_token() -> None:
-    """The same holds under TLS, where a stranger need not even begin a handshake; the first to come gives way first."""
+    """Strangers without a handshake keep out nobody with a token; the first stranger gives way first."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         authority = Authority(Path(directory))
         pair = await asyncio.to_thread(authority.sign, "server")

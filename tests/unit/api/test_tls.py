@@ -228,7 +228,7 @@ async def test_handshake_that_does_not_come_is_given_up(authority: Authority) ->
 
 
 def test_names_of_certificates_are_exact() -> None:
-    """Only the exact name gives a role, and no certificate makes an attached worker."""
+    """A certificate gives a role by its exact name only, and never makes an attached worker."""
     assert role_of_name("kvlease-joiner") is Role.JOINER
     for name in ("kvlease-worker", "operator", "kvlease-operator ", "KVLEASE-OPERATOR", ""):
         assert role_of_name(name) is Role.STRANGER

@@ -23,7 +23,7 @@ class Nowhere:
 
 
 def flow() -> Iterator[Any]:
-    """Ask for nothing."""
+    """Send nothing."""
     return
     yield
 
@@ -47,7 +47,7 @@ def test_call_in_another_loop_is_refused() -> None:
 
 
 def test_client_of_another_loop_says_so(tmp_path: Any) -> None:
-    """It says so also where its call would be answered with a miss, and before anything is sent."""
+    """A client of another loop says so, even where its call could be answered with a miss, before anything is sent."""
     client = AsyncClient(f"unix://{tmp_path}/none.sock")
 
     async def ask() -> None:

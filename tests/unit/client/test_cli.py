@@ -1,4 +1,4 @@
-"""Laws of the command line: tables for people, JSON for machines, a sentence and a status when it fails."""
+"""Laws of the command line: tables for people, JSON for machines, and a sentence and a status for a failure."""
 
 import json
 import re
@@ -112,7 +112,7 @@ EVENT = Event(
 
 
 class ScriptedClient:
-    """A client whose daemon always says the same."""
+    """A client of a daemon that always answers the same."""
 
     name = "demo"
     pools = (POOL,)

@@ -181,7 +181,7 @@ def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple
 
 
 class Watched(Daemon):
-    """A daemon with a lease; each look at it, but for drains, shows the next of some pictures."""
+    """A daemon with a lease; each look at it shows the next of some pictures."""
 
     looks: ClassVar[list[tuple[bool, int]]] = []
     """For each look to come: whether the daemon is drained, and how many leases it has."""

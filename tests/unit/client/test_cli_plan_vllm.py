@@ -176,7 +176,7 @@ def test_requests_beyond_the_model_are_refused(
 
 
 def test_length_of_a_model_that_does_not_say_how_far_it_reaches_is_taken(model: Path) -> None:
-    """It is not known here whether vLLM takes such a length."""
+    """A length is taken for a model without a known reach, since only vLLM knows whether it takes it."""
     config = {name: said for name, said in CONFIG.items() if name != "max_position_embeddings"}
     (model / "config.json").write_text(json.dumps(config))
 

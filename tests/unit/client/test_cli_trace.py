@@ -133,7 +133,7 @@ def test_place_of_a_drawing_is_looked_at_first(tmp_path: Path, name: str, why: s
 
 
 def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """The refusal names the file that cannot be written."""
+    """The refusal of a drawing that cannot be written names its file."""
     with pytest.raises(InvalidError, match="cannot write"):
         trace_plot.draw([result_of("fifo", 10, 20)], tmp_path / "no" / "hits.png")
 
@@ -146,7 +146,7 @@ def test_drawing_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:
-    """A sentence says what to change, and the exit status says that nothing was done."""
+    """The refusal of a senseless command says what to change, and the exit status says that nothing was done."""
     status, output, said = run("simulate", str(CUT), "--blocks", "10", *arguments)
 
     assert (status, output) == (2, "")
@@ -154,7 +154,7 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) ->
 
 
 def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
-    """The sentence names the line and the field."""
+    """The refusal of a file that is no trace names the line and the field."""
     path = tmp_path / "bad.jsonl"
     path.write_text('{"timestamp": 1}\n')
 
@@ -177,7 +177,7 @@ def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 def test_simulation_without_a_daemon_is_refused(
     monkeypatch: pytest.MonkeyPatch, found: list[EntryPoint]
 ) -> None:
-    """The sentence says how to install the missing package."""
+    """The refusal of a simulation without the daemon's package says how to install it."""
     monkeypatch.setattr(simulator, "entry_points", lambda **_: found)
 
     status, _, said = run("simulate", str(CUT), "--blocks", "10")

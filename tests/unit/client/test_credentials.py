@@ -57,7 +57,7 @@ def test_token_of_ones_own_daemon_is_found_on_loopback(port: int, directory: Pat
 
 
 def test_token_is_not_shown_where_nobody_listens(port: int, directory: Path) -> None:
-    """Anybody might come to listen there later."""
+    """A port without a listener gets no token, as anybody might come to listen there later."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         free = gone.getsockname()[1]
 
@@ -108,7 +108,7 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
 
 
 def test_certificate_without_its_key_is_told_by_its_name(tmp_path: Path) -> None:
-    """The error does not name the authority's file, which is fine."""
+    """A certificate without its key is named in the error, and not the authority's file, which is fine."""
     authority = Authority(tmp_path)
     certificate = authority.sign("somebody").cert_file
     shown = Credentials(ca_file=str(authority.cert_file), cert_file=str(certificate))

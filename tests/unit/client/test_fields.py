@@ -14,7 +14,7 @@ def test_number_of_tokens_may_be_none(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [-1, -(2**40)])
 def test_negative_number_of_tokens_is_told_that_none_may_be(num_tokens: int) -> None:
-    """The bound is that of a commit, which begins at 0, not that of a reserve."""
+    """A negative number of tokens is refused with the bound of a commit, which begins at 0, not that of a reserve."""
     with pytest.raises(
         InvalidError, match=rf"^num_tokens must be from 0 to 2147483647, not {num_tokens}"
     ):
@@ -23,7 +23,7 @@ def test_negative_number_of_tokens_is_told_that_none_may_be(num_tokens: int) -> 
 
 @pytest.mark.parametrize("num_tokens", [2**31, 0.0, True, "5"])
 def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
-    """A value that only equals a number of tokens is refused, too."""
+    """A value that only equals a number of tokens is refused."""
     with pytest.raises(InvalidError, match="num_tokens"):
         from_zero(num_tokens)
 
@@ -39,6 +39,6 @@ def test_what_is_no_number_of_tokens_is_refused(num_tokens: object) -> None:
     ],
 )
 def test_number_behind_which_a_list_begins_is_refused(name: str, number: int, wanted: str) -> None:
-    """The number of an event or an entry begins at 0: one above what the wire carries is not said to be negative."""
+    """A number above what the wire carries is refused with its bounds, which begin at 0."""
     with pytest.raises(InvalidError, match=rf"^{name} must be {wanted}, not {number}$"):
         given(**{name: number})

@@ -46,13 +46,13 @@ from tests.unit.client.played import (
 
 @pytest.fixture
 def clock() -> Clock:
-    """Give a clock that stands."""
+    """Give a clock that stands still."""
     return Clock()
 
 
 @pytest.fixture
 def session(clock: Clock) -> Session:
-    """Give a worker that takes failures for misses."""
+    """Give a worker that turns failures into misses."""
     return session_of(clock, raises=False)
 
 

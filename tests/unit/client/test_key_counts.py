@@ -42,7 +42,7 @@ def mapped(fd: int, epoch: int = EPOCH) -> KeyCounts | None:
 
 
 def key(number: int) -> bytes:
-    """Return a key whose low bits are a number."""
+    """Return a key whose low bits are a given number."""
     return number.to_bytes(4, "little") + secrets.token_bytes(28)
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_absent_once_the_writer_took_leave() -> None:
     ],
 )
 def test_what_is_no_list_of_keys_is_refused(keys: object, rule: str, words: str) -> None:
-    """The refusal names the argument and says what to do."""
+    """An argument that is no list of keys is refused by its name, with what to do."""
     with pytest.raises(InvalidError, match=words) as caught:
         check_keys(keys)
     assert caught.value.rule == rule

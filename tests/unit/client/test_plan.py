@@ -1,4 +1,4 @@
-"""Laws of plans as records: what goes over the wire comes back the same."""
+"""Laws of plans as records: a record that goes over the wire comes back the same."""
 
 import dataclasses
 from dataclasses import replace
@@ -202,7 +202,7 @@ def test_layers_have_the_fields_of_their_message() -> None:
 
 
 def test_defaults_need_not_be_said() -> None:
-    """An empty message means what a record made without arguments means."""
+    """An empty message means the same as a record that is made without arguments."""
     assert PlanInputs.from_proto(pb.PlanInputs(tokens_per_block=16)) == PlanInputs(
         tokens_per_block=16
     )

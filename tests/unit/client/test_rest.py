@@ -293,7 +293,7 @@ class QuietHttpServer(ThreadingHTTPServer):
 
 
 class UnixHttpServer(QuietHttpServer):
-    """The same server at a Unix socket."""
+    """The same server, at a Unix socket."""
 
     address_family = socket.AF_UNIX
 
@@ -328,7 +328,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any
 def send(
     request: pytest.FixtureRequest, served: tuple[Any, str]
 ) -> Iterator[Callable[[Outgoing], Message]]:
-    """Give the sending of both transports in turn."""
+    """Give the send functions of both transports in turn."""
     address = parse_address(served[1])
     if request.param == "blocking":
         transport = HttpTransport(address)

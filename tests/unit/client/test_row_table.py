@@ -239,7 +239,7 @@ def test_row_that_stays_half_written_is_not_served() -> None:
 
 
 def test_kernel_ids_of_groups_follow_each_other() -> None:
-    """A group's kernel ids start where those of the group before it end."""
+    """A group's kernel ids start where the ids of the group before it end."""
     layout = TableLayout(2, (part_of(WINDOW), part_of(FULL), part_of(WINDOW)))
 
     assert layout.kernel_firsts == [0, 6, 9]

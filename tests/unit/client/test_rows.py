@@ -122,7 +122,7 @@ def test_table_of_another_shape_is_not_written() -> None:
     ],
 )
 def test_row_outside_the_table_is_refused(act: str, arguments: tuple[Any, ...]) -> None:
-    """There is no row before the first one or behind the last."""
+    """A row before the first one or behind the last is refused."""
     with pytest.raises(InvalidError) as refusal:
         getattr(BlockRows(3, 2), act)(*arguments)
 

@@ -110,7 +110,7 @@ def test_every_token_is_on_one_rank_at_a_slot_of_its_own(
 
 
 def test_turns_that_do_not_divide_a_block_are_refused() -> None:
-    """A turn of tokens that spans two blocks would end one rank's block early, so it is refused."""
+    """A turn that does not divide a block is refused, as it would end one rank's block early."""
     shard = ContextShard(num_ranks=2, interleave_tokens=3)
 
     with pytest.raises(InvalidError) as refusal:
@@ -129,7 +129,7 @@ def test_turns_that_do_not_divide_a_block_are_refused() -> None:
     ],
 )
 def test_token_outside_of_the_table_is_refused(request_: tuple[int, int, int], rule: str) -> None:
-    """No token is looked up outside the table's entries."""
+    """A token outside the table is refused, as it has no entry."""
     with pytest.raises(InvalidError) as refusal:
         run_slots(TABLE, runs(request_), tokens_per_block=16)
 

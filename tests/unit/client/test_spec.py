@@ -371,7 +371,7 @@ def test_whatever_is_written_is_laid_out_or_refused(kind: str, data: st.DataObje
 
 @pytest.mark.parametrize("tokens_per_state", [3, 5])
 def test_state_that_does_not_divide_its_block_has_no_place(tokens_per_state: int) -> None:
-    """Such a layer has sizes, but its blocks would lose tokens; the refusal names both numbers and the next sizes."""
+    """A layer with such states has sizes but no place; the refusal names both numbers and the next block sizes."""
     spec = layer("mla", tokens_per_state=tokens_per_state)
 
     spec.check()
@@ -401,7 +401,7 @@ def test_latent_has_one_head(kind: str) -> None:
 
 
 def test_stride_of_less_than_a_state_is_refused() -> None:
-    """Pages cannot lie a multiple of nothing apart."""
+    """A multiple of fewer tokens than a state's is refused: pages cannot lie a multiple of no bytes apart."""
     with pytest.raises(InvalidError) as refusal:
         layer("mla", tokens_per_state=4, block_stride_multiple_tokens=2).check()
 

@@ -201,7 +201,7 @@ def test_kernel_block_of_no_whole_states_is_refused(kernel_tokens: int, rule: st
 
 
 def test_kernel_block_counts_states_of_several_tokens_and_several_of_one_token() -> None:
-    """k tokens have floor(k / tokens_per_state) or k * states_per_token states; a recurrent page has one state."""
+    """A kernel block of k tokens has floor(k / tokens_per_state) or k * states_per_token states, or a recurrent one."""
     assert states_per_kernel_block(compressed(512), 256) == 2
     assert states_per_kernel_block(full(16, states_per_token=4), 8) == 32
     assert states_per_kernel_block(recurrent(), 32) == 1

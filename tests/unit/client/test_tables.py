@@ -129,13 +129,13 @@ def test_table_is_as_wide_as_whole_stretches_of_tokens(
 
 
 def test_table_without_alignment_is_as_wide_as_its_blocks() -> None:
-    """Without an alignment nothing is added."""
+    """A table without an alignment is as wide as its blocks."""
     assert table_width(7, 16, None) == 7
 
 
 @pytest.mark.parametrize("token_alignment", [0, -128])
 def test_alignment_that_is_not_positive_is_refused(token_alignment: int) -> None:
-    """The refusal names the number."""
+    """An alignment that is not positive is refused, and the refusal names it."""
     with pytest.raises(InvalidError) as refusal:
         table_width(7, 16, token_alignment)
 

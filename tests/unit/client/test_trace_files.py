@@ -150,7 +150,7 @@ def test_last_line_that_is_cut_off_is_passed_over(tmp_path: Path, num_bytes: int
     ],
 )
 def test_broken_line_that_no_kill_left_is_refused(tmp_path: Path, text: str) -> None:
-    """Such a file is no trace, or somebody changed it: the refusal names the line."""
+    """A broken line that no kill left means no trace, or a changed one: the refusal names the line."""
     (tmp_path / "trace.jsonl").write_text(text)
 
     with pytest.raises(InvalidError, match="line 2 is no JSON"):
@@ -181,7 +181,7 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_refusal_of_a_line_speaks_of_the_file(tmp_path: Path, line: bytes, why: str) -> None:
-    """The refusal of a line uses no words of any programming language."""
+    """The refusal of a line speaks of the file, and uses no words of a programming language."""
     (tmp_path / "trace.jsonl").write_bytes(line + b"\n")
 
     with pytest.raises(InvalidError, match=why) as refusal:

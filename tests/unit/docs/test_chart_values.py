@@ -1,4 +1,4 @@
-"""Laws of the chart: it has each of the daemon's settings by its name, and no others."""
+"""Laws of the chart: it has each of the daemon's settings by its name, and no other settings."""
 
 import json
 import re

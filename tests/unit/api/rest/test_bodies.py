@@ -140,7 +140,7 @@ async def test_what_only_json_carries_has_the_same_bounds(  # noqa: PLR0913, PLR
     value: object,
     bounds: str,
 ) -> None:
-    """Only JSON can carry a number below 0; it is refused with the bounds that the daemon goes by."""
+    """A number below 0, which only JSON can carry, is refused with the bounds that the daemon goes by."""
     del value
     token = await token_for(serving, request_)
     body = body_of(request_, field, -1)
@@ -202,7 +202,7 @@ async def test_limits_that_contradict_each_other_are_refused_alike(serving: Guar
 
 
 async def test_bytes_of_a_tenant_above_all_memory_are_refused(serving: Guarded) -> None:
-    """A number that only the other two transports can carry is refused, too."""
+    """A number of bytes that only gRPC and the local socket can carry is refused, too."""
     token = await serving.token(Role.OPERATOR)
     limits = pb.TenantLimits(max_bytes=(1 << 64) - 1)
     asked = pb.SetTenantRequest(tenant="chat", limits=limits, revision=1)
@@ -277,7 +277,7 @@ def test_all_fields_of_a_body_are_told_at_once() -> None:
 
 
 def test_body_that_is_no_json_says_where() -> None:
-    """The refusal has the place at which the body stops being JSON."""
+    """The refusal of a body that is no JSON has the place at which it stops being JSON."""
     with pytest.raises(ValidationError) as caught:
         wire.ReserveBody.model_validate_json("{")
 

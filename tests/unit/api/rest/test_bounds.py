@@ -39,7 +39,7 @@ async def raw(served: Served, sent: bytes) -> HttpAnswer:
 async def test_what_is_no_request_is_a_problem_document(
     served: Served, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even a refusal by HTTP itself is a problem document, and nobody can fill the log with them."""
+    """Even a refusal by HTTP itself is a problem document, and nobody can fill the log with such refusals."""
     answer = await raw(served, sent)
 
     assert (answer.status, answer.json["status"]) == (status, status)

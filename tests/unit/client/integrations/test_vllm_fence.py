@@ -122,7 +122,7 @@ def test_block_noted_again_waits_for_its_new_step() -> None:
 
 
 def test_block_that_holds_its_content_already_is_done_behind_what_waits() -> None:
-    """Such a block needs no step, but writes are settled in the order in which they were noted."""
+    """A block that holds its content already needs no step, but writes are settled in the order of their notes."""
     fence = Fence()
     fence.note(1, b"a")
     fence.note_written(2, b"b")

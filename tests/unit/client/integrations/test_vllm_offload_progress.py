@@ -63,7 +63,7 @@ def test_tokens_that_are_not_known_yet_do_not_count() -> None:
 
 
 def test_everybody_is_due_again_after_a_reset_and_a_preemption() -> None:
-    """What was stored under other keys, and what is computed anew, is gone over once more."""
+    """Content that was stored under other keys, or is computed anew, is gone over once more."""
     progress = Progress([32])
     request = Request("r", 64, 65)
     progress.note(request)

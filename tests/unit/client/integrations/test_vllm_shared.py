@@ -95,7 +95,7 @@ def test_duplicate_stays_private_and_goes_back_into_the_stock() -> None:
 
 
 def test_block_freed_before_its_step_came_back_waits_to_be_published() -> None:
-    """Such a block is neither stock nor idle: what is about to be findable is not overwritten."""
+    """A freed block whose step is not back is neither stock nor idle: it is to be published, not overwritten."""
     desk = Desk()
     desk.fetch(5)
     desk.books.write(desk.books.grant(1)[0], b"name", 0)
@@ -171,7 +171,7 @@ def test_spoilt_block_is_never_published() -> None:
 
 
 def test_block_of_a_lost_publication_is_not_handed_out() -> None:
-    """Until an inventory such a block may be findable, so it keeps its bytes."""
+    """A block whose publication was lost may be findable, so it keeps its bytes until an inventory."""
     desk = Desk()
     desk.fetch(5)
     desk.use()
@@ -431,7 +431,7 @@ def test_isolated_books_have_every_block_but_the_null_one() -> None:
 
 
 def test_block_that_is_named_in_isolated_books_stays_found() -> None:
-    """A key needs no publication there, and a block whose bytes are not what its key says is stock at once."""
+    """In isolated books a key needs no publication, and a block whose bytes differ from its key is stock at once."""
     desk = Desk(8)
     desk.books.isolate()
     one, two = desk.use(2)

@@ -34,7 +34,7 @@ def test_session_that_goes_on_says_how_often_it_tries(said: Said) -> None:
 
 
 def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said) -> None:
-    """Such a session has memory of its own afterwards and tries no more, so nobody need wait for it."""
+    """A session that ends with the start has memory of its own afterwards and tries no more."""
     told = said(ends_with_start=True)
 
     assert "tried again for up to 3 s, and then at the engine's next start." in told
@@ -42,5 +42,5 @@ def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said)
 
 
 def test_session_that_had_a_cache_goes_on(said: Said) -> None:
-    """The start ends only the wait for the first attachment."""
+    """A session that had a cache before goes on: the start ends only the wait for the first attachment."""
     assert "every 7 s." in said(had=SimpleNamespace(), ends_with_start=True)

@@ -94,7 +94,7 @@ def test_attribute_that_a_constructor_gives_is_there(monkeypatch: pytest.MonkeyP
 
 
 def test_unknown_name_is_no_attribute() -> None:
-    """Only the public names load anything."""
+    """An unknown name is no attribute, as only the public names load anything."""
     with pytest.raises(AttributeError):
         integration.Nothing  # noqa: B018
 

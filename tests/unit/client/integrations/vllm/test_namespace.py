@@ -200,7 +200,7 @@ def test_modes_that_deal_with_a_pool_otherwise_are_told_apart() -> None:
 
 
 def test_foreign_digest_is_told_apart() -> None:
-    """A cache that no vLLM registered is recognised by the form of its digest."""
+    """The digest of a cache that no vLLM registered has another form, and is told apart by it."""
     identity = Identity.of(config(), layout())
 
     assert "form" in identity.differing("sha256:abc")[0]
@@ -216,7 +216,7 @@ def weights_differ(one: Identity, other: Identity) -> bool:
 
 
 def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
-    """Other weights at the same path are other weights; a link to a file named by its content counts by that name."""
+    """Other weights at one path make another identity; a link to a file named by its content counts by that name."""
     (tmp_path / "config.json").write_text("{}")
     blob = tmp_path / ("0123456789abcdef" * 4)
     blob.write_bytes(b"w")
@@ -279,7 +279,7 @@ def test_weights_that_are_streamed_are_refused_unless_they_are_said() -> None:
 
 
 def test_weights_that_cannot_be_looked_at_are_refused() -> None:
-    """A path that the system refuses raises nothing; the settings may say what the weights are instead."""
+    """A path that the system refuses raises nothing; a setting can say what the weights are instead."""
     changed = config(model_config__model="x" * 300)
 
     assert "set `weights`" in Identity.of(changed, layout()).refusal

@@ -18,7 +18,7 @@ ANSWER = SimpleNamespace(taken_running=[1])
 
 
 class Magazine:
-    """A magazine as the daemon has it: in the order of their arrival, exchanges of the next sequence are carried out.
+    """A magazine as the daemon has it: it carries out exchanges of the next sequence in the order in which they arrive.
 
     `under_way` is an exchange whose caller has gone; it arrives when `arrive` says so.
     """
@@ -100,7 +100,7 @@ def session(magazine: Magazine, worker: Any) -> EngineSession:
 def test_exchange_that_may_have_been_carried_out_stops_the_next(
     session: EngineSession, magazine: Magazine, error: Exception
 ) -> None:
-    """After a call without an answer nothing is exchanged until the magazine has been asked."""
+    """After a call without an answer nothing is exchanged until an inventory has been read."""
     magazine.error = error
 
     first = session.exchange(ORDER, None)
@@ -320,7 +320,7 @@ def test_counts_tell_what_happened(session: EngineSession, magazine: Magazine) -
 
 
 def test_session_without_an_attachment_gives_defaults() -> None:
-    """A session that is off asks nothing and raises nothing."""
+    """A session without an attachment asks nothing and raises nothing."""
     terms = Terms(identity=Identity(FIELDS), inputs=None, cache="c")
     session = EngineSession(ConnectorSettings(socket="/nowhere.sock"), terms)
 

@@ -50,7 +50,7 @@ def test_all_wrong_settings_are_named_at_once() -> None:
 
 
 def test_settings_that_the_engine_reads_are_left_to_it() -> None:
-    """The dictionary also has settings that vLLM itself reads."""
+    """Settings that vLLM itself reads are left to it, as they stand in the same dictionary."""
     settings = ConnectorSettings.read({"spec_name": "X", "tenant": "a"}, {"spec_name"})
 
     assert settings.tenant == "a"
@@ -83,7 +83,7 @@ def test_path_may_begin_at_the_working_directory(
 def test_malformed_address_of_the_environment_is_named_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The refusal does not speak of `socket`, which nobody has set."""
+    """A malformed address in the environment is not called `socket`, which nobody has set."""
     monkeypatch.setenv("KVLEASE_ADDRESS", "kvlease.sock")
 
     with pytest.raises(InvalidError, match=r"KVLEASE_ADDRESS: 'kvlease\.sock' is no address"):
@@ -96,7 +96,7 @@ def test_checks_can_be_left_off() -> None:
 
 
 def test_address_that_hands_no_memory_over_is_refused() -> None:
-    """A daemon answers at such an address, but an engine would never find anything there."""
+    """An address that hands no memory over is refused: a daemon answers there, but an engine would find nothing."""
     elsewhere = ConnectorSettings.read({"socket": "http+unix:///run/http.sock"})
     local = ConnectorSettings.read({"socket": "/run/k.sock"})
 
@@ -116,7 +116,7 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
 def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
     mode: str, names: list[str]
 ) -> None:
-    """Such settings are named and left out, and all others stay as they were given."""
+    """Settings without effect in a mode are named and left out, and all others stay as they were given."""
     settings = ConnectorSettings(tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3)
 
     left = settings.of_mode(mode)

@@ -7,7 +7,7 @@ from kvlease.integrations.vllm.untold import Untold
 
 
 def test_missed_keys_are_told_once_in_the_order_of_their_requests() -> None:
-    """Keys that were taken are not told again, whatever becomes of the call."""
+    """Keys that were taken are not told again, whatever becomes of the exchange."""
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2])
     untold.note("b", [3])
@@ -28,7 +28,7 @@ def test_request_that_misses_again_is_told_of_once() -> None:
 
 @pytest.mark.parametrize(("asked", "left"), [(None, []), ([2, 9], [1, 3]), ([1, 2, 3], [])])
 def test_keys_that_were_asked_for_are_not_told(asked: list[int] | None, left: list[int]) -> None:
-    """The daemon has counted those keys with the call."""
+    """Keys that were asked for are not told, because the daemon has counted them with the call."""
     untold: Untold[int] = Untold()
     untold.note("a", [1, 2, 3])
 
@@ -39,7 +39,7 @@ def test_keys_that_were_asked_for_are_not_told(asked: list[int] | None, left: li
 
 
 def test_one_exchange_tells_of_so_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a long request comes first the next time."""
+    """One exchange takes a limited number of keys, and the rest of a long request comes first the next time."""
     monkeypatch.setattr(ledger, "TOLD_MAX", 3)
     untold: Untold[int] = Untold()
     untold.note("a", [1])
@@ -61,7 +61,7 @@ def test_what_is_too_much_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_told_of_keys_that_mean_something_else() -> None:
-    """After a reset the keys mean other blocks."""
+    """After a reset no key is told, because the keys mean other blocks."""
     untold: Untold[int] = Untold()
     untold.note("a", [1])
 
