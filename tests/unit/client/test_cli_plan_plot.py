@@ -33,7 +33,7 @@ def test_plot_is_drawn(model: Path, suffix: str) -> None:
 
 
 def test_equal_curves_take_turns() -> None:
-    """Of curves that are exactly equal, each says so and is drawn in the gaps of the others."""
+    """Of curves that are exactly equal, each but the first says so, and is drawn where the others have gaps."""
     first, *others, apart = families({"as asked for": LINE, "a": LINE, "b": LINE, "c": OTHER})
 
     assert first == Curve(name="as asked for", label="as asked for", width=5.0, dashes="solid")

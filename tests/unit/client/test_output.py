@@ -51,7 +51,7 @@ def test_full_device_is_told_in_one_line(command: str) -> None:
     ],
 )
 def test_other_errors_are_not_taken_for_those_of_output(error: OSError) -> None:
-    """A failure of a file or a connection is not reported as one of the output."""
+    """A failure of a file or a connection is not reported as a failure of the output."""
     with pytest.raises(OSError, match=str(error.strerror)), written_or_refused("kvlease"):
         raise error
 

@@ -98,7 +98,7 @@ async def test_example_is_taken(served: Served, route: Route) -> None:
 
 
 async def test_answers_of_every_role_are_described() -> None:
-    """A call of a route with an empty body gets an answer that the document describes."""
+    """A call without a body, by any role on any route, gets a status that the document describes."""
     with tempfile.TemporaryDirectory(prefix="kvl") as directory:
         async with guarded(Path(directory) / "run") as serving:
             for role in Role:

@@ -135,7 +135,7 @@ def test_rows_that_are_held_no_more_are_lost() -> None:
 
 
 def test_only_held_rows_are_condemned() -> None:
-    """A wrong row leaves the index where a request holds it; rows of other engines are not ours to take out."""
+    """A wrong row leaves the index only where a request holds it; other rows are not ours to take out."""
     opened = books()
     opened.hold(rows(1))
 

@@ -135,7 +135,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_daemon_that_goes_away_is_waited_for(session: EngineSession, clock: Clock) -> None:
-    """The time counts from when the daemon was found away, however long the engine was idle, and anew each time."""
+    """The wait counts from when the daemon is found away, however idle the engine was, and begins anew each time."""
     clock.now += 3600.0
 
     session.guard.trip("it went away")
@@ -191,7 +191,7 @@ def test_what_reconciled_tells_stays_true(session: EngineSession, magazine: Maga
 def test_exchange_that_arrives_while_reconciling_is_told(
     session: EngineSession, magazine: Magazine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the lost exchange arrives first after all, the doubt stays, and the next try reports it."""
+    """Where the lost exchange arrives during a reconcile, the doubt stays, and the next reconcile tells of it."""
     magazine.error = DeadlineError()
     session.exchange(ORDER, None)
     session.guard.recover()
