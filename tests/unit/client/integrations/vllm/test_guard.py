@@ -197,7 +197,7 @@ def test_repr_shows_life() -> None:
 
 
 def test_guards_of_one_daemon_tell_of_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The first guard that finds the daemon away logs it, and the last that hears it again; one that left is not."""
+    """The first guard to find the daemon away logs it, and the last to hear it again; none waits for one that left."""
     caplog.set_level(logging.WARNING)
     away = outages.of("unix:///nobody")
     first, second, third = (
