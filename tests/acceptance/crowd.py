@@ -1,7 +1,7 @@
-"""Be a crowd of strangers before gRPC's port: hold many connections, and open another for each that ends.
+"""Be a crowd of strangers on gRPC's port: hold many connections, and replace each one that ends.
 
-`python -m tests.acceptance.crowd PORT CONNECTIONS` says READY when as many were opened, goes on until its input ends,
-and then prints how many it has opened. With `--tls` some of them shake hands.
+`python -m tests.acceptance.crowd PORT CONNECTIONS` says READY once so many connections have been opened, goes on until
+its input ends, and then prints how many it has opened. With `--tls` some of them begin a handshake.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import sys
 from typing import Final
 
 AT_ONCE: Final = 100
-"""Connections that are being opened at once."""
+"""Connections opened at the same time."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HELLO: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
-"""The beginning of a handshake that does not go on."""
+"""The beginning of a TLS handshake that is never finished."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -24,7 +24,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def probe() -> bytes:
-    """Return a call of the health service, which is anybody's."""
+    """Return a call of the health service, which anybody may make."""
     head = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in {
@@ -36,14 +36,14 @@ def probe() -> bytes:
 
 
 SAID: Final = (b"", PREFACE + frame(4, 0, 0), PREFACE + frame(4, 0, 0) + probe(), HELLO)
-"""What each says: nothing, that it speaks HTTP/2, a call of his own, or what TLS begins with."""
+"""What each stranger sends: nothing, the start of HTTP/2, the same with a health call, or the start of TLS."""
 
 
 class Crowd:
-    """All of them."""
+    """All the strangers."""
 
     def __init__(self, port: int, num_connections: int, tls: ssl.SSLContext | None) -> None:
-        """Take where they go, and how many they are."""
+        """Take the port, the number of connections, and the TLS context if there is one."""
         self._port = port
         self._num_connections = num_connections
         self._tls = tls
@@ -52,7 +52,7 @@ class Crowd:
         self.is_full = asyncio.Event()
 
     async def be_one(self, number: int) -> None:
-        """Hold a connection, and open another when it ends, without end."""
+        """Hold a connection, and open another whenever it ends, for ever."""
         said = SAID[number % len(SAID)]
         tls = self._tls if said.startswith(PREFACE) else None
         while True:
@@ -67,12 +67,12 @@ class Crowd:
                     pass
                 writer.close()
             except OSError:
-                # Hung up on in the middle of it.
+                # The daemon hung up in the middle.
                 await asyncio.sleep(0.01)
 
 
 async def besiege(port: int, num_connections: int, *, is_tls: bool) -> int:
-    """Be a crowd until standard input ends; return how many connections there were."""
+    """Be a crowd until standard input ends; return how many connections were opened."""
     tls = ssl.create_default_context() if is_tls else None
     if tls is not None:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE

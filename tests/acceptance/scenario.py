@@ -1,4 +1,4 @@
-"""What scenarios over all transports share: a daemon, a run that keeps all that was said, and replies that compare."""
+"""What scenarios over all transports share: a daemon, a run that records all replies, and replies that compare."""
 
 import re
 import struct
@@ -32,7 +32,7 @@ _RESPONSES = {
 
 
 def keys(first: int, count: int) -> bytes:
-    """Return the packed keys number `first` and on."""
+    """Return `count` packed keys, beginning with number `first`."""
     return b"".join(number.to_bytes(32, "little") for number in range(first, first + count))
 
 
@@ -42,7 +42,7 @@ def packed(*numbers: int, code: str = "q") -> bytes:
 
 
 class Run:
-    """One run of the scenario over one transport, and what was said in it."""
+    """One run of the scenario over one transport, with all replies."""
 
     def __init__(self, address: Address, cache: str) -> None:
         self.address = address
@@ -57,7 +57,7 @@ class Run:
         self.transport.close()
 
     def call(self, verb: str, request: Message, **who: Any) -> Any:
-        """Make a call and keep what came back; returns the response, or an empty one where it was refused."""
+        """Make a call and record the reply; returns the response, or an empty one if the call was refused."""
         call = Outgoing(verb, request, time.monotonic() + 10, **who)
         try:
             response = self.attach(call) if verb == "attach" else self.transport.send(call)
@@ -84,7 +84,7 @@ class Run:
         return attached.response
 
     def events(self) -> list[tuple[str, int]]:
-        """Return kind and blocks of every event of the cache so far."""
+        """Return the kind and the number of blocks of every event of the cache so far."""
         call = Outgoing("watch", pb.WatchRequest(cache=self.cache), time.monotonic() + 10)
         seen = self.transport.stream(call, 0.3)
         return [(event.kind, event.num_blocks) for event in seen]
@@ -111,7 +111,7 @@ class Comparable:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Path]:
-    """Have a daemon serve; gives the directory of its sockets."""
+    """Run a daemon, and give the directory of its sockets."""
     options = ["--runtime-dir", str(directory / "run"), "--no-listen-tcp", "--drain-seconds", "0"]
     with (directory / "log").open("w") as log:
         command = [sys.executable, "-m", "kvleased", "serve", *options]

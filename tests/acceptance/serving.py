@@ -1,4 +1,4 @@
-"""A daemon of a test's own, as processes that can be killed, and how its memory and its pools are looked at."""
+"""A daemon of a test's own, whose processes can be killed, and helpers that look at its memory and pools."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from kvlease import Client, DeadlineError, PlanInputs, UnavailableError, Worker
 ROOT = Path(__file__).parents[2]
 SECONDS_TO_START = 120.0
 DEADLINE_SECONDS = 60.0
-"""A deadline that a busy machine keeps, also while the process that serves is started again."""
+"""A deadline that even a busy machine keeps while the control process is restarted."""
 
 
 class Serving:
@@ -66,7 +66,7 @@ class Serving:
             return False
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until something is so, for as long as the daemon lives."""
+        """Wait until the condition holds, for as long as the daemon lives."""
         end = time.monotonic() + SECONDS_TO_START
         while not is_done():
             assert self.process.poll() is None, (
@@ -78,23 +78,23 @@ class Serving:
             time.sleep(0.02)
 
     def kill_control(self) -> None:
-        """Kill the process that serves, which the supervisor starts again over the same memory."""
+        """Kill the control process, which the supervisor restarts over the same memory."""
         os.kill(self.control(), signal.SIGKILL)
 
     def restart_control(self, worker: Worker) -> None:
-        """Kill the process that serves, and wait until the next one knows the worker."""
+        """Kill the control process, and wait until the next one knows the worker."""
         self.kill_control()
         self.until(lambda: _is_heard(worker))
 
     def restart(self, *, is_killed: bool) -> None:
-        """Stop or kill the whole daemon, start it anew, and wait for another life of it: the memory is another, too."""
+        """Stop or kill the whole daemon, start it anew with other memory, and wait for another epoch."""
         with Client(self.address("unix")) as client:
             epoch = client.stats().epoch
         if is_killed:
             self.process.kill()
         self.stop()
         self.start()
-        # What answers at once may be the old life, which a kill of its supervisor ends a moment later.
+        # An immediate answer may come from the old life, which ends only a moment after its supervisor is killed.
         self.until(lambda: self._answers() and self._epoch() != epoch)
 
     def _epoch(self) -> int:
@@ -102,7 +102,7 @@ class Serving:
             return client.stats().epoch
 
     def control(self) -> int:
-        """Return the process that serves."""
+        """Return the process id of the control process."""
         with Client(self.address("unix")) as client:
             client.stats()
             transport: Any = client._port.transport
@@ -112,7 +112,7 @@ class Serving:
         return int.from_bytes(peer[:4], "little")
 
     def stop(self) -> None:
-        """Stop the daemon, or kill it where it does not stop."""
+        """Stop the daemon, or kill it if it does not stop."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(20)
@@ -124,7 +124,7 @@ class Serving:
 
 @contextmanager
 def served(runtime_dir: Path, *options: str) -> Iterator[Serving]:
-    """Run a daemon that is ready."""
+    """Run a daemon, and give it once it is ready."""
     serving = Serving(runtime_dir, *options)
     try:
         serving.wait_until_ready()
@@ -135,7 +135,7 @@ def served(runtime_dir: Path, *options: str) -> Iterator[Serving]:
 
 @contextmanager
 def new_cache(serving: Serving, name: str, inputs: PlanInputs) -> Iterator[Client]:
-    """Give a client of a cache that is new, and delete it when its workers have gone."""
+    """Register a new cache, give its client, and delete the cache when its workers have gone."""
     with Client(
         serving.address("unix"), deadline_seconds=DEADLINE_SECONDS, on_doubt="raise"
     ) as client:
@@ -150,7 +150,7 @@ def _is_heard(worker: Worker) -> bool:
     try:
         worker.heartbeat()
     except (DeadlineError, UnavailableError):
-        # On a busy machine the next process takes longer to start than a call waits for it.
+        # On a busy machine the next control process may take longer to start than a call waits for it.
         return False
     return True
 
@@ -162,7 +162,7 @@ def blocks_in_use(client: Client, cache: str) -> int:
 
 
 def pool_of(worker: Worker) -> Any:
-    """Return the device region, one row a block; that of a GPU is no array, but is looked at as one."""
+    """Return the device region with one row a block, as an array or, on a GPU, as `Rows`."""
     if worker.gpu is not None:
         from tests.gpu.contents import Rows  # noqa: PLC0415 - only where there is a GPU
 

@@ -1,4 +1,4 @@
-"""A worker of a soak, as a process: makes requests of all kinds at random, and compares every byte it is served."""
+"""A worker process of a soak: it makes random requests of all kinds, and compares every byte it is served."""
 
 import json
 import os
@@ -29,11 +29,11 @@ from tests.acceptance.soaking import (
 R = TypeVar("R")
 
 HELD_MAX: Final = 2
-"""Requests of one worker at once."""
+"""Most requests that one worker has at once."""
 ABANDONED_MAX: Final = 2
 _IMPATIENT_SECONDS: Final = 0.002
 _ABSENT_SECONDS: Final = 0.05
-"""Between two tries while there is no daemon."""
+"""Seconds between two tries while there is no daemon."""
 
 
 class Request:
@@ -48,12 +48,12 @@ class Request:
         self.keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
 
     def grow(self, tokens: NDArray[np.int32]) -> None:
-        """Let more tokens follow, which are computed by `advance`."""
+        """Append tokens, which `advance` then computes."""
         self.tokens = np.concatenate([self.tokens[: self.done], tokens])
         self.keys = self.worker.keys.chain(self.tokens, TOKENS_PER_BLOCK)
 
     def write(self, end: int) -> None:
-        """Compute up to a token."""
+        """Write the blocks up to a token."""
         self.tail = f"{self.lease.request_id} {end}"
         for group in range(len(self.worker._session.groups)):
             for place, block in self._blocks(group, end):
@@ -62,7 +62,7 @@ class Request:
         self.done = end
 
     def wrong(self) -> list[str]:
-        """Return what does not hold what it should, of all that was found or computed."""
+        """Describe every found or computed block that has wrong content."""
         found = []
         pool = pool_of(self.worker)
         for group in range(len(self.worker._session.groups)):
@@ -76,13 +76,13 @@ class Request:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that can be compared."""
+        """Count the blocks that can be compared."""
         return sum(
             len(self._blocks(group, self.done)) for group in range(len(self.worker._session.groups))
         )
 
     def _blocks(self, group: int, end: int) -> list[tuple[int, int]]:
-        """Return place and block of a group up to a token; places that need no block have none."""
+        """Return place and block of a group up to a token, without the places that need no block."""
         has_null = len(self.worker._session.groups) > 1
         table = self.lease.blocks(group)[: -(-end // TOKENS_PER_BLOCK)].tolist()
         return [(place, block) for place, block in enumerate(table) if block or not has_null]
@@ -109,7 +109,7 @@ class Soaker:
         self._names = 0
 
     def act(self) -> None:
-        """Do one thing at random; what the daemon refuses is given up."""
+        """Do one thing at random; give up whatever the daemon refuses."""
         acts: list[tuple[int, Callable[[], None]]] = [
             (30, self.begin),
             (20, self.finish),
@@ -146,7 +146,7 @@ class Soaker:
                 self.call(lease.release)
 
     def call(self, call: Callable[[], R], wait_ms: int = 0) -> R:
-        """Make a call, and let the board tell until when it must have ended."""
+        """Make a call, and note on the board by when it must have ended."""
         seconds = self.worker._session.link.deadline_seconds + wait_ms / 1000
         due_at = time.monotonic_ns() + int(seconds * 1e9)
         self.board.set(self.number, "answer_due_at", due_at)
@@ -159,7 +159,7 @@ class Soaker:
     # What a request does
 
     def begin(self) -> None:
-        """Reserve a prompt, compare what was found of it, and compute the rest."""
+        """Reserve a prompt, compare its hits, and compute the rest."""
         if len(self.held) >= HELD_MAX:
             self.finish()
             return
@@ -203,7 +203,7 @@ class Soaker:
             self.board.add(self.number, "evictions")
 
     def reload(self) -> None:
-        """Bring a preempted request back, with every byte of it."""
+        """Bring a preempted request back, and compare every byte."""
         if self.evicted:
             request = self.evicted.pop(int(self.rng.integers(len(self.evicted))))
             try:
@@ -231,12 +231,12 @@ class Soaker:
         self._advance(child)
 
     def look(self) -> None:
-        """Compare a request that runs."""
+        """Compare all blocks of a running request."""
         if request := self._any():
             self.compare(request, "look")
 
     def displace(self) -> None:
-        """Have the coldest blocks leave the device."""
+        """Evict the coldest blocks from the device."""
         num_blocks = int(self.rng.integers(1, 16))
         self.call(lambda: self.worker.evict(num_blocks=num_blocks, wait_ms=200), 200)
 
@@ -260,7 +260,7 @@ class Soaker:
             link.deadline_seconds = DEADLINE_SECONDS
 
     def compare(self, request: Request, when: str) -> None:
-        """Compare every byte of a request; what is wrong stands in a file."""
+        """Compare every byte of a request, and write what is wrong to a file."""
         if not request.lease.is_live or request.lease.is_evicted:
             return
         self.board.add(self.number, "verified_blocks", request.num_blocks)
@@ -317,7 +317,7 @@ class Soaker:
 
 
 def main(address: str, number: int, tenant: str, folder: Path) -> None:
-    """Work until there is a file that says to stop."""
+    """Work until the stop file exists."""
     board = Board(folder / "board", number + 1)
     stop = folder / "stop"
     with Client(address, deadline_seconds=DEADLINE_SECONDS, on_doubt="raise") as client:

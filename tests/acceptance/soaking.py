@@ -1,4 +1,4 @@
-"""What the processes of a soak share: their cache, prompts, what a block must hold, and a board of what they did."""
+"""What the processes of a soak share: cache, prompts, expected content of blocks, and a board of counters."""
 
 import hashlib
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.acceptance.tiering import disk_bytes_of
 CACHE: Final = "soaked"
 TOKENS_PER_BLOCK: Final = 16
 DEADLINE_SECONDS: Final = 5.0
-"""Of each call of a worker, beyond the time that it lets the daemon wait."""
+"""Deadline of each call of a worker, beyond the time that the daemon may wait."""
 POLICIES: Final = ("leaf-lru", "arc", "s3-fifo", "lfu")
 WRITE_POLICIES: Final = ("write-through", "on-evict", "after-n-hits")
 _NUM_CONVERSATIONS: Final = 32
@@ -45,11 +45,11 @@ COUNTED: Final = (
 )
 """What each worker counts."""
 _TIMES: Final = ("answer_due_at",)
-"""Monotonic nanoseconds at which the call under way must have ended; 0 where there is none."""
+"""Monotonic nanoseconds by which the current call must have ended; 0 if there is none."""
 
 
 class Board:
-    """Counters of all workers in a file, so that what a killed one has counted stays."""
+    """Counters of all workers, in a file so that the counts of a killed worker stay."""
 
     def __init__(self, path: Path, num_workers: int) -> None:
         """Open the file, or make it."""
@@ -72,13 +72,13 @@ class Board:
         return int(self._rows[worker, self._column[name]])
 
     def totals(self) -> dict[str, int]:
-        """Return what all workers have counted together."""
+        """Return the sums over all workers."""
         sums = self._rows.sum(axis=0)
         return {name: int(sums[self._column[name]]) for name in COUNTED}
 
 
 def inputs_of(*, is_hybrid: bool) -> PlanInputs:
-    """Return a cache of blocks of 4 KiB whose working set no tier has room for, but the remote store nearly."""
+    """Return a cache of 4 KiB blocks whose working set fits no tier, and the remote store only nearly."""
     full = FullAttention(name="full", num_kv_heads=2, head_size=16, dtype="float32")
     window = SlidingWindow(
         name="window", num_kv_heads=2, head_size=16, dtype="float32", window_tokens=64
@@ -98,7 +98,7 @@ def inputs_of(*, is_hybrid: bool) -> PlanInputs:
 
 
 def options_of(seed: int) -> CacheOptions:
-    """Return how the cache of a soak is kept."""
+    """Return the options of a soak's cache."""
     return CacheOptions(
         write_policy=WRITE_POLICIES[seed // 2 % len(WRITE_POLICIES)],
         eviction_policy=POLICIES[seed % len(POLICIES)],
@@ -106,7 +106,7 @@ def options_of(seed: int) -> CacheOptions:
 
 
 def next_turn(rng: np.random.Generator) -> NDArray[np.int32]:
-    """Return the prompt of some conversation at some turn: all turns of one begin alike, as do some others."""
+    """Return a prompt: a random turn of a random conversation; prefixes are shared by turns and by conversations."""
     conversation = int(rng.integers(_NUM_CONVERSATIONS))
     system = np.random.default_rng([1, conversation % _NUM_SYSTEMS])
     rest = np.random.default_rng([2, conversation])
@@ -121,13 +121,13 @@ def next_turn(rng: np.random.Generator) -> NDArray[np.int32]:
 
 
 def image_of(key: bytes, group: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Return what a block of a group holds: its key again and again, each time in another disguise."""
+    """Return the bytes that a block of a group must hold: its key again and again, each time disguised."""
     words = np.resize(np.frombuffer(key, "<u8"), num_bytes // 8)
     return (words ^ _ramp(group, num_bytes)).view(np.uint8)
 
 
 def key_in(image: NDArray[np.uint8], group: int) -> str:
-    """Tell whose bytes a block holds that holds the wrong ones, for people."""
+    """Describe, for people, whose bytes a wrong block holds."""
     words = image.view("<u8") ^ _ramp(group, len(image))
     keys, counts = np.unique(words.reshape(-1, 4), axis=0, return_counts=True)
     best = counts.argmax()
@@ -135,7 +135,7 @@ def key_in(image: NDArray[np.uint8], group: int) -> str:
 
 
 def tail_key(name: str) -> bytes:
-    """Return what stands for the key of a block that has none yet."""
+    """Return a stand-in for the key of a block that has none yet."""
     return hashlib.sha256(name.encode()).digest()[:BYTES_PER_KEY]
 
 

@@ -1,4 +1,4 @@
-"""Daemons that stand by for the next test, as one start takes seconds; each is lent to one test or module at a time."""
+"""Daemons that stand by for the next test, because a start takes seconds; one test or module has each at a time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,18 +10,18 @@ from kvlease import Client, KVLeaseError
 from tests.acceptance.serving import Serving
 
 SECONDS_TO_FORGET = 20.0
-"""Seconds in which the workers of a test that has ended are proven dead, even by a busy machine."""
+"""Seconds within which the workers of an ended test are proven dead, even on a busy machine."""
 
 
 class Standing:
     """Daemons without any cache, by their options.
 
-    One that a test has stopped for good, or that has a cache which somebody still uses, is ended when it comes back.
-    So tests that change what is no cache's own, such as the tenants' limits, have to have a daemon of their own.
+    A returned daemon is ended if a test has stopped it for good, or if somebody still uses one of its caches.
+    So tests that change more than a cache, such as the limits of tenants, need a daemon of their own.
     """
 
     def __init__(self, new_folder: Callable[[], Path]) -> None:
-        """Begin with none; each has a folder of its own."""
+        """Begin with no daemon; each gets a folder of its own."""
         self._new_folder = new_folder
         self._free: dict[tuple[str, ...], list[Serving]] = {}
         self._ending = ExitStack()
@@ -36,7 +36,7 @@ class Standing:
 
     @contextmanager
     def lent(self, *options: str) -> Iterator[Serving]:
-        """Lend a daemon that was started with these options; it may have served other tests, and their caches."""
+        """Lend a daemon with these options; it may have served other tests and their caches before."""
         free = self._free.setdefault(options, [])
         serving = free.pop() if free else Serving(self._new_folder() / "run", *options)
         is_unharmed = False
@@ -52,10 +52,10 @@ class Standing:
 
 
 def _has_forgotten(serving: Serving) -> bool:
-    """Delete all caches, as soon as those who used them are gone; return whether that was possible."""
+    """Delete all caches once their users are gone; return whether that was possible."""
     end = time.monotonic() + SECONDS_TO_FORGET
     while serving.process.poll() is None and time.monotonic() < end:
-        # The control process may be one that was just killed.
+        # The control process may just have been killed.
         with (
             suppress(KVLeaseError),
             Client(serving.address("unix"), on_doubt="raise") as client,

@@ -1,4 +1,4 @@
-"""However many strangers hold connections to gRPC's port, whoever has a token is served over it, old and new."""
+"""Callers with a token, connected or new, are served over gRPC however many strangers hold connections."""
 
 import json
 import re
@@ -33,7 +33,7 @@ SECONDS = 60
     [pytest.param(True, id="plain"), pytest.param(False, id="TLS", marks=pytest.mark.thorough)],
 )
 def test_strangers_hold_off_nobody_over_grpc(tmp_path: Path, is_plain: bool) -> None:
-    """Two thousand strangers who come again when they are hung up on end no member's stream, and keep no token out."""
+    """Two thousand strangers, who reconnect when hung up on, end no member's stream and keep no token holder out."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
     options += [
         "--max-connections",
@@ -83,7 +83,7 @@ def test_strangers_hold_off_nobody_over_grpc(tmp_path: Path, is_plain: bool) -> 
 
 
 def _ask(newcomer: KVLeaseServiceStub, told: list[tuple[str, str]]) -> None:
-    """Call for the first time; who has not shown its token yet may be pushed out as a stranger, and comes again."""
+    """Call for the first time; retry when pushed out as a stranger, before the token was shown."""
     for tries_left in reversed(range(TRIES_MAX)):
         try:
             newcomer.ListCaches(
@@ -112,7 +112,7 @@ def _channel(port: int, trusted: bytes) -> grpc.Channel:
 
 @contextmanager
 def _crowd(port: int, *, is_tls: bool) -> Iterator[None]:
-    """Have strangers hold connections, and wait until all of them have had one."""
+    """Have strangers hold connections, and wait until each of them has had one."""
     command = [sys.executable, "-m", "tests.acceptance.crowd", str(port), str(NUM_STRANGERS)]
     command += ["--tls"] if is_tls else []
     with subprocess.Popen(
@@ -129,7 +129,7 @@ def _crowd(port: int, *, is_tls: bool) -> Iterator[None]:
 
 
 def _said(log: Path) -> tuple[int, str]:
-    """Return gRPC's port, and where metrics are told to anybody, as the daemon says them when it is ready."""
+    """Return gRPC's port and the public address of the metrics, as the daemon's "ready" event names them."""
     events = {one["event"]: one for one in map(json.loads, log.read_text().splitlines())}
     probes = urllib.parse.urljoin(events["ready"]["probes"], "/metrics")
     return int(events["grpc_ready"]["tcp"].rpartition(":")[2]), probes

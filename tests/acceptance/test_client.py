@@ -54,7 +54,7 @@ def daemon(standing: Standing) -> Iterator[Serving]:
 
 
 def registered(serving: Serving, scheme: str = "unix") -> Client:
-    """Return a client of a daemon that has the cache."""
+    """Register the cache, and return a client of the daemon."""
     client = Client(serving.address(scheme), deadline_seconds=DEADLINE_SECONDS)
     client.register("demo", INPUTS)
     return client
@@ -70,7 +70,7 @@ def test_life_of_a_request_over_every_transport(daemon: Serving) -> None:
 
 
 def life_of_a_request(daemon: Serving, scheme: str) -> list[object]:
-    """Return everything that one request's life was told."""
+    """Return all answers in one request's life."""
     said: list[object] = []
     with registered(daemon, scheme) as client:
         said += [client.plan(INPUTS), client.explain(INPUTS, "all"), client.get_cache("demo").cache]
@@ -137,7 +137,7 @@ async def watched(address: str) -> list[Event]:
 
 
 def test_bytes_are_shared_and_survive_eviction(daemon: Serving) -> None:
-    """What one worker wrote and committed another one reads, from the device and back from the host pool."""
+    """Another worker reads what the first wrote and committed, from the device and reloaded from the host pool."""
     with (
         registered(daemon) as client,
         client.attach("demo") as writer,
@@ -180,7 +180,7 @@ sys.stdin.read()
 
 
 def test_worker_goes_on_after_the_daemon_was_killed(daemon: Serving) -> None:
-    """SIGKILL of the control process costs a worker neither its lease nor its bytes nor an exception."""
+    """SIGKILL of the control process costs a worker no lease and no byte, and raises nothing."""
     with registered(daemon) as client, client.attach("demo") as worker:
         keys = worker.keys.chain(TOKENS, 16)
         lease = worker.reserve("r", num_tokens=64, keys=keys)
@@ -208,7 +208,7 @@ def test_silent_worker_is_kept_alive_by_its_heartbeats(daemon: Serving) -> None:
 
 
 def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving) -> None:
-    """When the memory is gone, too, requests are misses until who registered the cache does so again."""
+    """When the memory is gone, too, requests are misses until whoever registered the cache registers it again."""
     with (
         registered(daemon) as client,
         Client(daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS) as other,
@@ -227,7 +227,7 @@ def test_worker_finds_its_way_into_a_daemon_that_lost_everything(daemon: Serving
 
 
 def test_worker_whose_client_registered_the_cache_has_it_again(daemon: Serving) -> None:
-    """When the memory is gone, too, its next request is served by a cache that it has registered itself."""
+    """When the memory is gone, too, the worker registers the cache again, and its next request is served."""
     with registered(daemon) as client, client.attach("demo") as worker:
         lost = worker.reserve("r", num_tokens=64)
         daemon.stop()
@@ -239,7 +239,7 @@ def test_worker_whose_client_registered_the_cache_has_it_again(daemon: Serving) 
 
 
 def test_views_of_memory_that_ended_with_its_daemon_serve_nobody(daemon: Serving) -> None:
-    """A worker that looks on at the old memory commits nothing, and is given no hits, until it looks at the new one."""
+    """A worker that still uses views of the old memory gets no hits and commits nothing until it reads the new one."""
     with registered(daemon) as client, client.attach("demo") as worker:
         keys = worker.keys.chain(TOKENS, 16)
         stale = blocks_of(worker)
@@ -268,14 +268,14 @@ def test_views_of_memory_that_ended_with_its_daemon_serve_nobody(daemon: Serving
 
 
 def blocks_of(worker: Worker) -> NDArray[np.uint8]:
-    """Return the blocks of the memory that the worker has."""
+    """Return the blocks of the memory that the worker has now."""
     assert worker.device is not None
     plan = worker.plan
     return worker.device[: plan.num_blocks * plan.bytes_per_block].reshape(plan.num_blocks, -1)
 
 
 async def test_async_worker_has_its_cache_again_but_none_that_was_deleted(daemon: Serving) -> None:
-    """The other client does the same; what an operator deletes while the daemon lives stays deleted."""
+    """The asynchronous client registers again, too; a cache that an operator deleted stays deleted."""
     async with (
         AsyncClient(daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS) as client,
         AsyncClient(daemon.address("unix")) as operator,
@@ -300,7 +300,7 @@ async def test_async_worker_has_its_cache_again_but_none_that_was_deleted(daemon
 
 
 def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: Path) -> None:
-    """A reserve of everything that the caller gave up on does not keep the pool: heartbeats disown what it brought."""
+    """A lease of the whole pool whose answer nobody got is ended: heartbeats disown it."""
     serving = Serving(tmp_path / "run", "--lease-seconds", "3", "--heartbeat-seconds", "0.5")
     try:
         serving.wait_until_ready()
@@ -314,7 +314,7 @@ def test_lease_whose_answer_was_lost_is_ended_though_the_pool_is_full(tmp_path: 
             lost = worker.reserve("lost", num_tokens=32 * 16)
             os.kill(control, signal.SIGCONT)
 
-            # Mostly the daemon grants it, and nobody learns of that; it may also find the caller gone before.
+            # Mostly the daemon grants it and nobody learns of that; sometimes it finds that the caller has gone.
             serving.until(lambda: worker.reserve("all", num_tokens=32 * 16).is_live)
 
             assert isinstance(lost.refusal, DeadlineError)
@@ -381,14 +381,14 @@ def prefill(tokens, block_ids):
 
 
 def test_code_of_the_readme_runs(daemon: Serving) -> None:
-    """Typed as it stands it has blocks the first time, though memory is populated first, and hits the second time."""
+    """Run as printed, it gets blocks the first time, though memory is populated first, and hits the second time."""
     code = README_NEEDS + 2 * _code("README.md", 1)
 
     assert _printed(daemon, code) == ["100 tokens into 7 blocks", "4 tokens into 7 blocks"]
 
 
 def test_code_of_the_pages_runs(daemon: Serving) -> None:
-    """What the pages tell to paste runs as it stands: the second request hits two blocks, and a step has its slots."""
+    """The pages' code runs as printed: the second request hits two blocks, and a step has its slots."""
     quickstart = _printed(daemon, _code("docs/quickstart.md", 1))
     concepts = _printed(daemon, _code("docs/concepts.md", 2))
 
@@ -416,7 +416,7 @@ def _printed(daemon: Serving, code: str) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
 def test_operator_ends_a_worker_whose_death_cannot_be_proven(daemon: Serving, scheme: str) -> None:
-    """A worker without a pidfd ends on an operator's word, and only such a one."""
+    """An operator can end a worker that has no pidfd, and no other worker."""
     with (
         registered(daemon, "grpc+unix") as remote,
         registered(daemon, scheme) as operator,
@@ -437,7 +437,7 @@ def test_operator_ends_a_worker_whose_death_cannot_be_proven(daemon: Serving, sc
 def test_worker_that_closes_while_the_daemon_restarts_leaves_nothing(
     daemon: Serving, scheme: str
 ) -> None:
-    """A close that finds no daemon waits for the next one, so that no lease outlives its worker within its process."""
+    """A close that finds no daemon waits for the next one, so no lease outlives a closed worker in a living process."""
     with registered(daemon, scheme) as client:
         with client.attach("demo") as worker:
             worker.reserve("left", num_tokens=64)
@@ -471,7 +471,7 @@ def test_refused_operation_of_a_step_says_why(daemon: Serving, scheme: str) -> N
 
 
 def test_lease_that_is_not_mapped_has_no_slots(daemon: Serving) -> None:
-    """Neither before its first map nor after a reload does a row read as blocks of somebody else."""
+    """Before its first map and after a reload, a row never reads as somebody else's blocks."""
     with registered(daemon) as client, client.attach("demo") as worker:
         lease = worker.reserve("r", num_tokens=64)
         runs = TokenRuns(rows=[0], first_positions=[0], num_tokens=[3])
@@ -493,7 +493,7 @@ def test_lease_that_is_not_mapped_has_no_slots(daemon: Serving) -> None:
 
 
 def test_detached_worker_stays_detached(daemon: Serving) -> None:
-    """Who has detached gets no lease any more, and does not become a worker again."""
+    """A worker that has detached gets no lease, and does not become a worker again."""
     with registered(daemon) as client, client.attach("demo") as worker:
         worker.detach()
 
@@ -504,7 +504,7 @@ def test_detached_worker_stays_detached(daemon: Serving) -> None:
 
 
 def test_two_ranks_evict_together_and_survive_a_kill(daemon: Serving) -> None:
-    """Processes of two ranks write their own regions; one lease moves the bytes of both, over a restart."""
+    """Two ranks' processes write regions of their own; one lease moves both ranks' bytes, also over a restart."""
     inputs = replace(INPUTS, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
     with Client(
         daemon.address("unix"), deadline_seconds=DEADLINE_SECONDS, on_doubt="raise"
@@ -532,7 +532,7 @@ def test_two_ranks_evict_together_and_survive_a_kill(daemon: Serving) -> None:
 
 
 def _filled(worker: Worker, block_ids: NDArray[np.int32]) -> list[bytes]:
-    """Fill a worker's region at random, and return what is then in some blocks."""
+    """Fill a worker's region with random bytes, and return the content of some blocks."""
     assert worker.device is not None
     random = np.random.default_rng(worker.worker_id)
     worker.device[:] = random.integers(0, 256, len(worker.device), np.uint8)

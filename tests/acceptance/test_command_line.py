@@ -1,4 +1,4 @@
-"""`kvlease` before a real daemon: it finds the one that is meant, loses no file, and tells scripts by its status."""
+"""`kvlease` with a real daemon: it finds the intended one, loses no file, and tells scripts by its exit status."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def kvlease(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Return exit status, output and errors of a command that finds no daemon but by `environment`."""
+    """Return exit status, output and errors of a command that can find a daemon only by `environment`."""
     others = {"XDG_RUNTIME_DIR", "KVLEASE_ADDRESS", "KVLEASE_TOKEN_FILE", "KVLEASED_RUNTIME_DIR"}
     kept = {name: value for name, value in os.environ.items() if name not in others}
     run = subprocess.run(
@@ -51,7 +51,7 @@ def kvlease(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 
 def page_of(serving: Serving) -> str:
-    """Return where the daemon serves REST on TCP."""
+    """Return the daemon's address of REST on TCP."""
     lines = Path(serving.log.name).read_text().splitlines()
     said = next(json.loads(line) for line in lines if '"ready"' in line and line[0] == "{")
     return str(said["rest_on_tcp"])
@@ -63,7 +63,7 @@ def token_of(serving: Serving) -> str:
 
 
 def trace_of(num_keys: int) -> Trace:
-    """Return a trace of one request for so many keys of the caches' size."""
+    """Return a trace of one request for so many keys, with the caches' block size."""
     return Trace(
         times_ms=np.zeros(1, np.int64),
         input_tokens=np.full(1, num_keys * TOKENS_PER_BLOCK),
@@ -79,7 +79,7 @@ def trace_of(num_keys: int) -> Trace:
 
 @pytest.mark.parametrize("variable", ["KVLEASE_ADDRESS", "KVLEASED_RUNTIME_DIR"])
 def test_page_has_the_token_of_the_daemon_that_is_meant(daemon: Serving, variable: str) -> None:
-    """Port and token are those beside the socket that the environment names, and the daemon has taken the token."""
+    """Port and token are those beside the socket that the environment names, and the daemon accepts the token."""
     known = {
         "KVLEASE_ADDRESS": daemon.address("unix"),
         "KVLEASED_RUNTIME_DIR": str(daemon.runtime_dir),
@@ -91,7 +91,7 @@ def test_page_has_the_token_of_the_daemon_that_is_meant(daemon: Serving, variabl
 
 
 def test_page_of_the_environment_is_that_of_rest(daemon: Serving) -> None:
-    """An address of REST in the environment is the page's; a token file that is named is used."""
+    """A REST address in the environment becomes the page's, and a named token file is used."""
     file = str(daemon.runtime_dir / "reader.token")
 
     status, output, _ = kvlease("ui", "--token-file", file, KVLEASE_ADDRESS=page_of(daemon))
@@ -100,7 +100,7 @@ def test_page_of_the_environment_is_that_of_rest(daemon: Serving) -> None:
 
 
 def test_token_of_another_daemon_is_not_printed(daemon: Serving, tmp_path: Path) -> None:
-    """What lies in another directory is no token of this daemon, which says so before it is printed."""
+    """A token of another directory is refused by this daemon before it is printed."""
     (tmp_path / "reader.token").write_text("0" * 32)
 
     status, output, errors = kvlease(
@@ -112,7 +112,7 @@ def test_token_of_another_daemon_is_not_printed(daemon: Serving, tmp_path: Path)
 
 
 def test_directory_of_the_environment_leads_to_the_daemon(daemon: Serving) -> None:
-    """What a unit tells the daemon, its probes and the command line go by, too."""
+    """`KVLEASED_RUNTIME_DIR`, which tells the daemon its directory, leads the command line to it, too."""
     known = {"KVLEASED_RUNTIME_DIR": str(daemon.runtime_dir)}
 
     assert kvlease("health", **known)[0] == 0
@@ -122,7 +122,7 @@ def test_directory_of_the_environment_leads_to_the_daemon(daemon: Serving) -> No
 
 
 def test_drain_is_seen(daemon: Serving) -> None:
-    """A drained cache is one in status, and a daemon that grants nothing new is not well."""
+    """`status` shows a drained cache as drained, and a daemon that grants no new lease as not well."""
     known = {"KVLEASE_ADDRESS": daemon.address("unix")}
     kvlease("drain", "b", **known)
     assert "ready, draining" in kvlease("status", **known)[1]
@@ -138,7 +138,7 @@ def test_drain_is_seen(daemon: Serving) -> None:
 
 
 def test_lease_is_found_without_its_cache(daemon: Serving) -> None:
-    """An id names one lease of the daemon, whichever cache that is in; where none has it, that is said."""
+    """A lease is found by its id alone, in whichever cache; an id that no cache has is said to be unknown."""
     known = {"KVLEASE_ADDRESS": daemon.address("unix")}
     with Client(daemon.address("unix"), on_doubt="raise") as client:
         a, b = client.attach("a"), client.attach("b")
@@ -171,7 +171,7 @@ def test_cache_of_another_layout_is_deleted_by_name(daemon: Serving) -> None:
 
 
 def test_page_and_example_of_the_quickstart_share_a_daemon(daemon: Serving) -> None:
-    """Who follows the page and then runs the example is refused nothing."""
+    """Running the quickstart page's code and then the example leads to no refusal."""
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0]
     environment = os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")}
@@ -184,7 +184,7 @@ def test_page_and_example_of_the_quickstart_share_a_daemon(daemon: Serving) -> N
 
 
 def test_recording_that_fails_leaves_the_file_as_it_was(daemon: Serving, tmp_path: Path) -> None:
-    """An earlier recording is replaced by a whole one, when that is asked for, or not at all."""
+    """With --force an earlier recording is replaced by a whole one only; a failed recording leaves it alone."""
     known = {"KVLEASE_ADDRESS": daemon.address("unix")}
     path = tmp_path / "day.jsonl"
     path.write_text("of yesterday\n")
@@ -202,7 +202,7 @@ def test_recording_that_fails_leaves_the_file_as_it_was(daemon: Serving, tmp_pat
 
 
 def test_recording_replaces_an_earlier_one(daemon: Serving, tmp_path: Path) -> None:
-    """With --force, once it is whole."""
+    """With --force, a recording replaces the earlier one once it is whole."""
     known = {"KVLEASE_ADDRESS": daemon.address("unix")}
     path, asked = tmp_path / "day.jsonl", tmp_path / "asked.jsonl"
     path.write_text("of yesterday\n")
@@ -218,7 +218,7 @@ def test_recording_replaces_an_earlier_one(daemon: Serving, tmp_path: Path) -> N
 
 
 def test_replay_on_a_cache_that_is_too_small_says_why(daemon: Serving, tmp_path: Path) -> None:
-    """What can never be granted is told with its reason, and by the exit status."""
+    """A replay reports requests that can never be granted, with the reason, and by its exit status."""
     known = {"KVLEASE_ADDRESS": daemon.address("unix")}
     fits, never = tmp_path / "fits.jsonl", tmp_path / "never.jsonl"
     write_trace(trace_of(4), fits)

@@ -1,4 +1,4 @@
-"""Own the proof that the demo holds on this machine, and that a stranger sees why it would not."""
+"""Prove that the demo works on this machine, leaves no process, and says why it cannot run."""
 
 import os
 import select
@@ -19,16 +19,16 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 DEMO_SECONDS_MAX = 600
 START_SECONDS_MAX = 120
 END_SECONDS_MAX = 15
-"""A daemon that hears nothing goes on without end, and the reference for longer than that."""
+"""Seconds; a child that is not told to end lives longer: the reference for a while, the daemon without end."""
 NUM_CHILDREN = 4
-"""Of the demo: the reference, the daemon and two workers."""
+"""Children of the demo: the reference, the daemon and two workers."""
 NUM_CHILDREN_OF_DAEMON = 2
 POLL_SECONDS = 0.05
 
 
 @pytest.mark.thorough
 def test_quick_demo_ends_with_status_0() -> None:
-    """Two workers, an eviction and two kills later every token equals plain Transformers."""
+    """After two workers, an eviction and two kills, every token equals that of plain Transformers."""
     done = subprocess.run(
         [sys.executable, str(DEMO), "--quick"],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_quick_demo_ends_with_status_0() -> None:
     "ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
 )
 def test_demo_that_is_told_to_end_leaves_no_process(ending: signal.Signals) -> None:
-    """Whoever stops it, or closes its terminal, gets the daemon's memory back at once."""
+    """When the demo is stopped, or its terminal closed, the daemon's memory is freed at once."""
     with subprocess.Popen([sys.executable, str(DEMO), "--quick"], stderr=subprocess.PIPE) as demo:
         children = _children_of(demo.pid, NUM_CHILDREN)
 
@@ -58,7 +58,7 @@ def test_demo_that_is_told_to_end_leaves_no_process(ending: signal.Signals) -> N
 
 
 def test_demo_that_is_killed_leaves_no_process() -> None:
-    """What nothing can refuse ends the demo alone; its daemon and workers end by themselves."""
+    """SIGKILL ends only the demo itself; its daemon and workers then end by themselves."""
     with subprocess.Popen([sys.executable, str(DEMO), "--quick"], stderr=subprocess.PIPE) as demo:
         children = _children_of(demo.pid, NUM_CHILDREN)
         (daemon,) = (pid for pid in children if _is_daemon(pid))
@@ -74,7 +74,7 @@ def test_demo_that_is_killed_leaves_no_process() -> None:
 
 
 def _ends(pidfd: int) -> bool:
-    """Wait until a process has ended; whoever it is left to need not have asked for its status."""
+    """Wait until a process has ended, whether or not its parent has reaped it; return whether it did."""
     return bool(select.select([pidfd], [], [], END_SECONDS_MAX)[0])
 
 

@@ -1,4 +1,4 @@
-"""A daemon without descriptors goes on: what it cannot have now it has later, and no idle peer keeps others out."""
+"""A daemon out of descriptors goes on: it retries later, and idle peers give way to active ones."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ def started(directory: Path, *options: str) -> Iterator[Served]:
 
 @contextmanager
 def descriptors_left(pid: int, count: int) -> Iterator[None]:
-    """Let a process have so many descriptors more than it has."""
+    """Limit a process to so many more descriptors than it has open."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir()}
     free = (number for number in range(soft) if number not in used)
@@ -43,7 +43,7 @@ def descriptors_left(pid: int, count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("role", ["mover", "control"])
 def test_child_that_cannot_be_started_is_started_later(tmp_path: Path, role: str) -> None:
-    """Whatever ends while the supervisor may have no descriptor comes back over the same memory when it may."""
+    """A child that ends while the supervisor has no descriptor left comes back later over the same memory."""
     with started(tmp_path) as served:
         served.register()
         supervisor, before = served.process.pid, served.living(role)
@@ -61,7 +61,7 @@ def test_child_that_cannot_be_started_is_started_later(tmp_path: Path, role: str
 
 
 def test_children_run_out_of_descriptors_before_the_supervisor(tmp_path: Path) -> None:
-    """It keeps what the control process has, and has some left to start another one."""
+    """The supervisor keeps the control process's descriptors, and has enough left to start another one."""
     with started(tmp_path) as served:
         of_supervisor, of_control = (
             resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
@@ -72,7 +72,7 @@ def test_children_run_out_of_descriptors_before_the_supervisor(tmp_path: Path) -
 
 
 def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path) -> None:
-    """Where the control process may have no more, who has something to say takes the place of who has not."""
+    """When the control process may have no more connections, a silent one gives way to one that sends something."""
     with started(tmp_path) as served:
         silent = [served.connect() for _ in range(8)]
         for one in silent:
@@ -101,7 +101,7 @@ def _is_closed(connection: Connection) -> bool:
 def test_limit_below_what_connections_need_is_warned_of(
     tmp_path: Path, connections_max: int, num_warnings: int
 ) -> None:
-    """More connections than there can be descriptors are not promised without a word."""
+    """A start warns when it promises more connections than there can be descriptors."""
     with started(tmp_path, "--max-connections", str(connections_max)) as served:
         warnings = served.events("descriptors_below_need")
 

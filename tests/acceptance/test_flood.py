@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Flood:
-    """Workers of one tenant that take all that they can get, as fast as they can, and leave it cached."""
+    """Workers of one tenant that take all they can get as fast as they can, and leave it cached."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self.is_over = threading.Event()
@@ -77,7 +77,7 @@ class Flood:
 
 
 def test_flood_of_one_tenant_takes_nothing_from_the_minimum_of_another(tmp_path: Path) -> None:
-    """Whatever one tenant does, the other has its minimum at each of its requests, and the flood its cap of leases."""
+    """Whatever one tenant does, each request of the other gets its minimum, and the flood keeps its cap of leases."""
     with served(tmp_path / "run") as serving, _prepared(serving) as client:
         flooders = [client.attach("main", tenant="flood") for _ in range(NUM_FLOODERS)]
         with client.attach("main", tenant="chat") as chat:
@@ -98,7 +98,7 @@ def test_flood_of_one_tenant_takes_nothing_from_the_minimum_of_another(tmp_path:
 
 
 def test_flood_of_rows_and_pins_shuts_nobody_out(tmp_path: Path) -> None:
-    """Leases of one token each, and pins of one key, leave the other tenant the part of both that its minimum is."""
+    """Many one-token leases and one-key pins leave the other tenant its allowance of rows and pins."""
     options = ("--max-leases", "20", "--max-pins", "20")
     with served(tmp_path / "run", *options) as serving, _prepared(serving, cap=0) as client:
         flood = client.attach("main", tenant="flood")
@@ -121,7 +121,7 @@ def test_flood_of_rows_and_pins_shuts_nobody_out(tmp_path: Path) -> None:
 
 
 def test_flood_of_workers_shuts_nobody_out(tmp_path: Path) -> None:
-    """However many workers one tenant attaches, the other finds the places that its minimum keeps."""
+    """However many workers one tenant attaches, the other finds the worker places that its minimum keeps."""
     options = ("--max-workers", "16")
     with served(tmp_path / "run", *options) as serving, _prepared(serving) as client:
         flooders = _all_of(lambda _: client.attach("main", tenant="flood"))
@@ -134,7 +134,7 @@ def test_flood_of_workers_shuts_nobody_out(tmp_path: Path) -> None:
 
 
 def _all_of(take: Callable[[int], T]) -> list[T]:
-    """Take for as long as nothing is refused."""
+    """Take until something is refused; return all that was taken."""
     found: list[T] = []
     with suppress(PoolFullError, BusyError):
         while True:
@@ -143,7 +143,7 @@ def _all_of(take: Callable[[int], T]) -> list[T]:
 
 
 def _cached(worker: Worker) -> bytes:
-    """Return the key of a block that is cached."""
+    """Leave one block cached, and return its key."""
     keys = worker.keys.chain(range(TOKENS_PER_BLOCK), TOKENS_PER_BLOCK)
     lease = worker.reserve("cached", keys=keys, num_tokens=TOKENS_PER_BLOCK)
     lease.commit(TOKENS_PER_BLOCK, keys)
@@ -163,7 +163,7 @@ def _prepared(serving: Serving, cap: int = FLOOD_CAP) -> Iterator[Client]:
 
 
 def _compare_tenants(client: Client) -> None:
-    """The flood never has what the other is guaranteed, nor more leases than it may."""
+    """Check that the flood takes nothing of the other's guarantee, and no more leases than its cap."""
     facts = {one.tenant: one for one in client.inspect("main", "tenants").tenants}
     assert facts["chat"].held_blocks == MIN_BLOCKS
     assert facts["flood"].used_blocks <= 20 - MIN_BLOCKS

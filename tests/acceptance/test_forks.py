@@ -1,4 +1,4 @@
-"""Forks and trims against a real daemon and its memory: what is shared is the same bytes, what is copied is equal."""
+"""Forks and trims with a real daemon and memory: shared blocks are the same bytes, copied blocks equal ones."""
 
 import base64
 import http.client
@@ -32,7 +32,7 @@ Ids = NDArray[np.int32]
 
 @pytest.fixture
 def mapped(daemon: Serving) -> Iterator[Worker]:
-    """Map the memory of a cache that is new."""
+    """Attach a worker to a new cache, with its memory mapped."""
     with new_cache(daemon, "forks", INPUTS) as client, client.attach("forks") as worker:
         yield worker
 
@@ -42,7 +42,7 @@ def mapped(daemon: Serving) -> Iterator[Worker]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A lease as any of them was told of it."""
+    """A lease as any of the three transports describes it."""
 
     lease_id: int
     block_ids: Ids
@@ -222,13 +222,13 @@ class ByGrpc:
     ]
 )
 def speaker(request: pytest.FixtureRequest, daemon: Serving, mapped: Worker) -> Iterator[Speaker]:
-    """Give who forks, in each of the three ways."""
+    """Give a speaker of each of the three kinds."""
     with request.param(mapped, daemon.runtime_dir) as speaker:
         yield speaker
 
 
 def written(mapped: Worker, speaker: Speaker) -> Granted:
-    """Return a lease of which two blocks and a half are written, and the two committed."""
+    """Return a lease with two and a half blocks written, of which the two full ones are committed."""
     parent = speaker.reserve(num_tokens=48)
     pool = pool_of(mapped)
     random = np.random.default_rng(1)
@@ -242,7 +242,7 @@ def written(mapped: Worker, speaker: Speaker) -> Granted:
 
 
 def test_child_reads_what_its_parent_wrote(mapped: Worker, speaker: Speaker) -> None:
-    """Committed blocks are the same for both, the half block is another one with the same bytes, the rest is new."""
+    """The child has the same committed blocks, another block with a copy of the half one's bytes, and new ones."""
     parent = written(mapped, speaker)
     pool = pool_of(mapped)
 
@@ -254,7 +254,7 @@ def test_child_reads_what_its_parent_wrote(mapped: Worker, speaker: Speaker) -> 
 
 
 def test_what_a_child_writes_its_parent_does_not_read(mapped: Worker, speaker: Speaker) -> None:
-    """Both go on from the half block by themselves; the end of one leaves the other its bytes."""
+    """Each goes on in its own half block, and the end of one leaves the other's bytes alone."""
     parent = written(mapped, speaker)
     pool = pool_of(mapped)
     before = pool[parent.block_ids].copy()
@@ -274,7 +274,7 @@ def test_what_a_child_writes_its_parent_does_not_read(mapped: Worker, speaker: S
 def test_rejected_drafts_give_their_blocks_back(
     daemon: Serving, mapped: Worker, speaker: Speaker
 ) -> None:
-    """A lease that looked ahead is trimmed to what was accepted, and its own blocks stay where they were."""
+    """A lease with lookahead is trimmed to the accepted tokens, and its remaining blocks stay where they are."""
     parent = written(mapped, speaker)
     child = speaker.fork(parent.lease_id, num_tokens=NUM_WRITTEN + 40)
 
@@ -288,7 +288,7 @@ def test_rejected_drafts_give_their_blocks_back(
 
 
 def test_lookahead_that_is_trimmed_can_be_taken_again(mapped: Worker) -> None:
-    """Step by step a lease looks ahead and is trimmed: it never has more than its tokens and the drafts."""
+    """A lease that looks ahead and is trimmed at each step never has more blocks than its tokens and drafts need."""
     lease = mapped.reserve("drafting", num_tokens=NUM_WRITTEN)
     for num_tokens in range(NUM_WRITTEN, 120, 5):
         lease.extend(num_tokens + 24)
@@ -317,7 +317,7 @@ def test_fork_outlives_the_control_process(daemon: Serving, mapped: Worker) -> N
 
 
 async def test_async_client_forks_and_trims(daemon: Serving, mapped: Worker) -> None:
-    """On an event loop a fork is the same: shared, copied, trimmed, and released by its block of code."""
+    """On an event loop a fork is shared, copied and trimmed alike, and released at the end of its `with` block."""
     async with (
         AsyncClient(daemon.address("unix"), on_doubt="raise") as client,
         await client.attach("forks") as worker,

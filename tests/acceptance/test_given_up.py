@@ -1,4 +1,4 @@
-"""What is left of calls whose callers have gone, in a real daemon: nothing."""
+"""In a real daemon, calls whose callers have gone leave nothing behind."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ SCHEMES = ("unix", "http+unix", "grpc+unix")
 @pytest.fixture
 def daemon(standing: Standing) -> Iterator[Serving]:
     """Give a daemon with an empty cache of eight blocks."""
-    # No heartbeat but those that calls which were given up, or the tests, send.
+    # Heartbeats come only from cancelled calls and from the tests.
     with standing.lent("--heartbeat-seconds", "300", "--lease-seconds", "900") as serving:
         with Client(serving.address("unix"), on_doubt="raise") as client:
             client.register("demo", INPUTS)
@@ -40,20 +40,20 @@ def daemon(standing: Standing) -> Iterator[Serving]:
 
 
 def num_there(daemon: Serving, what: str) -> int:
-    """Return how many there are of what is inspected."""
+    """Return how many entries an inspection lists."""
     with Client(daemon.address("unix"), on_doubt="raise") as client:
         return client.inspect("demo", what).num_total  # type: ignore[arg-type]  # it can be inspected
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving, scheme: str) -> None:
-    """Whoever waits behind cancelled tasks has the blocks as soon as they are free, though all happens at once."""
+    """A caller that waits behind cancelled tasks gets the blocks as soon as they are free, even all at once."""
     async with (
         AsyncClient(daemon.address(scheme), on_doubt="raise") as client,
         await client.attach("demo") as worker,
     ):
         for number in range(10):
-            # The daemon may hear of the cancelled ones of the round before after the blocks were free.
+            # The daemon may hear of the previous round's cancellations only after the blocks are free.
             holder = await worker.reserve(f"h{number}", num_tokens=ALL_TOKENS, wait_ms=10_000)
             tasks = [
                 asyncio.create_task(
@@ -73,7 +73,7 @@ async def test_blocks_do_not_go_to_tasks_that_were_cancelled(daemon: Serving, sc
 
 
 def test_attach_past_its_deadline_leaves_the_rank_free(daemon: Serving) -> None:
-    """A process whose attach was carried out too late may attach as the same rank again."""
+    """A process whose attach missed its deadline may attach as the same rank again."""
     control = daemon.control()
     with Client(daemon.address("unix"), on_doubt="raise", deadline_seconds=0.3) as hasty:
         os.kill(control, signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_attach_past_its_deadline_leaves_the_rank_free(daemon: Serving) -> None:
 async def test_cancelled_reserves_leave_no_lease(
     daemon: Serving, scheme: str, wait_ms: int
 ) -> None:
-    """A task may be cancelled at any moment of its reserve: what it was granted is undone, without a heartbeat."""
+    """A reserve that is cancelled at any moment has its grant undone, without a heartbeat."""
     async with (
         AsyncClient(daemon.address(scheme), on_doubt="raise") as client,
         await client.attach("demo") as worker,
@@ -110,7 +110,7 @@ async def test_cancelled_reserves_leave_no_lease(
 
 
 async def test_heartbeat_ends_leases_whose_answers_were_lost(daemon: Serving) -> None:
-    """One that a caller asks for ends at once what was granted to nobody, however young it is."""
+    """A requested heartbeat ends at once all leases whose answers were lost, however young they are."""
     async with (
         AsyncClient(daemon.address("http+unix"), on_doubt="raise") as client,
         await client.attach("demo") as worker,
@@ -126,7 +126,7 @@ async def test_heartbeat_ends_leases_whose_answers_were_lost(daemon: Serving) ->
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_cancelled_attaches_leave_no_worker(daemon: Serving, scheme: str) -> None:
-    """A task may be cancelled at any moment of its attach."""
+    """An attach that is cancelled at any moment leaves no worker."""
     async with AsyncClient(daemon.address(scheme), on_doubt="raise") as client:
         workers = []
         for index in range(60):
@@ -145,6 +145,6 @@ async def test_cancelled_attaches_leave_no_worker(daemon: Serving, scheme: str) 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_watch_of_a_cache_that_there_is_not_is_refused(daemon: Serving, scheme: str) -> None:
-    """A mistyped name is told, over every transport, rather than watched for ever."""
+    """A watch of a mistyped name is refused over every transport, rather than going on for ever."""
     with Client(daemon.address(scheme)) as client, pytest.raises(UnknownCacheError):
         next(iter(client.watch(cache="nope")))

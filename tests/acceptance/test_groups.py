@@ -1,4 +1,4 @@
-"""A cache of full attention beside sliding windows, leased over the local socket, REST and gRPC: the same by each."""
+"""A cache of full attention beside sliding windows: the local socket, REST and gRPC lease it alike."""
 
 import struct
 import time
@@ -29,7 +29,7 @@ INPUTS = pb.PlanInputs(
     longest_request_tokens=64,
     engine=pb.EngineInputs(tokens_per_step=8),
 )  # fmt: skip
-"""Blocks of 8 tokens that are all kept, and of 4 tokens in windows of 8: a request holds at most 5 of the latter."""
+"""Full attention in blocks of 8 tokens; windows of 8 tokens in blocks of 4, at most 5 of them in a request."""
 
 
 def counts(packed_counts: bytes) -> tuple[int, ...]:
@@ -43,13 +43,13 @@ def ids(packed_ids: bytes) -> tuple[int, ...]:
 
 
 def register(run: Run) -> None:
-    """Register the cache, first without the null block that it needs."""
+    """Register the cache; the first try lacks the null block that it needs."""
     bare = pb.PlanInputs()
     bare.CopyFrom(INPUTS)
     bare.null_blocks = 0
     run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=bare))
     run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=INPUTS))
-    run.said.pop()  # whether it is populated already is luck
+    run.said.pop()  # whether it is populated already is chance
     get = Outgoing("get_cache", pb.GetCacheRequest(cache=CACHE), time.monotonic() + 10)
     while run.transport.send(get).info.status != "ready":  # type: ignore[attr-defined]  # a GetCacheResponse
         time.sleep(0.01)
@@ -131,7 +131,7 @@ def moved(run: Run, token: str, lease_id: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The scenario as each transport played it, one after the other."""
+    """Play the scenario over each transport in turn; return what was said."""
     with serving(tmp_path_factory.mktemp("groups")) as directory:
         yield {
             scheme: play(parse_address(f"{scheme}://{directory}/{name}"))
@@ -150,7 +150,7 @@ def test_transports_say_the_same_of_groups(plays: dict[str, Any], scheme: str) -
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_ids_come_group_by_group(plays: dict[str, Any], scheme: str) -> None:
-    """A lease has the blocks that each group needs for its tokens, all different and none of them block 0."""
+    """A lease has the blocks that each group needs for its tokens: all different, and never block 0."""
     first, mapped = plays[scheme][0]["first"], plays[scheme][0]["mapped"]
 
     assert (counts(first.num_blocks), first.covered_tokens) == ((2, 4), 16)
@@ -161,7 +161,7 @@ def test_ids_come_group_by_group(plays: dict[str, Any], scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_window_moves_on_with_what_is_computed(plays: dict[str, Any], scheme: str) -> None:
-    """A window holds five blocks at most; what a commit puts behind it goes back, and the next extend goes further."""
+    """A window holds at most five blocks; a commit returns those behind it, and the next extend goes further."""
     told = plays[scheme][0]
     held_back, committed, moved_on = told["held back"], told["committed"], told["moved on"]
 
@@ -172,7 +172,7 @@ def test_window_moves_on_with_what_is_computed(plays: dict[str, Any], scheme: st
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_prefix_is_found_in_all_groups(plays: dict[str, Any], scheme: str) -> None:
-    """A prefix needs every block of full attention, and of the window those that its end looks at; the others are 0."""
+    """A hit needs all blocks of full attention, and of the window those that its end looks at; others are 0."""
     told = plays[scheme][0]
     first, second = ids(told["first"].block_ids), ids(told["second"].block_ids)
 
@@ -184,7 +184,7 @@ def test_prefix_is_found_in_all_groups(plays: dict[str, Any], scheme: str) -> No
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_fork_shares_what_is_committed(plays: dict[str, Any], scheme: str) -> None:
-    """A fork reads the blocks of the prefix, and gives the last block of a group back when it is trimmed."""
+    """A fork shares the blocks of the prefix, and a trim gives the last block of a group back."""
     told = plays[scheme][0]
     second, forked = ids(told["second"].block_ids), ids(told["forked"].lease.block_ids)
 
@@ -205,7 +205,7 @@ def test_step_counts_by_group(plays: dict[str, Any], scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_lease_comes_back_with_its_places(plays: dict[str, Any], scheme: str) -> None:
-    """A lease of several groups can be preempted; it comes back with each block at its place."""
+    """A preempted lease of several groups comes back with each block at its place."""
     told = plays[scheme][0]
     reloaded = told["reloaded"]
 
@@ -216,7 +216,7 @@ def test_lease_comes_back_with_its_places(plays: dict[str, Any], scheme: str) ->
 
 @pytest.mark.parametrize("scheme", list(SOCKETS))
 def test_missing_null_block_is_refused_with_the_remedy(plays: dict[str, Any], scheme: str) -> None:
-    """Whoever forgets the null block is told the setting by name, over every transport."""
+    """A plan without the null block is refused over every transport, and the refusal names the setting."""
     verb, told = plays[scheme][1][0]
 
     assert (verb, told["code"], told["rule"]) == ("register_cache", "INVALID", "null_block_needed")

@@ -1,4 +1,4 @@
-"""Laws of a memory mover that stands still: few wait for it, and what the host pool has is found again."""
+"""Laws of a memory mover that stands still: few calls wait for it, and the host pool's blocks are found again."""
 
 import os
 import signal
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.acceptance
 NUM_BLOCKS = 16
 BLOCKS_A_PROMPT = 4
 SECONDS_MAX = 40
-"""The patience with the mover, of which a tenth, and not the least possible, is that until it counts as hanging."""
+"""Seconds that a copy may take; after a tenth of them, which is above the minimum, the mover counts as hanging."""
 
 
 def test_requests_go_on_while_the_mover_stands_still(tmp_path: Path) -> None:
-    """After a while none waits for copies, and blocks leave without; all of what the host pool had is served later."""
+    """Soon no request waits for copies, and blocks leave uncopied; later all blocks of the host pool are hits."""
     plan = inputs_of(device_blocks=NUM_BLOCKS, host_slots=4 * NUM_BLOCKS)
     on_evict = CacheOptions(write_policy="on-evict")
     with (
@@ -40,7 +40,7 @@ def test_requests_go_on_while_the_mover_stands_still(tmp_path: Path) -> None:
         mover = child(serving, "mover")
 
         os.kill(mover, signal.SIGSTOP)
-        # The first of these wait, until the mover counts as hanging.
+        # The first of these requests wait until the mover counts as hanging.
         granted = [compute(worker, tokens) for tokens in prompts[8:10]]
         shown = status(client, "host"), reason(client, "host")
         for lease in granted:

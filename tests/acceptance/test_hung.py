@@ -23,7 +23,7 @@ KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.
 
 @pytest.fixture
 def daemon(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
-    """Give a daemon with a cache, whose watchers soon miss signs of life."""
+    """Give a daemon with a cache, and clients that soon notice missing signs of life."""
     others = [(name, value) for name, value in grpc_transport.OPTIONS if name not in KEEPALIVE]
     options = (*others, *((name, 1000) for name in KEEPALIVE))
     monkeypatch.setattr(grpc_transport, "OPTIONS", options)
@@ -37,7 +37,7 @@ def daemon(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
 
 @contextmanager
 def hanging(serving: Serving) -> Iterator[None]:
-    """Have the process that serves do nothing meanwhile."""
+    """Have the control process stand still meanwhile."""
     os.kill(control := serving.control(), signal.SIGSTOP)
     try:
         yield
@@ -46,7 +46,7 @@ def hanging(serving: Serving) -> Iterator[None]:
 
 
 def test_watch_is_told_of_a_daemon_that_hangs(daemon: Serving) -> None:
-    """Whoever watches, however he does, is told when the daemon gives no sign of life any more."""
+    """A blocking watch is told, over every transport, when the daemon gives no sign of life any more."""
     clients = [Client(daemon.address(scheme)) for scheme in SCHEMES]
     watches = [client.watch(with_snapshot=True) for client in clients]
     for watch in watches:
@@ -62,7 +62,7 @@ def test_watch_is_told_of_a_daemon_that_hangs(daemon: Serving) -> None:
 
 
 async def test_async_watch_is_told_of_a_daemon_that_hangs(daemon: Serving) -> None:
-    """So is whoever watches on an event loop."""
+    """An asynchronous watch is told when the daemon gives no sign of life any more."""
     clients = [AsyncClient(daemon.address(scheme)) for scheme in SCHEMES]
     watches = [client.watch(with_snapshot=True) for client in clients]
     for watch in watches:

@@ -1,4 +1,4 @@
-"""A cache of full attention beside a sliding window over a long generation: memory, bytes, and a death on the way."""
+"""A cache of full attention beside a sliding window in a long generation: its blocks, its bytes, and a kill."""
 
 import os
 import subprocess
@@ -59,19 +59,19 @@ STATES = PlanInputs(
 )
 NUM_PROMPT, NUM_TOKENS = 40, 640
 KILLED_AT = 317
-"""In the middle of a block, and of the generation."""
+"""A token in the middle of a block and of the generation."""
 MOST_WINDOW_BLOCKS = WINDOW_TOKENS // 16 + 1
 
 
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
-    """Give a client of a cache that is new."""
+    """Register a new cache, and give its client."""
     with new_cache(daemon, "windows", INPUTS) as client:
         yield client
 
 
 class Request:
-    """A request that writes something of its own for every token, and reads what attention would read."""
+    """A request that writes bytes of its own for every token, and reads what attention would read."""
 
     def __init__(self, worker: Worker, request_id: str, tokens: list[int]) -> None:
         self.worker = worker
@@ -84,7 +84,7 @@ class Request:
         self.done = self.lease.hit_tokens
 
     def advance(self) -> None:
-        """Compute up to the last token, in as many pieces as windows need."""
+        """Compute up to the last token, in as many pieces as the windows require."""
         while self.done < len(self.tokens):
             self.lease.extend(len(self.tokens))
             end = min(len(self.tokens), self.lease.covered_tokens)
@@ -94,7 +94,7 @@ class Request:
             self.done = end
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return group and token of everything that attention would read and that is not what was written."""
+        """Return group and token of everything that attention would read and that has other bytes than were written."""
         starts = (0, max(0, self.done - WINDOW_TOKENS + 1))
         return [
             (group, token)
@@ -119,7 +119,7 @@ class Request:
 
 
 def window_blocks(client: Client, request: Request) -> int:
-    """Return the blocks of the pool that are in use beside those of full attention."""
+    """Return how many blocks of the pool are in use beyond those of full attention."""
     num_full = int(np.count_nonzero(request.lease.blocks(0)))
     return blocks_in_use(client, "windows") - num_full
 
@@ -127,7 +127,7 @@ def window_blocks(client: Client, request: Request) -> int:
 def test_long_generation_takes_constant_blocks_for_its_window(
     daemon: Serving, client: Client
 ) -> None:
-    """The pool says so; a killed control process on the way costs neither the lease nor one byte."""
+    """The pool's figures stay constant, and a killed control process costs neither the lease nor a byte."""
     with client.attach("windows") as worker:
         request = Request(worker, "long", list(range(NUM_PROMPT)))
         lease_id, used = request.lease.lease_id, []
@@ -150,7 +150,7 @@ def test_long_generation_takes_constant_blocks_for_its_window(
 
 
 def test_second_request_reads_what_the_first_one_computed(daemon: Serving, client: Client) -> None:
-    """A hit is as long as both groups have it, on the device, back from the host pool and after a restart."""
+    """A hit is as long as both groups have it: on the device, reloaded from the host pool, and after a restart."""
     tokens = list(range(1000, 1200))
     with client.attach("windows") as worker:
         first = Request(worker, "first", tokens)
@@ -175,7 +175,7 @@ def test_second_request_reads_what_the_first_one_computed(daemon: Serving, clien
 
 
 def test_fork_of_a_window_goes_on_by_itself(client: Client) -> None:
-    """The child has the parent's window, and both read the same before and their own behind."""
+    """The child has the parent's window; both read the same bytes before the fork and their own behind it."""
     with client.attach("windows") as worker:
         parent = Request(worker, "parent", list(range(200)))
         parent.advance()
@@ -193,7 +193,7 @@ def test_fork_of_a_window_goes_on_by_itself(client: Client) -> None:
 
 
 def test_preempted_window_comes_back(daemon: Serving, client: Client) -> None:
-    """Evicted, its blocks overwritten by others, the daemon killed: a reload brings both groups' bytes back."""
+    """After an eviction, overwritten blocks and a killed daemon, a reload brings both groups' bytes back."""
     with client.attach("windows") as worker:
         request = Request(worker, "victim", list(range(300)))
         request.advance()
@@ -214,7 +214,7 @@ def test_preempted_window_comes_back(daemon: Serving, client: Client) -> None:
 def test_state_is_found_where_a_lease_was_made_to_end(
     daemon: Serving, first_end: int, hit_tokens: int
 ) -> None:
-    """A recurrent state has a block only at the end of what is covered; there another request finds its bytes."""
+    """A recurrent state has a block only where an extend ended; another request finds its bytes there."""
     tokens = list(range(40))
     with Client(daemon.address("unix"), on_doubt="raise") as client:
         client.register("states", STATES)
@@ -236,7 +236,7 @@ def test_state_is_found_where_a_lease_was_made_to_end(
 
 @pytest.mark.parametrize("transport", ["http+unix", "grpc+unix"])
 def test_rank_without_a_table_follows_one_that_jumped_far(daemon: Serving, transport: str) -> None:
-    """It is told where its states stand, and keeps its lease until it has come as far."""
+    """A rank without a table is told the places of its states, and keeps its lease while it catches up."""
     inputs = replace(STATES, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
     with new_cache(daemon, "far", inputs) as client:
         far = Client(daemon.address(transport), on_doubt="raise")
@@ -258,7 +258,7 @@ def test_rank_without_a_table_follows_one_that_jumped_far(daemon: Serving, trans
 def test_rank_that_joins_an_evicted_lease_covers_nothing_until_it_is_reloaded(
     daemon: Serving,
 ) -> None:
-    """Then it covers what the rank does that had it before."""
+    """After the reload it covers as many tokens as the other rank does."""
     inputs = replace(INPUTS, layout="LBHNC", parallel=ParallelInputs(tensor_ranks=2))
     with (
         new_cache(daemon, "late", inputs) as client,
@@ -281,7 +281,7 @@ def test_rank_that_joins_an_evicted_lease_covers_nothing_until_it_is_reloaded(
 
 
 def test_example_of_a_hybrid_cache_runs(daemon: Serving) -> None:
-    """The example shows a window that moves on, and a fork that shares the rest."""
+    """The example runs: its window moves on, and its fork shares the rest."""
     run = subprocess.run(
         [sys.executable, str(Path(ROOT) / "examples" / "hybrid.py")],
         env=os.environ | {"KVLEASE_ADDRESS": daemon.address("unix")},
@@ -296,7 +296,7 @@ def test_example_of_a_hybrid_cache_runs(daemon: Serving) -> None:
 
 
 def test_code_of_the_concepts_page_runs(client: Client) -> None:
-    """The loop moves windows on to the end of a prompt."""
+    """The page's loop computes a prompt to its end as the windows move on."""
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     loop = page.split("```python\n")[1].split("```")[0]
     computed: list[int] = []

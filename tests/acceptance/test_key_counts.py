@@ -1,4 +1,4 @@
-"""What is surely absent, over real processes: known without a call, and never for long where it is not so."""
+"""Key counts over real processes: absent keys are known without a call, and wrong news never lasts."""
 
 import secrets
 import socket
@@ -29,12 +29,12 @@ def reader(client: Client, tenant: str = "default") -> Worker:
 
 
 def fresh_keys(count: int) -> list[bytes]:
-    """Return keys that nobody has."""
+    """Return new random keys."""
     return [secrets.token_bytes(BYTES_PER_KEY) for _ in range(count)]
 
 
 def publish(worker: Worker, keys: list[bytes]) -> np.ndarray:
-    """Make blocks findable under keys, and hold none of them; returns which."""
+    """Publish blocks under the keys, hold none of them, and return their ids."""
     magazine = worker.magazine()
     blocks = magazine.exchange(ExchangeOrder(take_new=len(keys))).taken_new
     order = ExchangeOrder(publish_blocks=blocks, publish_keys=b"".join(keys), drop_blocks=blocks)
@@ -43,7 +43,7 @@ def publish(worker: Worker, keys: list[bytes]) -> np.ndarray:
 
 
 def test_what_is_cached_is_never_absent(client: Client) -> None:
-    """Whoever published it, it is not absent from the answer on; of what nobody has, most is."""
+    """A key is never absent once its publish is answered, for any reader; most keys that nobody has are absent."""
     with reader(client) as one, reader(client) as other:
         keys, strangers = fresh_keys(8), fresh_keys(100)
         assert sum(one.absent(keys)) == len(keys)
@@ -55,7 +55,7 @@ def test_what_is_cached_is_never_absent(client: Client) -> None:
 
 
 def test_what_left_is_absent_again(client: Client) -> None:
-    """Clearing takes out of the counts what it takes out of the cache."""
+    """A clear takes keys out of the counts as it takes them out of the cache."""
     with reader(client) as worker:
         keys = fresh_keys(8)
         publish(worker, keys)
@@ -66,7 +66,7 @@ def test_what_left_is_absent_again(client: Client) -> None:
 
 
 async def test_async_worker_tells_what_is_absent(client: Client, daemon: Serving) -> None:
-    """It knows without a call, too; nothing of a life that has ended, until its counts are those of the next."""
+    """It tells without a call, too; after a restart it tells nothing until it has the next life's counts."""
     keys, strangers = fresh_keys(8), fresh_keys(100)
     async with (
         AsyncClient(daemon.address("unix")) as other,
@@ -91,7 +91,7 @@ async def test_async_worker_tells_what_is_absent(client: Client, daemon: Serving
 
 
 def test_who_did_not_ask_for_counts_is_told_nothing(client: Client, daemon: Serving) -> None:
-    """Without counts, and over transports that hand over no memory, everything may be cached."""
+    """Without counts, and over transports that hand over no memory, no key is told to be absent."""
     keys = fresh_keys(4)
     with client.attach("demo") as worker:
         assert not any(worker.absent(keys))
@@ -103,7 +103,7 @@ def test_who_did_not_ask_for_counts_is_told_nothing(client: Client, daemon: Serv
 
 
 def test_packed_keys_are_refused_with_counts_and_without(client: Client) -> None:
-    """Other calls take them; here they were a list of numbers, each of which was answered."""
+    """Packed keys, which other calls take, are refused rather than read as a list of numbers."""
     packed = b"".join(fresh_keys(4))
     with reader(client) as counting, client.attach("demo") as plain:
         for worker in (counting, plain):
@@ -112,7 +112,7 @@ def test_packed_keys_are_refused_with_counts_and_without(client: Client) -> None
 
 
 def test_restarted_control_process_counts_what_is_there(client: Client, daemon: Serving) -> None:
-    """While it is away nothing is surely absent, and afterwards all that it found again is counted."""
+    """While the control process is away no key is told to be absent; afterwards it counts all that it finds."""
     with reader(client) as worker:
         keys, strangers = fresh_keys(8), fresh_keys(100)
         publish(worker, keys)
@@ -130,7 +130,7 @@ def test_restarted_control_process_counts_what_is_there(client: Client, daemon: 
 
 
 def test_killed_daemon_leaves_no_answer_behind(standing: Standing) -> None:
-    """The memory of a dead daemon says nothing, and the next one's begins with what that has."""
+    """Counts of a dead daemon tell nothing, and the next daemon's counts begin with its own keys."""
     with standing.lent() as serving, new_cache(serving, "demo", INPUTS) as client:
         worker = reader(client)
         keys = fresh_keys(8)
@@ -148,7 +148,7 @@ def test_killed_daemon_leaves_no_answer_behind(standing: Standing) -> None:
 
 
 def test_tenants_see_their_own_counts_alone(client: Client) -> None:
-    """A tenant's region does not change with what another one publishes."""
+    """A tenant's counts do not change with what another tenant publishes."""
     with reader(client, "a") as one, reader(client, "b") as other:
         keys = fresh_keys(8)
         before = _counts(other)
@@ -160,7 +160,7 @@ def test_tenants_see_their_own_counts_alone(client: Client) -> None:
 
 
 def test_no_reader_can_write(client: Client) -> None:
-    """The mapping is for reading; that no other can be made is the region's own law."""
+    """The mapping is read-only; tests of the region prove that no other mapping can be made."""
     with reader(client) as worker:
         counts = worker._session.key_counts
         assert counts is not None
@@ -168,7 +168,7 @@ def test_no_reader_can_write(client: Client) -> None:
 
 
 def test_last_reader_takes_the_counts_along(client: Client, daemon: Serving) -> None:
-    """Bytes are taken from the first reader of a tenant to its last."""
+    """A tenant's counts take memory from its first reader's attach until its last reader's end."""
     with reader(client):
         num_bytes = used_bytes(daemon)
         assert num_bytes > 0

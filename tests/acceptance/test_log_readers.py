@@ -1,4 +1,4 @@
-"""A daemon whose log nobody reads, or can be written nowhere, serves as any other, and its memory outlives that."""
+"""A daemon whose log is not read, or cannot be written, serves as usual, and its memory survives a kill."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.acceptance
 
 SMALLEST_PIPE_BYTES = 4096
 NUM_ATTACHED = 30
-"""So many that what they have logged is more than a small pipe takes."""
+"""Enough attaches that their log lines overflow a small pipe."""
 
 
 class Unread(Serving):
@@ -28,7 +28,7 @@ class Unread(Serving):
         super().__init__(directory / "run")
 
     def start(self) -> None:
-        """Start the daemon; without streams it has none at all."""
+        """Start the daemon with the test's streams, or with none at all."""
         serve = [sys.executable, "-m", "kvleased", "serve", "--runtime-dir", str(self.runtime_dir)]
         options = ["--no-listen-tcp", "--drain-seconds", "0.1"]
         closed = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-'] if self.streams is None else []
@@ -46,7 +46,7 @@ class Unread(Serving):
     ]
 )
 def unread(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unread]:
-    """A daemon whose reader is gone when it is ready, or reads nothing; with a full disk, or no stream at all."""
+    """Run a daemon whose log's reader is gone or reads nothing, whose disk is full, or that has no stream."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE_BYTES)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -67,7 +67,7 @@ def unread(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Unread]:
 
 
 def test_log_that_nobody_reads_holds_up_nobody(unread: Unread) -> None:
-    """All verbs are answered, a control process that is killed comes back over the same memory, and the daemon ends."""
+    """All verbs are answered, a killed control process comes back over the same memory, and the daemon ends."""
     layers = [FullAttention(name="l", num_kv_heads=1, head_size=16, dtype="float16")]
     with Client(unread.address("unix"), on_doubt="raise", deadline_seconds=60) as client:
         client.register("main", PlanInputs(layers=layers, tokens_per_block=16, device_blocks=64))
@@ -88,7 +88,7 @@ def test_log_that_nobody_reads_holds_up_nobody(unread: Unread) -> None:
 
 
 def test_standard_stream_is_never_a_socket(tmp_path: Path) -> None:
-    """Nothing that the daemon opens gets the number of a stream that was closed, to be written to as a log."""
+    """No descriptor that the daemon opens takes a closed stream's number, where the log would be written to it."""
     serving = Unread(tmp_path, None)
     try:
         serving.wait_until_ready()

@@ -1,4 +1,4 @@
-"""A client of one event loop in another, over every transport: refused while the first one lives, else taken over."""
+"""A client used in a second event loop is refused while the first loop lives, else goes on, over all transports."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ SCHEMES = ("unix", "http+unix", "grpc+unix")
 
 pytestmark = [
     pytest.mark.acceptance,
-    # A connection whose loop was closed under it says so as it is collected, whatever is done about it.
+    # A connection whose loop was closed warns when it is collected, and nothing can prevent that.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
@@ -32,13 +32,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(autouse=True)
 def ended_loops() -> Iterator[None]:
-    """Have what ended loops left collected before the next test, which takes no such warning."""
+    """Collect what ended loops left before the next test, which would fail by the warning."""
     yield
     gc.collect()
 
 
 async def stats(client: AsyncClient) -> object:
-    """Ask once."""
+    """Make one call."""
     return await client.stats()
 
 
@@ -50,7 +50,7 @@ async def watch(client: AsyncClient) -> object:
 
 
 async def trace(client: AsyncClient) -> object:
-    """Take the first record of a recording, which says that it has begun."""
+    """Take the first record of a trace, which says that the recording has begun."""
     async for record in client.trace("demo", idle_seconds=5):
         return record
     return None
@@ -73,7 +73,7 @@ ACTS = [
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("act", ACTS)
 def test_whatever_is_first_says_whose_loop_it_is(daemon: Serving, scheme: str, act: Act) -> None:
-    """Everything else is refused in another loop, also to close; in its own it goes on, and closes."""
+    """After any first act, all acts and a close are refused in another loop; the own loop goes on, and closes."""
     client = AsyncClient(daemon.address(scheme), on_doubt="raise")
     with asyncio.Runner() as own, asyncio.Runner() as other:
         assert own.run(act(client))
@@ -90,7 +90,7 @@ def test_whatever_is_first_says_whose_loop_it_is(daemon: Serving, scheme: str, a
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("act", ACTS)
 def test_client_outlives_its_loop(daemon: Serving, scheme: str, act: Act) -> None:
-    """Once the loop has ended, the next one has the client: its calls are answered, several at once, and it closes."""
+    """Once its loop has ended, the client works in the next one: several calls at once are answered, and it closes."""
     client = AsyncClient(daemon.address(scheme), on_doubt="raise")
 
     async def several() -> list[object]:
@@ -104,7 +104,7 @@ def test_client_outlives_its_loop(daemon: Serving, scheme: str, act: Act) -> Non
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_worker_whose_loop_has_ended_is_closed_in_any(daemon: Serving, scheme: str) -> None:
-    """Nobody beats for it any more, so its calls say what to do; a close ends it and its leases in the daemon."""
+    """Its heartbeats have ended, so its calls say what to do; a close in any loop ends it and its leases."""
     client = AsyncClient(daemon.address(scheme), on_doubt="raise")
 
     async def begin() -> AsyncWorker:

@@ -1,4 +1,4 @@
-"""Magazines over real processes: engines of several processes that are killed, and a daemon that is, under them."""
+"""Magazines over real processes: engines of several processes, whose processes and daemon are killed."""
 
 import asyncio
 import subprocess
@@ -35,19 +35,19 @@ for line in sys.stdin:
 
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
-    """Give a client of a cache of 32 blocks."""
+    """Register a cache of 32 blocks, and give its client."""
     with new_cache(daemon, "demo", INPUTS) as client:
         yield client
 
 
 def register_again(daemon: Serving, client: Client) -> None:
-    """Make the cache that was lost with the daemon's memory."""
+    """Register again the cache that was lost with the daemon's memory."""
     client.register("demo", INPUTS)
     daemon.until(lambda: client.get_cache("demo").status == "ready")
 
 
 class Engine:
-    """A process of an engine, which takes blocks when it is told to."""
+    """A process of an engine that takes blocks when told to."""
 
     def __init__(self, daemon: Serving, name: str) -> None:
         program = PROGRAM.format(address=daemon.address("unix"), name=name)
@@ -59,7 +59,7 @@ class Engine:
         )
 
     def takes(self, count: int) -> list[int]:
-        """Have it take blocks, and return those that it got."""
+        """Have the process take blocks, and return the ids that it got."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{count}\n")
@@ -75,7 +75,7 @@ class Engine:
 
 
 def test_magazine_ends_with_the_death_of_its_last_process(daemon: Serving, client: Client) -> None:
-    """The first process that is killed takes nothing away; with the last, all blocks are free."""
+    """Killing the first process changes nothing; killing the last one frees all blocks."""
     first, second = Engine(daemon, "left"), Engine(daemon, "left")
     first.takes(3)
     second.takes(1)
@@ -91,7 +91,7 @@ def test_magazine_ends_with_the_death_of_its_last_process(daemon: Serving, clien
 def test_magazine_survives_the_death_of_the_control_process(
     daemon: Serving, client: Client
 ) -> None:
-    """What it holds, what it published and its sequence are there after a restart; the other engine's are gone."""
+    """A restart keeps a magazine's holds, published blocks and sequence; a dead engine's blocks are gone."""
     dead = Engine(daemon, "right")
     dead.takes(5)
     with client.attach("demo", magazine="left") as worker:
@@ -116,9 +116,9 @@ def test_magazine_survives_the_death_of_the_control_process(
 def test_magazine_is_new_when_the_memory_is(
     daemon: Serving, client: Client, *, is_killed: bool
 ) -> None:
-    """After the whole daemon was started anew nothing of an engine's is taken for what it was, and it can go on.
+    """After a new start of the whole daemon, nothing passes for what an engine had before, and the engine can go on.
 
-    The worker registers the cache again by itself, as its client had registered it.
+    The worker registers the cache again by itself, because its client had registered it.
     """
     order = ExchangeOrder(take_new=3)
     with client.attach("demo", magazine="left", deadline_seconds=SECONDS) as worker:
@@ -139,7 +139,7 @@ def test_magazine_is_new_when_the_memory_is(
 
 
 def test_sequence_of_a_magazine_that_is_gone_is_stale(daemon: Serving, client: Client) -> None:
-    """Where the cache is there again before the engine calls, its next exchange is refused, and changes nothing."""
+    """If the cache exists again before the engine calls, its next exchange is refused and changes nothing."""
     with client.attach("demo", magazine="left", deadline_seconds=SECONDS) as worker:
         mine = worker.magazine()
         mine.exchange(ExchangeOrder(take_running=6))
@@ -154,7 +154,7 @@ def test_sequence_of_a_magazine_that_is_gone_is_stale(daemon: Serving, client: C
 
 
 def test_magazines_are_listed_for_people(daemon: Serving, client: Client) -> None:
-    """Each transport and the command line tell who shares a magazine and what is in it."""
+    """Each transport and the command line list the processes of a magazine, and its blocks."""
     with client.attach("demo", magazine="left") as worker:
         keys = worker.keys.chain(list(range(32)), 16)
         blocks = worker.magazine().exchange(ExchangeOrder(take_running=5)).taken_running
@@ -171,7 +171,7 @@ def test_magazines_are_listed_for_people(daemon: Serving, client: Client) -> Non
 
 
 def test_two_engines_share_what_is_found(client: Client) -> None:
-    """What one engine published the other holds; neither can write it then, and a request finds it, too."""
+    """One engine can hold what another published; then neither can overwrite it, and a request finds it, too."""
     with (
         client.attach("demo", magazine="left") as one,
         client.attach("demo", magazine="right") as other,
@@ -194,7 +194,7 @@ def test_two_engines_share_what_is_found(client: Client) -> None:
 
 @pytest.mark.usefixtures("client")
 def test_magazine_needs_a_proof_of_death(daemon: Serving) -> None:
-    """Over gRPC nobody learns of a process's death: a magazine is refused there; REST and aio have the same verb."""
+    """A magazine is refused over gRPC, which proves no process's death; REST and aio have the same verb."""
     grpc = Client(daemon.address("grpc+unix"), on_doubt="raise")
     with grpc, pytest.raises(WrongStateError, match="death"):
         grpc.attach("demo", magazine="left")

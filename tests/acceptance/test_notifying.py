@@ -14,7 +14,7 @@ pytestmark = pytest.mark.acceptance
 def test_service_manager_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds_max: str
 ) -> None:
-    """Ready once it serves, then signs of life for as long as it does, also where no silence is too long."""
+    """The daemon tells READY once it serves, then signs of life until its end, also with no limit on silence."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(30)

@@ -1,4 +1,4 @@
-"""An operator changes a daemon that runs: drains, clears, resizes and limits, over every transport, over restarts."""
+"""An operator drains, clears, resizes and limits a running daemon, over every transport and over restarts."""
 
 import json
 import mmap
@@ -38,14 +38,14 @@ BYTES_PER_BLOCK = 2 * TOKENS_PER_BLOCK * 128 * 4
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One daemon for the tests that leave it as they found it."""
+    """Run one daemon for the tests that leave it as they found it."""
     with served(tmp_path_factory.mktemp("operating") / "run") as serving:
         yield serving
 
 
 @pytest.fixture(params=["unix", "http+unix", "grpc+unix"])
 def client(shared: Serving, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """A client over each transport, of a cache that is new."""
+    """Register a new cache, and give a client of it over each transport."""
     with Client(shared.address(request.param), on_doubt="raise") as client:
         client.register("main", INPUTS)
         shared.until(lambda: client.get_cache("main").status == "ready")
@@ -56,7 +56,7 @@ def client(shared: Serving, request: pytest.FixtureRequest) -> Iterator[Client]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Serving]:
-    """A daemon of the test's own, with a cache that is ready."""
+    """Run a daemon of the test's own, with a ready cache."""
     with served(tmp_path / "run") as serving:
         with Client(serving.address("unix")) as client:
             client.register("main", INPUTS)
@@ -86,7 +86,7 @@ def pool(client: Client, tier: str) -> dict[str, int]:
 
 
 def code_of(error: pytest.ExceptionInfo[KVLeaseError]) -> tuple[str, bool]:
-    """Return what a caller decides by."""
+    """Return the error's code, and whether a retry helps."""
     return error.value.code, error.value.retryable
 
 
@@ -96,7 +96,7 @@ def code_of(error: pytest.ExceptionInfo[KVLeaseError]) -> tuple[str, bool]:
 def test_drained_cache_lets_leases_end_and_grants_no_new_one(
     client: Client, shared: Serving
 ) -> None:
-    """Who asks for a lease is told to go elsewhere; who has one goes on; the operator sees how many are left."""
+    """A new lease is refused with advice to go elsewhere, leases go on, and the operator sees how many are left."""
     with attached(client, shared) as worker:
         lease = worker.reserve("running", num_tokens=16)
 
@@ -120,7 +120,7 @@ def test_drained_cache_lets_leases_end_and_grants_no_new_one(
 
 
 def test_drained_daemon_is_not_ready_until_the_drain_is_undone(own: Serving) -> None:
-    """A drain outlives the control process, and a worker that was there before may go on with its leases."""
+    """A drain outlives the control process, and a worker from before it goes on with its leases."""
     with Client(own.address("unix"), on_doubt="raise") as client, client.attach("main") as worker:
         lease = worker.reserve("running", num_tokens=16)
 
@@ -136,13 +136,13 @@ def test_drained_daemon_is_not_ready_until_the_drain_is_undone(own: Serving) -> 
         assert (refused.value.resource, refused.value.retry_after_ms) == ("daemon", 5_000)
 
         assert not client.undrain().is_daemon_draining
-        # Workers that come back are served before all listen.
+        # Returning workers are served before all addresses listen.
         own.until(lambda: _readiness(own) == "200")
         worker.reserve("again", num_tokens=16).release()
 
 
 def test_cache_that_was_drained_by_itself_stays_so(own: Serving) -> None:
-    """The end of the daemon's drain does not end a cache's own, which outlives the control process, too."""
+    """Undoing the daemon's drain does not undo a cache's own, which outlives the control process, too."""
     with Client(own.address("unix"), on_doubt="raise") as client, client.attach("main") as worker:
         client.drain(cache="main")
         client.drain()
@@ -168,7 +168,7 @@ def _readiness(serving: Serving) -> str:
 def test_clear_drops_one_tenants_blocks_and_names_what_holds_the_rest(
     client: Client, shared: Serving
 ) -> None:
-    """What nobody holds is gone in every tier; held blocks stay, and so does what others have cached."""
+    """Blocks that nobody holds leave every tier; held blocks stay, and so do other tenants' cached blocks."""
     with attached(client, shared, "chat") as chat, attached(client, shared, "batch") as batch:
         cached(chat, "gone", 4)
         cached(batch, "stays", 3)
@@ -185,7 +185,7 @@ def test_clear_drops_one_tenants_blocks_and_names_what_holds_the_rest(
 
 
 def test_clear_empties_the_host_pool(client: Client, shared: Serving) -> None:
-    """Copies below go with the blocks, and an evicted lease keeps its own."""
+    """A clear drops the copies in the host pool, too, except those of an evicted lease."""
     with attached(client, shared) as worker:
         cached(worker, "below", 3)
         client.evict(num_blocks=3, wait_ms=20_000, cache="main")
@@ -208,7 +208,7 @@ def test_clear_empties_the_host_pool(client: Client, shared: Serving) -> None:
 def test_pool_that_shrinks_gives_memory_back_and_grows_again(
     client: Client, tier: Resizable
 ) -> None:
-    """Blocks that nobody holds leave; the system has their pages until the pool grows to what was registered."""
+    """Blocks that nobody holds leave, and the system gets their pages until the pool grows to its registered size."""
     resized = client.resize("main", tier, 12)
 
     assert (resized.num_blocks, resized.num_parked) == (12, 20)
@@ -225,7 +225,7 @@ def test_pool_that_shrinks_gives_memory_back_and_grows_again(
 def test_pool_that_ends_amid_a_page_shrinks_like_any_other(
     shared: Serving, tier: Resizable
 ) -> None:
-    """Blocks of an odd number of bytes share pages, which stay as long as one of their blocks is in use."""
+    """Blocks of an odd size share memory pages, and a page stays as long as one of its blocks is in use."""
     odd = FullAttention(name="l0", num_kv_heads=1, head_size=126, dtype="float32")
     block_bytes = 2 * TOKENS_PER_BLOCK * 126 * 4
     inputs = PlanInputs(
@@ -245,7 +245,7 @@ def test_pool_that_ends_amid_a_page_shrinks_like_any_other(
 
 
 def test_shrink_below_what_is_held_is_refused_with_numbers(client: Client, shared: Serving) -> None:
-    """A resize takes nothing from a lease; refused, it changes nothing."""
+    """A resize that would need leased blocks is refused with numbers, and changes nothing."""
     with attached(client, shared) as worker:
         lease = worker.reserve("long", num_tokens=20 * TOKENS_PER_BLOCK)
 
@@ -265,7 +265,7 @@ def test_shrink_below_what_is_held_is_refused_with_numbers(client: Client, share
 def test_cached_blocks_are_copied_down_before_the_pool_shrinks(
     client: Client, shared: Serving
 ) -> None:
-    """What leaves the device by a resize can be reloaded, as after an eviction."""
+    """Blocks that leave the device by a resize can be reloaded, as after an eviction."""
     with attached(client, shared) as worker:
         cached(worker, "kept", 30)
 
@@ -276,7 +276,7 @@ def test_cached_blocks_are_copied_down_before_the_pool_shrinks(
 
 
 def test_smaller_pool_outlives_the_control_process(own: Serving) -> None:
-    """What is out of use stays so over a restart, its memory stays given back, and the pool can grow afterwards."""
+    """Parked blocks stay parked over a restart, without their memory, and the pool can grow afterwards."""
     with Client(own.address("unix"), on_doubt="raise") as client, client.attach("main") as worker:
         client.resize("main", "device", 10)
 
@@ -300,7 +300,7 @@ def test_smaller_pool_outlives_the_control_process(own: Serving) -> None:
 def test_limits_hold_at_once_and_a_late_call_changes_nothing(
     client: Client, shared: Serving
 ) -> None:
-    """A tenant's maximum and cap are charged from the next call on; an older revision is refused as stale."""
+    """A tenant's maximum and cap hold from the next call on; an older revision is refused as stale."""
     name = f"capped-{os.urandom(4).hex()}"
     before = client.get_tenant(name)
     assert (before.limits, before.revision) == (TenantLimits(), 0)
@@ -353,7 +353,7 @@ def test_limits_in_bytes_are_those_of_whole_blocks(client: Client) -> None:
 
 
 def test_limits_outlive_the_control_process(own: Serving) -> None:
-    """What was set holds in the next life, and so does its revision."""
+    """Limits and their revision hold in the next life of the control process."""
     with Client(own.address("unix"), on_doubt="raise") as client:
         client.set_tenant("chat", TenantLimits(leases_max=1, min_percent=25), revision=3)
         with client.attach("main", tenant="chat") as worker:
@@ -390,7 +390,7 @@ def test_worker_may_not_operate(client: Client, shared: Serving) -> None:
 
 
 def test_commands_do_what_they_say(own: Serving) -> None:
-    """Each verb of an operator is a command, which tells what came of it."""
+    """Each verb of an operator is a command that reports its result."""
     address = own.address("unix")
 
     assert "main grants nothing new: 0 leases" in command(address, "drain", "--cache", "main")
@@ -425,7 +425,7 @@ def test_commands_do_what_they_say(own: Serving) -> None:
 
 
 def test_drain_that_somebody_ends_stays_ended(own: Serving) -> None:
-    """Who waits for its end only looks: the command ends with a status of its own, and the daemon grants leases."""
+    """A command that waits for a drain which is undone ends with a status of its own, and leases are granted."""
     address = own.address("unix")
     program = Path(sys.executable).with_name("kvlease")
     with Client(address, on_doubt="raise") as client, client.attach("main") as worker:
@@ -450,7 +450,7 @@ def test_drain_that_somebody_ends_stays_ended(own: Serving) -> None:
 
 
 def test_watch_begins_with_a_snapshot_and_tells_what_an_operator_did(client: Client) -> None:
-    """The picture first, then what happens after it, in numbers that grow."""
+    """A snapshot comes first, then the events after it, with growing numbers."""
     watch = client.watch(cache="main", with_snapshot=True, idle_seconds=10)
     first = next(watch)
     client.drain(cache="main")
@@ -477,7 +477,7 @@ def test_watch_begins_with_a_snapshot_and_tells_what_an_operator_did(client: Cli
 def test_watcher_that_comes_again_after_a_restart_is_told_to_begin_anew(
     own: Serving, *, is_whole: bool
 ) -> None:
-    """Numbers never go back over a restart; what was missed nobody knows, so a picture comes instead."""
+    """Numbers never go back over a restart; missed events are unknown, so a snapshot comes instead."""
     with Client(own.address("unix"), on_doubt="raise") as client, client.attach("main") as worker:
         client.clear("main")
         seen = [one.sequence for one in client.watch(idle_seconds=0.5)]

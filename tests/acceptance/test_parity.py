@@ -49,7 +49,7 @@ HYBRID_INPUTS = pb.PlanInputs(
 
 
 def register(run: Run) -> None:
-    """Plan and register a cache, with every way to do it wrong."""
+    """Plan and register a cache, with every mistake that can be made."""
     run.call("plan", pb.PlanRequest(inputs=INPUTS))
     run.call("plan", pb.PlanRequest(inputs=HYBRID_INPUTS))
     run.call("plan", pb.PlanRequest())
@@ -66,7 +66,7 @@ def register(run: Run) -> None:
     run.call("plan", pb.PlanRequest(inputs=pb.PlanInputs(model_config="{", tokens_per_block=4)))
     run.call("register_cache", pb.RegisterCacheRequest(cache="Not A Name", inputs=INPUTS))
     run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=INPUTS))
-    run.said.pop()  # whether it is populated already is luck
+    run.said.pop()  # whether it is populated already is chance
     get = Outgoing("get_cache", pb.GetCacheRequest(cache=CACHE), time.monotonic() + 10)
     while run.transport.send(get).info.status != "ready":  # type: ignore[attr-defined]  # a GetCacheResponse
         time.sleep(0.01)
@@ -115,7 +115,7 @@ def grant(run: Run, token: str, other: str) -> int:
     retain(run, token)
     run.call("reserve", pb.ReserveRequest(request_id="r2", num_tokens=52, wait_ms=20), token=token)
     _, told = run.said[-1]
-    # How long it was in the end is the machine's business.
+    # The final duration depends on the machine.
     told["message"] = re.sub(r"^after \d+\.\d s: ", "after a while: ", told["message"])
     tokens = packed(*range(8), code="i")
     run.call(
@@ -143,7 +143,7 @@ def grant(run: Run, token: str, other: str) -> int:
 
 
 def retain(run: Run, token: str) -> None:
-    """Reserve with numbers that say how long blocks stay, alone and in a step, and with one that there is not."""
+    """Reserve with a retain priority, alone and in a step, and with an invalid one."""
     for number in (0, 70, 101):
         numbered = pb.ReserveRequest(request_id="n", num_tokens=4, retain_priority=number)
         lease_id = run.call("reserve", numbered, token=token).lease_id
@@ -198,7 +198,7 @@ def move(run: Run, token: str, lease_id: int) -> None:
 
 
 def step(run: Run, token: str) -> None:
-    """Carry columns, heartbeats and idempotency keys."""
+    """Step with columns, and call with heartbeats and idempotency keys."""
     reserve = pb.ReserveRequest(request_id="s1", keys=keys(1, 4), num_tokens=16)
     granted = run.call("reserve", reserve, token=token, idempotency_key="once")
     run.call("reserve", reserve, token=token, idempotency_key="once")
@@ -231,7 +231,7 @@ def step(run: Run, token: str) -> None:
 
 
 def inspect(run: Run) -> None:
-    """List workers, leases and pins, a page at a time, and who waits and whose blocks there are."""
+    """List workers, leases and pins page by page, and also waiting calls and tenants' blocks."""
     pin_id = run.call("pin", pb.PinRequest(keys=keys(1, 2)), cache=CACHE).pin_id
     for what in ("workers", "leases", "pins"):
         page = run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, limit=1))
@@ -239,7 +239,7 @@ def inspect(run: Run) -> None:
         after_id = getattr(first, what.removesuffix("s") + "_id")
         run.call("inspect", pb.InspectRequest(cache=CACHE, what=what, after_id=after_id))
         for _, told in run.said[-2:]:
-            # Times are those of the run, and only the local socket proves a death.
+            # Times differ from run to run, and only the local socket proves a death.
             for entry in told[what]:
                 for name in ("age_ms", "left_ms", "death_proof"):
                     entry.pop(name, None)
@@ -254,7 +254,7 @@ _SPANS: Final = re.compile(r"(under )?[0-9.]+ (s|min)( to (under )?[0-9.]+ (s|mi
 
 
 def explain(run: Run, token: str, other: str) -> None:
-    """Reserve with an explanation, in a step too, and have leases explained, to those who may ask and who may not."""
+    """Reserve with an explanation, also in a step, and explain leases to callers who may and may not ask."""
     run.call("evict", pb.EvictRequest(num_blocks=1), cache=CACHE)
     asked = pb.ReserveRequest(request_id="e1", num_tokens=22, keys=keys(1, 5), explain=True)
     lease_id = run.call("reserve", asked, token=token).lease_id
@@ -266,7 +266,7 @@ def explain(run: Run, token: str, other: str) -> None:
         run.call("explain", pb.ExplainRequest(lease_id=number, cache=CACHE))
     run.call("explain", pb.ExplainRequest(lease_id=lease_id, cache="unknown"))
     for _, told in run.said:
-        # Times are those of the run.
+        # Times differ from run to run.
         for reply in (told, *(one.get("granted", {}) for one in told.get("reserves", ()))):
             for miss in reply.get("misses", ()):
                 miss.pop("age_ms", None)
@@ -275,7 +275,7 @@ def explain(run: Run, token: str, other: str) -> None:
 
 
 def exchange(run: Run, runtime_dir: Path, plain: str) -> None:
-    """Fill and empty a magazine, with every way to do it wrong; who shares one must have attached locally."""
+    """Fill and empty a magazine, with every mistake; the processes that share one must have attached locally."""
     run.call("exchange", pb.ExchangeRequest(sequence=1), token=plain)
     run.call("inventory", pb.InventoryRequest(), token=plain)
     run.call("attach", pb.AttachRequest(cache=CACHE, magazine=129 * "m"))
@@ -305,7 +305,7 @@ def exchange(run: Run, runtime_dir: Path, plain: str) -> None:
 
 
 def operate(run: Run, token: str) -> None:
-    """Drain, clear, resize and limit, with every way to do it wrong."""
+    """Drain, clear, resize and limit, with every mistake that can be made."""
     reserve = pb.ReserveRequest(request_id="late", num_tokens=4)
     run.call("drain", pb.DrainRequest(cache=CACHE))
     run.call("drain", pb.DrainRequest(cache="unknown"))
@@ -334,7 +334,7 @@ def operate(run: Run, token: str) -> None:
         ("disk", 1),
     ):
         run.call("resize", pb.ResizeRequest(cache=CACHE, tier=tier, num_blocks=num_blocks))
-    # A number that long stands for whatever was issued.
+    # So long a number replaces whatever revision was issued.
     tenant = str(time.time_ns())
     limits = pb.TenantLimits(max_percent=50, min_bytes=512, leases_max=3)
     run.call("get_tenant", pb.GetTenantRequest(tenant=tenant))
@@ -342,7 +342,7 @@ def operate(run: Run, token: str) -> None:
     for revision, wanted in ((4, limits), (4, limits), (3, limits), (4, pb.TenantLimits())):
         run.call("set_tenant", pb.SetTenantRequest(tenant=tenant, limits=wanted, revision=revision))
     run.call("inspect", pb.InspectRequest(cache=CACHE, what="tenants"))
-    run.said.pop()  # tenants are listed by digest, which is luck
+    run.said.pop()  # tenants are listed by digest, in chance order
     for wrong in (
         pb.TenantLimits(min_percent=101),
         pb.TenantLimits(weight=-1.0),
@@ -367,7 +367,7 @@ def end(run: Run, token: str, other: str) -> None:
 
 @pytest.fixture(scope="module")
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a daemon that serves."""
+    """Run a daemon, and give its directory."""
     with serving(tmp_path_factory.mktemp("parity")) as directory:
         yield directory
 
@@ -375,7 +375,7 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def play(
     address: Address, runtime_dir: Path
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, int]]]:
-    """Play the whole scenario; returns what was said and what happened."""
+    """Play the whole scenario; return all replies and events."""
     with Run(address, CACHE) as run:
         register(run)
         token, other = attach(run)
@@ -390,7 +390,7 @@ def play(
         end(run, token, other)
         for _, told in run.said:
             if told.get("tenants"):
-                # Those that an earlier play has set limits of are listed for ever.
+                # Tenants whose limits an earlier play has set stay listed for ever.
                 told["tenants"] = [one for one in told["tenants"] if one["tenant"] == "t"]
                 told.pop("num_total")
             for cache in told.get("caches", ()):
@@ -401,7 +401,7 @@ def play(
 
 @pytest.fixture(scope="module")
 def plays(runtime_dir: Path) -> dict[str, Any]:
-    """The scenario as each transport played it, one after the other."""
+    """Play the scenario over each transport in turn; return replies and events."""
     played: dict[str, Any] = {}
     num_seen = 0
     for scheme, name in SOCKETS.items():
@@ -425,7 +425,7 @@ def test_transports_do_the_same(plays: dict[str, Any], scheme: str) -> None:
 
 
 def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
-    """The comparison is about something: all verbs succeed in it, and the refusals that calls can meet occur."""
+    """The scenario is complete: every verb succeeds in it, and every refusal that calls can meet occurs."""
     said = plays["unix"][0]
     verbs = {field.name for field in pb.Call.DESCRIPTOR.oneofs_by_name["request"].fields}
     codes = {told["code"] for _, told in said if "code" in told}
@@ -445,7 +445,7 @@ def test_scenario_meets_every_verb_and_refusal(plays: dict[str, Any]) -> None:
 def test_prefix_that_is_none_is_refused_over_each_transport(
     plays: dict[str, Any], scheme: str
 ) -> None:
-    """Neither a negative token id nor a key that comes twice begins a prefix, and the refusal says which it is."""
+    """A prefix with a negative token id or a repeated key is refused, and the refusal says which it is."""
     told = {said.get("rule"): said["message"] for _, said in plays[scheme][0] if "code" in said}
 
     assert told["negative_token"] == "token_ids[2] is -3; a token id is from 0 to 2147483647"
@@ -456,7 +456,7 @@ def test_prefix_that_is_none_is_refused_over_each_transport(
 
 @pytest.fixture(scope="module")
 def cache(plays: object, runtime_dir: Path) -> Iterator[Run]:  # noqa: ARG001 - the scenario comes first
-    """A cache with one lease, seen over the local socket."""
+    """Give a local run with a cache and one lease."""
     with Run(parse_address(f"unix://{runtime_dir}/kvlease.sock"), CACHE) as run:
         register(run)
         token, _ = attach(run)
@@ -465,13 +465,13 @@ def cache(plays: object, runtime_dir: Path) -> Iterator[Run]:  # noqa: ARG001 - 
 
 
 def census(run: Run) -> str:
-    """Return everything that stats knows."""
+    """Return everything that stats tells."""
     stats = Outgoing("stats", pb.StatsRequest(), time.monotonic() + 10)
     return str(run.transport.send(stats))
 
 
 def call_of(evict: bytes) -> bytes:
-    """Return the bytes of a call to evict with the bytes of its request."""
+    """Return the bytes of a local call that carries this evict request."""
     return b"\x08\1\xba\1" + bytes([len(evict)]) + evict
 
 
@@ -515,7 +515,7 @@ BAD = {
     "no message": (b"\xff\xff\xff", b"\xff\xff", b"\xff\xff"),
     "oversized": (b"\0" * LARGE, b" " * LARGE, b"\x0a\x80\x80\x60" + b"x" * (3 * 2**19)),
 }  # fmt: skip
-"""The same mistakes as the bytes of a call, of a JSON body and of a gRPC message, all of them about evict."""
+"""The same mistakes in an evict, as the bytes of a local call, of a JSON body and of a gRPC message."""
 SENDERS = {"local": (over_local, 0), "rest": (over_rest, 1), "grpc": (over_grpc, 2)}
 
 
@@ -526,7 +526,7 @@ SENDERS = {"local": (over_local, 0), "rest": (over_rest, 1), "grpc": (over_grpc,
 def test_bad_input_is_refused_and_changes_nothing(
     runtime_dir: Path, cache: Run, bad: str, sender: str
 ) -> None:
-    """Whatever arrives, the answer says what was wrong, and the census stays as it was."""
+    """The refusal of any bad input says what is wrong, and the stats stay as they were."""
     send, column = SENDERS[sender]
     before = census(cache)
 

@@ -1,4 +1,4 @@
-"""The daemon as real processes: what is killed comes back, what was committed stays, what is dead frees its blocks."""
+"""The daemon as real processes: killed ones come back, committed blocks stay, and dead workers' blocks are freed."""
 
 import json
 import mmap
@@ -43,7 +43,7 @@ KEYS = b"".join(number.to_bytes(32, "little") for number in range(1, 5))
 
 
 def until(look: Callable[[], _T], what: str) -> _T:
-    """Return the first true thing that `look` sees; a daemon that is not there yet is looked for again."""
+    """Return the first true value of `look`, which is called again while the daemon is not there yet."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -132,7 +132,7 @@ class Served:
         return 0
 
     def living(self, role: str) -> int:
-        """Return the process id of a child that is there: a signal to 0 would go to the tests themselves."""
+        """Return the process id of a living child, never 0: a signal to 0 would go to the tests themselves."""
         pid = self.child(role)
         assert pid, f"no {role} is running"
         return pid
@@ -163,7 +163,7 @@ class Served:
         connection.close()
 
     def stop(self) -> None:
-        """Kill whatever is left."""
+        """Kill all remaining processes."""
         self.process.kill()
         self.process.wait()
         self._log.close()
@@ -171,7 +171,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A daemon with one cache."""
+    """Run a daemon with one cache."""
     served = Served(tmp_path)
     try:
         served.register()
@@ -182,7 +182,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One daemon with one cache, for the tests that only look at it."""
+    """Run one daemon with one cache for the tests that change nothing."""
     served = Served(tmp_path_factory.mktemp("shared"))
     try:
         served.register()
@@ -193,7 +193,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def worker(served: Served) -> Iterator[tuple[Connection, pb.AttachResponse]]:
-    """This process, attached."""
+    """Attach this process; give its connection and the response."""
     connection = served.connect()
     pidfd = os.pidfd_open(os.getpid())
     yield connection, connection.call((pidfd,), attach=pb.AttachRequest(cache="main"))
@@ -204,7 +204,7 @@ def worker(served: Served) -> Iterator[tuple[Connection, pb.AttachResponse]]:
 def _commit_blocks(
     connection: Connection, attached: pb.AttachResponse
 ) -> tuple[pb.ReserveResponse, mmap.mmap]:
-    """Reserve four blocks, write block i full of i + 1 and commit them."""
+    """Reserve four blocks, fill block i with the byte i + 1, and commit them."""
     region = mmap.mmap(connection.fds[0], attached.regions[0].region_bytes)
     lease = connection.call(
         token=attached.token, reserve=pb.ReserveRequest(request_id="r", keys=KEYS, num_tokens=64)
@@ -220,7 +220,7 @@ def _commit_blocks(
 def test_killed_control_process_comes_back_over_the_same_memory(
     served: Served, worker: tuple[Connection, pb.AttachResponse], end: signal.Signals
 ) -> None:
-    """When the process that the log names is ended, the next has a greater epoch, and all blocks and leases."""
+    """When the control process named in the log is killed, the next has a greater epoch, all blocks and all leases."""
     connection, attached = worker
     lease, region = _commit_blocks(connection, attached)
     mover = served.child("mover")
@@ -255,7 +255,7 @@ def test_killed_control_process_comes_back_over_the_same_memory(
 def test_more_memory_than_there_is_is_warned_of(
     tmp_path: Path, bytes_max: int, num_warnings: int
 ) -> None:
-    """Pools above the limit of the cgroup or machine would be killed for memory, so the start says so."""
+    """A start warns of pools above the memory limit of the cgroup or machine, for which it would be killed."""
     served = Served(tmp_path, "--memory-bytes-max", str(bytes_max))
     try:
         warnings = served.events("memory_bytes_max_above_limit")
@@ -268,7 +268,7 @@ def test_more_memory_than_there_is_is_warned_of(
 def test_killed_control_process_leaves_one_event_a_line(
     served: Served, worker: tuple[Connection, pb.AttachResponse]
 ) -> None:
-    """A restart tells that it keeps no pins, and no process leaves a bare traceback among the events."""
+    """A restart logs that pins are not kept, and no process leaves a bare traceback among the events."""
     connection, attached = worker
     _commit_blocks(connection, attached)
 
@@ -281,7 +281,7 @@ def test_killed_control_process_leaves_one_event_a_line(
 
 
 def test_killed_worker_frees_its_blocks(served: Served) -> None:
-    """A worker's death is noticed by its pidfd: its leases end, its blocks are free, nobody had to tell."""
+    """A pidfd tells of a worker's death: its leases end and its blocks are free without any call."""
     script = (
         "import os, sys; sys.path.insert(0, sys.argv[1]); from test_processes import *\n"
         "connection = Connection(Path(sys.argv[2]))\n"
@@ -306,7 +306,7 @@ def test_killed_worker_frees_its_blocks(served: Served) -> None:
 def test_killed_mover_is_replaced_and_bytes_survive(
     served: Served, worker: tuple[Connection, pb.AttachResponse]
 ) -> None:
-    """A mover may die at any time: another one goes on with the same pools, and evicted bytes come back."""
+    """A killed mover is replaced by one with the same pools, and evicted bytes come back."""
     connection, attached = worker
     lease, region = _commit_blocks(connection, attached)
     evict = pb.EvictRequest(lease_id=lease.lease_id)
@@ -324,7 +324,7 @@ def test_killed_mover_is_replaced_and_bytes_survive(
 
 
 def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
-    """A mover that stands still is killed at its deadline, and what it had to copy is tried again or refused."""
+    """A mover that stands still is killed at its deadline, and its copies are tried again or refused."""
     served = Served(tmp_path, "--mover-seconds-max", "0.5")
     try:
         served.register()
@@ -346,7 +346,7 @@ def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
 
 
 def test_silent_control_process_is_replaced(tmp_path: Path) -> None:
-    """One whose event loop stands still is killed; the next has all leases, and a mover that ends is still replaced."""
+    """A control process whose loop stands still is killed; the next has all leases and still replaces movers."""
     served = Served(tmp_path, "--control-silent-seconds-max", "3")
     try:
         served.register()
@@ -374,7 +374,7 @@ def test_silent_control_process_is_replaced(tmp_path: Path) -> None:
 
 
 def test_daemon_that_stood_still_replaces_nobody(tmp_path: Path) -> None:
-    """Time in which the whole daemon stood still, as in a frozen container, is no silence of the control process."""
+    """While the whole daemon stands still, as in a frozen container, the control process does not count as silent."""
     served = Served(tmp_path, "--control-silent-seconds-max", "3")
     try:
         served.register()
@@ -431,7 +431,7 @@ def test_terminated_daemon_drains_and_leaves_nothing(served: Served) -> None:
 
 
 def test_repeated_sigterm_still_drains(served: Served) -> None:
-    """A group that is told to end as a whole tells the supervisor twice, and is drained all the same."""
+    """A SIGTERM to the whole process group reaches the supervisor twice, and the daemon still drains."""
     for _ in range(3):
         served.process.send_signal(signal.SIGTERM)
 
@@ -440,7 +440,7 @@ def test_repeated_sigterm_still_drains(served: Served) -> None:
 
 
 def test_signal_that_means_nothing_is_told_and_ends_nothing(served: Served) -> None:
-    """SIGUSR1, which by itself ends a process, is a line of the log; the daemon goes on, and still drains."""
+    """SIGUSR1, which by default ends a process, is only logged; the daemon goes on, and still drains."""
     children = _children(served.process.pid)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -455,7 +455,7 @@ def test_signal_that_means_nothing_is_told_and_ends_nothing(served: Served) -> N
 
 
 def test_clock_that_was_set_back_takes_no_epoch_back(tmp_path: Path) -> None:
-    """The next daemon in the same directory begins above the last, as numbers of events must not go back."""
+    """The next daemon in a directory has a greater epoch than the last, because event numbers must not go back."""
     Served(tmp_path).stop()
     remembered = next(tmp_path.rglob(".epoch"))
     ahead = int(remembered.read_text()) + 1_000_000
@@ -469,7 +469,7 @@ def test_clock_that_was_set_back_takes_no_epoch_back(tmp_path: Path) -> None:
 
 
 def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
-    """While leases hold up the draining, a second ^C ends everything with status 1."""
+    """While a drain waits for leases, a second ^C ends everything with status 1."""
     served = Served(tmp_path, "--drain-seconds", "3600")
     try:
         served.register()
@@ -521,7 +521,7 @@ def test_second_daemon_in_one_directory_is_refused(shared: Served) -> None:
 
 
 def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> None:
-    """Where the sockets are gone the log says so and what to do, and no second daemon begins in their place."""
+    """When the sockets are gone the log says so and what to do, and no second daemon starts in the directory."""
     directory, connection = served.path.parent, served.connect()
 
     for pattern in ("*.sock", "*.lock", "*.token"):
@@ -536,13 +536,13 @@ def test_wiped_directory_is_noticed_and_stays_one_daemons(served: Served) -> Non
     assert str(served.path) in lost["paths"]
     assert "restart the daemon" in lost["advice"]
     assert (second.returncode, "another daemon" in second.stderr) == (78, True)
-    # Whoever was connected goes on.
+    # Existing connections go on.
     assert connection.call(stats=pb.StatsRequest()).caches[0].cache == "main"
     connection.close()
 
 
 def test_ready_is_told_once_all_listen(shared: Served) -> None:
-    """Who waits for "ready" finds every address that it names; nothing begins to listen afterwards."""
+    """Once "ready" is logged every address that it names listens; nothing begins to listen afterwards."""
     (grpc_ready,), (ready,) = shared.events("grpc_ready"), shared.events("ready")
 
     assert grpc_ready["socket"] == ready["grpc"]

@@ -1,4 +1,4 @@
-"""Ranks of one engine as processes of their own: one is late, one is killed, and the daemon is, under both."""
+"""Ranks of one engine as processes: one is late, one is killed, and the daemon is killed under both."""
 
 import subprocess
 import sys
@@ -45,31 +45,31 @@ for line in sys.stdin:
 
 
 class RightRank:
-    """A process that is rank 1, and does what it is told when it is told to."""
+    """A process that is rank 1 and follows orders."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def said(self) -> str:
-        """Return the next line that it says."""
+        """Return the next line that the process prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def is_told(self, line: str) -> None:
-        """Have it do something."""
+        """Send the process an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def does(self, line: str) -> str:
-        """Have it do something, and return what it says then."""
+        """Send the process an order, and return the line that it prints."""
         self.is_told(line)
         return self.said()
 
 
 @contextmanager
 def right_rank(daemon: Serving) -> Iterator[RightRank]:
-    """Have a process that is rank 1."""
+    """Run a process that is rank 1."""
     program = PROGRAM.format(address=daemon.address("unix"))
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -107,7 +107,7 @@ def client(daemon: Serving) -> Iterator[Client]:
 
 @pytest.fixture
 def left(client: Client) -> Iterator[Worker]:
-    """Give this process as rank 0."""
+    """Attach this process as rank 0."""
     with client.attach("demo", engine="left", rank=0) as worker:
         yield worker
 
@@ -115,7 +115,7 @@ def left(client: Client) -> Iterator[Worker]:
 def test_a_late_rank_shares_the_lease_and_then_the_prefix_is_there(
     daemon: Serving, client: Client, left: Worker
 ) -> None:
-    """Both have the same blocks, and nothing is findable until the late one has written, too."""
+    """Both ranks have the same blocks, and nothing is findable until the late one has committed, too."""
     keys = left.keys.chain(TOKENS, TOKENS_PER_BLOCK)
     with right_rank(daemon) as right:
         lease = left.reserve("r", num_tokens=64, keys=keys)
@@ -143,7 +143,7 @@ def test_a_late_rank_shares_the_lease_and_then_the_prefix_is_there(
 def test_a_killed_rank_leaves_the_lease_to_the_other(
     daemon: Serving, client: Client, left: Worker
 ) -> None:
-    """It goes on; what the dead rank had committed counts, the rest is never published."""
+    """The other rank goes on; what the dead rank committed counts, the rest is never published."""
     keys = left.keys.chain(TOKENS, TOKENS_PER_BLOCK)
     with right_rank(daemon) as right:
         right.does("reserve")
@@ -166,7 +166,7 @@ def test_a_killed_rank_leaves_the_lease_to_the_other(
 def test_ranks_share_their_lease_over_the_death_of_the_daemon(
     daemon: Serving, client: Client, left: Worker
 ) -> None:
-    """The rows tell the next one who shares what."""
+    """The next control process reads from the table's rows which ranks share which lease."""
     keys = left.keys.chain(TOKENS, TOKENS_PER_BLOCK)
     with right_rank(daemon) as right:
         right.does("reserve")
@@ -187,7 +187,7 @@ def test_ranks_share_their_lease_over_the_death_of_the_daemon(
 def test_a_rank_that_comes_back_to_an_evicted_lease_knows_that_it_is(
     daemon: Serving, left: Worker
 ) -> None:
-    """It is told of no blocks, brings them back as any owner would, and both have the same ones."""
+    """The returning rank gets no blocks, reloads the lease as any owner would, and both have the same blocks."""
     with right_rank(daemon) as right:
         right.does("reserve")
         lease = left.reserve("r", num_tokens=64, keys=left.keys.chain(TOKENS, TOKENS_PER_BLOCK))

@@ -1,4 +1,4 @@
-"""A disk below a real daemon that refuses to be written to: nothing ends by it, and nothing wrong is served."""
+"""A disk that refuses writes: no process of a real daemon ends by it, and no wrong byte is served."""
 
 import itertools
 import resource
@@ -17,7 +17,7 @@ NUM_PROMPTS = 16
 
 
 def test_limit_of_file_sizes_turns_the_store_off_and_ends_nobody(tmp_path: Path) -> None:
-    """The mover gets errors, and no signal that ends it; once the limit is lifted it goes on."""
+    """Above a limit of file sizes the mover gets errors, not a fatal signal; once it is lifted it goes on."""
     directory = tmp_path / "disk"
     directory.mkdir(mode=0o700)
     plan = inputs_of(device_blocks=8, host_slots=8, disk_slots=NUM_PROMPTS * BLOCKS_A_PROMPT)
