@@ -72,7 +72,7 @@ def test_children_run_out_of_descriptors_before_the_supervisor(tmp_path: Path) -
 
 
 def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path) -> None:
-    """When the control process may have no more connections, a silent one gives way to one that sends something."""
+    """When the control process has no descriptor left, idle connections give way to new ones that call."""
     with started(tmp_path) as served:
         silent = [served.connect() for _ in range(8)]
         for one in silent:

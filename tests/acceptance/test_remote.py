@@ -1,4 +1,4 @@
-"""Nodes that share a remote store: what one commits another hits, and what the store does wrong is a miss in time."""
+"""Nodes that share a remote store: one hits what another commits, and the store's faults are misses in time."""
 
 import os
 import shutil
@@ -43,21 +43,21 @@ NUM_BLOCKS = 8
 NUM_TOKENS = NUM_BLOCKS * TOKENS_PER_BLOCK
 PASSWORD = "correct-horse"
 PATIENCE_MS = 60_000
-"""What a call allows the daemon to wait; how long it should wait for the store is far less."""
+"""Milliseconds that a call lets the daemon wait; its wait for the store should be far shorter."""
 SECONDS_TO_ANSWER = 20.0
-"""Many time budgets of the store, on a busy machine; far less than the patience of any call."""
+"""Many time budgets of the store, also on a busy machine, but far less than PATIENCE_MS."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One daemon's cache, and a worker there."""
+    """One daemon's cache, with a worker."""
 
     serving: Serving
     client: Client
     worker: Worker
 
     def compute(self, number: int, num_blocks: int = NUM_BLOCKS) -> Lease:
-        """Compute a prompt, compare what was found of it, and release it."""
+        """Compute a prompt, compare its hits, and release it."""
         lease = compute(self.worker, prompt(number, num_blocks))
         lease.release()
         return lease
@@ -78,7 +78,7 @@ def node(
     tenant: str = "default",
     options: CacheOptions = WRITE_THROUGH,
 ) -> Iterator[Node]:
-    """Attach a worker to a cache of a daemon, which is registered where it is not, and whose tiers all work."""
+    """Register a daemon's cache if it is not, wait until all its tiers work, and attach a worker."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.register(cache, plan, options)
         serving.until(lambda: client.get_cache(cache).status == "ready")
@@ -91,7 +91,7 @@ def node(
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A private directory with a short name."""
+    """Make a private directory with a short name."""
     path = Path(tempfile.mkdtemp(prefix="kvlease-test-"))
     yield path
     shutil.rmtree(path)
@@ -99,7 +99,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def redis(folder: Path) -> Iterator[RedisServer]:
-    """A server that keeps nothing over its own end, and wants a password."""
+    """Run a server that persists nothing and wants a password."""
     (folder / "redis").mkdir()
     server = RedisServer(folder / "redis", "--requirepass", PASSWORD)
     yield server
@@ -108,18 +108,18 @@ def redis(folder: Path) -> Iterator[RedisServer]:
 
 
 def options_of(folder: Path, url: str, *more: str) -> list[str]:
-    """Return how a daemon is started that shares a store and a secret."""
+    """Return the options of a daemon that shares a store and a secret."""
     return ["--secret-file", str(folder / "secret"), "--remote-url", url, *more]
 
 
 def url_of(redis: RedisServer, port: int = 0) -> str:
-    """Return where the server is, for those who know its password."""
+    """Return the server's URL, with its password."""
     return f"redis://:{PASSWORD}@127.0.0.1:{port or redis.port}"
 
 
 @pytest.fixture(scope="module")
 def daemons(folder: Path, redis: RedisServer) -> Iterator[tuple[Serving, Serving]]:
-    """Two daemons on sockets of their own, with one secret; the second one has a disk store, too."""
+    """Run two daemons on sockets of their own with one secret; the second has a disk store, too."""
     disk_dir = folder / "disk"
     disk_dir.mkdir(mode=0o700)
     for name in "ab":
@@ -137,7 +137,7 @@ def daemons(folder: Path, redis: RedisServer) -> Iterator[tuple[Serving, Serving
 
 @pytest.fixture
 def nodes(daemons: tuple[Serving, Serving], redis: RedisServer) -> Iterator[tuple[Node, Node]]:
-    """The two daemons with the same cache, which no test before has put anything into."""
+    """Give the two daemons with one cache, which no earlier test has filled."""
     with values_of(redis) as values:
         values.flushall()
     plan = inputs_of(remote=True, host_slots=256, device_blocks=256)
@@ -147,7 +147,7 @@ def nodes(daemons: tuple[Serving, Serving], redis: RedisServer) -> Iterator[tupl
 
 @contextmanager
 def values_of(redis: RedisServer) -> Iterator[Redis]:
-    """Give a client that does with the values what it likes."""
+    """Give a client that may change the store's values."""
     with Redis(unix_socket_path=str(redis.socket), password=PASSWORD, protocol=2) as client:
         yield client
 
@@ -156,7 +156,7 @@ def values_of(redis: RedisServer) -> Iterator[Redis]:
 
 
 def test_one_node_hits_what_another_committed(nodes: tuple[Node, Node]) -> None:
-    """A prefix that a first node has written through is a second node's, every byte of it; then it is local there."""
+    """A second node hits every byte of a prefix that the first has written through; then the prefix is local there."""
     one, other = nodes
     one.share(1)
 
@@ -169,7 +169,7 @@ def test_one_node_hits_what_another_committed(nodes: tuple[Node, Node]) -> None:
 
 
 def test_nodes_build_on_each_others_prefixes(nodes: tuple[Node, Node], redis: RedisServer) -> None:
-    """A conversation that moves from node to node is computed once, each turn by the node that has it then."""
+    """A conversation that moves between nodes is computed once: each turn by the node that serves it."""
     hits = []
     with values_of(redis) as values:
         for turn in range(4):
@@ -189,7 +189,7 @@ def test_nodes_build_on_each_others_prefixes(nodes: tuple[Node, Node], redis: Re
     ],
 )
 def test_what_differs_is_not_shared(nodes: tuple[Node, Node], change: dict[str, str | int]) -> None:
-    """Another tenant or layout finds nothing, not even by the very keys of the first one."""
+    """Another tenant or layout finds nothing, even with the same keys."""
     one, other = nodes
     one.share(3)
     keys = one.worker.keys.chain(prompt(3, NUM_BLOCKS), TOKENS_PER_BLOCK)
@@ -219,7 +219,7 @@ def test_what_differs_is_not_shared(nodes: tuple[Node, Node], change: dict[str, 
 def test_nodes_with_other_secrets_share_nothing(
     nodes: tuple[Node, Node], redis: RedisServer, folder: Path
 ) -> None:
-    """A daemon without the secret asks for other names, and so finds nothing."""
+    """A daemon with another secret asks for other names, and so finds nothing."""
     nodes[0].share(4)
     (folder / "c").mkdir()
     options = ["--secret-file", str(folder / "c" / "secret"), "--remote-url", url_of(redis)]
@@ -233,7 +233,7 @@ def test_nodes_with_other_secrets_share_nothing(
 
 
 def test_windows_are_shared_and_go_to_disk(daemons: tuple[Serving, Serving]) -> None:
-    """With two groups, and a disk store below on one node, a prefix is as long there as both groups have it."""
+    """With two groups, and a disk store on one node, a prefix is as long there as both groups have it."""
     plan = soaking.inputs_of(is_hybrid=True)
     plans = (replace(plan, disk_bytes=0), plan)
     tokens = np.arange(200, dtype=np.int32)
@@ -260,7 +260,7 @@ def test_windows_are_shared_and_go_to_disk(daemons: tuple[Serving, Serving]) -> 
 
 
 def settle(serving: Serving, client: Client, cache: str) -> None:
-    """Wait until no copy is under way that anybody could wait for, twice in a row."""
+    """Wait until twice in a row no copy is under way that a call could wait for."""
     seen: list[object] = []
 
     def is_steady() -> bool:
@@ -276,7 +276,7 @@ def settle(serving: Serving, client: Client, cache: str) -> None:
 
 
 def answered(node: Node, number: int) -> Lease:
-    """Compute a prompt with all the patience there is, and see that the store takes little of it."""
+    """Compute a prompt with PATIENCE_MS, and check that the store takes little of it."""
     started = time.monotonic()
     lease = node.compute(number)
     assert time.monotonic() - started < SECONDS_TO_ANSWER
@@ -291,7 +291,7 @@ def reason_of(node: Node) -> str:
 def test_dead_store_is_off_and_comes_back_by_itself(
     nodes: tuple[Node, Node], redis: RedisServer
 ) -> None:
-    """Without the server calls are misses in time, the tier says why without its password; with it, hits again."""
+    """While the server is dead, calls miss in time and the tier says why, without a password; later they hit again."""
     one, other = nodes
     one.share(5)
     redis.kill()
@@ -312,7 +312,7 @@ def test_dead_store_is_off_and_comes_back_by_itself(
 def test_store_that_lost_everything_is_filled_again(
     nodes: tuple[Node, Node], redis: RedisServer
 ) -> None:
-    """What a node still has in its host pool is shared once more when the store comes back empty."""
+    """A node shares the blocks of its host pool again when the store comes back empty."""
     one, other = nodes
     one.share(8)
     redis.kill()
@@ -327,7 +327,7 @@ def test_store_that_lost_everything_is_filled_again(
 
 
 def test_silent_store_is_a_miss_in_time(nodes: tuple[Node, Node], redis: RedisServer) -> None:
-    """A server that stands still costs its time budget, then nothing; what it has is hit when it goes on."""
+    """A server that stands still costs a call its time budget, later calls nothing, and is hit when it goes on."""
     one, other = nodes
     one.share(9)
     redis.stop()
@@ -352,12 +352,12 @@ def flipped(value: bytes, at: int) -> bytes:
 
 
 def turned(values: list[bytes]) -> list[bytes]:
-    """Return each value in another's place."""
+    """Return the values, each in another's place."""
     return [*values[1:], values[0]]
 
 
 def crossed(values: list[bytes]) -> list[bytes]:
-    """Return values with the bytes of others behind their headers."""
+    """Return the values, each header with another value's bytes behind it."""
     pairs = zip(values, turned(values), strict=True)
     return [one[:128] + other[128:] for one, other in pairs]
 
@@ -381,7 +381,7 @@ def crossed(values: list[bytes]) -> list[bytes]:
 def test_spoiled_values_are_misses(
     nodes: tuple[Node, Node], redis: RedisServer, spoil: Spoil
 ) -> None:
-    """Whatever is done to values, no wrong byte is served, and good ones take their place."""
+    """Whatever is done to values, no wrong byte is served, and good values replace them."""
     one, other = nodes
     one.share(12)
     with values_of(redis) as values:
@@ -398,7 +398,7 @@ def test_spoiled_values_are_misses(
 
 
 def test_value_of_another_type_is_a_miss(nodes: tuple[Node, Node], redis: RedisServer) -> None:
-    """A name that something else has been put under is no value, and no fault of the store."""
+    """A name that holds another type of data is a miss, and no fault of the store."""
     one, other = nodes
     one.share(13)
     with values_of(redis) as values:
@@ -414,7 +414,7 @@ def test_value_of_another_type_is_a_miss(nodes: tuple[Node, Node], redis: RedisS
 
 
 class Withholding(FaultyServer):
-    """Falls silent at a value that is asked for, if it is told to: questions are answered, a fetch waits."""
+    """A server in between that can withhold a value: other calls are answered, a fetch waits."""
 
     def __init__(self, upstream: str) -> None:
         self.is_told = False
@@ -436,7 +436,7 @@ class Withholding(FaultyServer):
 
 @pytest.fixture(scope="module")
 def withholding(redis: RedisServer, folder: Path) -> Iterator[tuple[Serving, Withholding]]:
-    """A third daemon, between which and the store sits what can withhold values."""
+    """Run a third daemon, with a `Withholding` server between it and the store."""
     (folder / "d").mkdir()
     server = Withholding(str(redis.socket))
     options = options_of(folder, url_of(redis, server.port), "--remote-ms-max", "700")
@@ -451,7 +451,7 @@ def withholding(redis: RedisServer, folder: Path) -> Iterator[tuple[Serving, Wit
 def withheld(
     nodes: tuple[Node, Node], withholding: tuple[Serving, Withholding]
 ) -> Iterator[tuple[Node, Withholding]]:
-    """That daemon's cache, where the next fetch waits; the store has prompts 14 and 15."""
+    """Give that daemon's node, whose next fetch waits; the store has prompts 14 and 15."""
     nodes[0].share(14)
     nodes[0].share(15)
     serving, server = withholding
@@ -465,7 +465,7 @@ def withheld(
 def test_remote_mover_fails_under_a_fetch(
     withheld: tuple[Node, Withholding], number: signal.Signals
 ) -> None:
-    """A mover that stands still or dies in a fetch: control calls go on, the call is answered, the next one hits."""
+    """While a mover stands still or dies in a fetch, control calls go on; the fetching call ends, the next one hits."""
     node, server = withheld
     mover = child(node.serving, "remote-mover")
     leases: list[Lease] = []
@@ -487,7 +487,7 @@ def test_remote_mover_fails_under_a_fetch(
 
 
 def test_control_process_dies_under_a_fetch(withheld: tuple[Node, Withholding]) -> None:
-    """The call that waits is answered by the next control process, nothing stays held, and the store is hit again."""
+    """The next control process answers the waiting call, nothing stays held, and the store is hit again."""
     node, server = withheld
     leases: list[Lease] = []
     caller = threading.Thread(target=lambda: leases.append(node.compute(14)))
@@ -521,7 +521,7 @@ def held(client: Client) -> int:
 def test_nodes_share_by_a_mooncake_master(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with the other kind of store: a second node hits what a first one has, and misses when it has gone."""
+    """With a Mooncake store, too, a second node hits what the first has, and misses when the first has gone."""
     master = MooncakeMaster(tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", mooncake.environment()["LD_LIBRARY_PATH"])
     work = Path(tempfile.mkdtemp(dir=folder))

@@ -1,4 +1,4 @@
-"""Tokens and certificates change while the daemon runs, and nobody who is connected notices."""
+"""Tokens and certificates change while the daemon runs, and leases go on."""
 
 import http.client
 import os
@@ -27,7 +27,7 @@ _EXPIRES_AT = "kvlease_certificate_expires_timestamp_seconds"
 
 
 class Secured:
-    """A daemon that speaks TLS, and where it does."""
+    """A daemon that speaks TLS, with its files and addresses."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -39,14 +39,14 @@ class Secured:
         self.serving = Serving(directory / "run", *options)
 
     def put(self, pair: Pair) -> None:
-        """Put another certificate in the daemon's place, key first, as one that renews it does."""
+        """Replace the daemon's certificate, key first, as a renewing program does."""
         for new, place in ((pair.key_file, self.key_file), (pair.cert_file, self.cert_file)):
             aside = place.with_suffix(".new")
             aside.write_bytes(new.read_bytes())
             aside.rename(place)
 
     def put_token(self, token: str) -> None:
-        """Put another reader's token in its place."""
+        """Replace the reader's token."""
         aside = self.directory / "token"
         aside.touch(0o600)
         aside.write_text(token)
@@ -54,23 +54,23 @@ class Secured:
 
     @property
     def token_file(self) -> Path:
-        """The reader's."""
+        """Return the path of the reader's token."""
         return self.serving.runtime_dir / "reader.token"
 
     @property
     def log(self) -> str:
-        """What the daemon said."""
+        """Return the daemon's log."""
         return Path(self.serving.log.name).read_text()
 
     def addresses(self) -> tuple[str, str]:
-        """Return the addresses of REST and gRPC over TCP, those of the last start."""
+        """Return the TCP addresses of REST and gRPC since the last start."""
         https, grpcs = (
             re.findall(rf"{scheme}://127.0.0.1:\d+", self.log)[-1] for scheme in ("https", "grpcs")
         )
         return https, grpcs
 
     def restart(self, num_starts: int) -> None:
-        """Kill the control process, and wait until the one that makes so many starts serves."""
+        """Kill the control process, and wait until it serves after its `num_starts`-th start."""
         self.serving.kill_control()
         # gRPC serves last, at another port.
         for event in ("ready", "grpc_ready"):
@@ -78,11 +78,11 @@ class Secured:
             self.serving.until(lambda said=said: self.log.count(said) == num_starts)  # type: ignore[misc]
 
     def hang_up(self) -> None:
-        """Tell the daemon to look now."""
+        """Send the daemon a hangup, so that it reads its files now."""
         os.kill(self.serving.process.pid, signal.SIGHUP)
 
     def admits(self, address: str, token: str, authority: Authority) -> bool:
-        """Tell whether a reader with a token, who trusts an authority, is let in by a new connection."""
+        """Tell whether a new connection lets in a reader with this token who trusts this authority."""
         shown = Credentials(token=token, ca_file=str(authority.cert_file))
         try:
             with Client(
@@ -94,7 +94,7 @@ class Secured:
 
     @contextmanager
     def page(self, token: str) -> Iterator[http.client.HTTPResponse]:
-        """Follow what the page shows, as a browser does that was given a token."""
+        """Stream the page's data, as a browser with this token does."""
         port = int(self.addresses()[0].rpartition(":")[2])
         trusting = ssl.create_default_context(cafile=str(self.authority.cert_file))
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=trusting)
@@ -105,11 +105,11 @@ class Secured:
             connection.close()
 
     def metric(self, what: str) -> str:
-        """Return what the metric of stale credentials says."""
+        """Return the metric of stale credentials for one kind of them."""
         return self.sample(f'kvlease_credentials_stale{{what="{what}"}}')
 
     def sample(self, of_what: str) -> str:
-        """Return what a metric says."""
+        """Return the value of a metric."""
         connection = http.client.HTTPConnection("localhost", timeout=10)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(str(self.serving.runtime_dir / "http.sock"))
@@ -122,7 +122,7 @@ class Secured:
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[Secured]:
-    """A daemon that speaks TLS, and a cache of it."""
+    """Run a daemon that speaks TLS, with a cache."""
     made = Secured(tmp_path)
     try:
         made.serving.wait_until_ready()
@@ -137,7 +137,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
-    """A new token lets in and the old one does not, over REST and gRPC, at the latest at the next look."""
+    """By the next look at the files, a new token is let in and the old one is not, over REST and gRPC."""
     old = secured.token_file.read_text().strip()
     new = "0123456789abcdef0123456789abcdef"
     control = secured.serving.control()
@@ -155,7 +155,7 @@ def test_tokens_are_taken_while_the_daemon_runs(secured: Secured) -> None:
 
 
 def test_streams_end_with_the_token_that_began_them(secured: Secured) -> None:
-    """Whoever holds a token that was replaced sees no event more, and the page stands still."""
+    """Once a token is replaced, its streams of events and of the page end."""
     shown = Credentials(
         token=secured.token_file.read_text().strip(), ca_file=str(secured.authority.cert_file)
     )
@@ -181,7 +181,7 @@ def test_streams_end_with_the_token_that_began_them(secured: Secured) -> None:
 
 @pytest.mark.thorough
 def test_tokens_that_a_restart_cannot_use_leave_the_old_in_force(secured: Secured) -> None:
-    """A control process that cannot read its tokens goes by those of the one before, and says which file to mend."""
+    """A control process that cannot use its tokens keeps the previous one's, and says which file to mend."""
     token = secured.token_file.read_text().strip()
     secured.token_file.write_text("short")
 
@@ -207,7 +207,7 @@ def test_tokens_that_a_restart_cannot_use_leave_the_old_in_force(secured: Secure
 @pytest.mark.thorough
 @pytest.mark.parametrize("lost", ["cert_file", "key_file"])
 def test_certificate_that_a_restart_does_not_find_is_served_on(secured: Secured, lost: str) -> None:
-    """A control process whose files of TLS are gone serves with what the one before had, and leases go on."""
+    """A control process whose TLS files are gone serves with the previous one's, and leases go on."""
     token = secured.token_file.read_text().strip()
     secured.put(secured.authority.sign("renewed"))
     secured.hang_up()
@@ -238,7 +238,7 @@ def test_certificate_that_a_restart_does_not_find_is_served_on(secured: Secured,
 
 
 def test_daemon_does_not_start_without_its_certificate(secured: Secured) -> None:
-    """The copies end with the daemon: a new one says which file it lacks."""
+    """Kept copies end with the daemon: a new daemon says which file is missing."""
     secured.cert_file.unlink()
     secured.serving.process.terminate()
     assert secured.serving.process.wait(SECONDS_TO_START) == 0
@@ -251,7 +251,7 @@ def test_daemon_does_not_start_without_its_certificate(secured: Secured) -> None
 
 
 def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    """A daemon with several ports says which one it cannot have, and ends."""
+    """A daemon with several ports names the one that is taken, and ends."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         options = ["--listen-tcp", "--http-port", "0", "--grpc-port", str(port)]
@@ -267,7 +267,7 @@ def test_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_token_that_cannot_be_used_leaves_the_old_in_force(secured: Secured) -> None:
-    """What is no token is said to be none, in the log and as a metric, and locks nobody out or in."""
+    """An invalid token is reported in the log and by a metric, and the old token stays in force."""
     old = secured.token_file.read_text().strip()
     assert secured.metric("tokens") == "0.0"
 
@@ -285,7 +285,7 @@ def test_token_that_cannot_be_used_leaves_the_old_in_force(secured: Secured) -> 
 
 
 def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
-    """Who connects after the change sees the new certificate, over REST and gRPC; leases go on."""
+    """Connections after the change see the new certificate, over REST and gRPC, and leases go on."""
     token = secured.token_file.read_text().strip()
     (secured.directory / "others").mkdir()
     other = Authority(secured.directory / "others", "other")
@@ -325,7 +325,7 @@ def test_certificate_is_taken_while_the_daemon_runs(secured: Secured) -> None:
 def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
     secured: Secured, broken: str
 ) -> None:
-    """A certificate that is none, fits no key, is gone or out of date is not taken; the one that was is served on."""
+    """A certificate that is invalid, fits no key, is missing or out of date is not taken, and the old one is served."""
     token = secured.token_file.read_text().strip()
     if broken == "garbage":
         secured.cert_file.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n")
@@ -353,7 +353,7 @@ def test_certificate_that_cannot_be_used_leaves_the_old_in_force(
 
 @pytest.mark.thorough
 def test_start_with_a_certificate_that_has_ended_is_told(secured: Secured) -> None:
-    """A control process that finds nothing better serves on, engines at the local socket above all, and says so."""
+    """A control process that finds only an ended certificate serves all the same, and says so."""
     token = secured.token_file.read_text().strip()
     secured.put(secured.authority.sign_between("old", -3, -1))
     secured.serving.kill_control()
@@ -374,7 +374,7 @@ def test_start_with_a_certificate_that_has_ended_is_told(secured: Secured) -> No
 
 
 def test_terminal_that_hangs_up_ends_the_daemon(tmp_path: Path) -> None:
-    """A daemon that somebody started by hand does not outlive the terminal; others take its signal for a hint."""
+    """A daemon started by hand ends with its terminal; to any other a hangup is a hint to read its files."""
     ours, theirs = pty.openpty()
     (tmp_path / "run").mkdir(mode=0o700)
     command = [
@@ -403,7 +403,7 @@ def test_terminal_that_hangs_up_ends_the_daemon(tmp_path: Path) -> None:
 
 
 def wait_for(process: "subprocess.Popen[bytes]", is_done: Callable[[], bool]) -> None:
-    """Wait until something is so, for as long as a process lives."""
+    """Wait until the condition holds, for as long as the process lives."""
     end = time.monotonic() + SECONDS_TO_START
     while not is_done():
         assert process.poll() is None

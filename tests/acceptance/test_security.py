@@ -1,7 +1,7 @@
-"""The gate of security: eleven things that hold of a daemon as it comes, over real processes and sockets.
+"""The gate of security: laws that hold of a daemon by default, over real processes and sockets.
 
-Which role may do what is `tests/unit/api/test_roles.py`'s, TLS `test_tls.py`'s beside it, ten thousand hostile requests
-`tests/deploy/test_hostile.py`'s; docs/security.md says which of them is behind which promise.
+`tests/unit/api/test_roles.py` tests which role may do what, `test_tls.py` beside it TLS, and
+`tests/deploy/test_hostile.py` ten thousand hostile requests; docs/security.md says which test proves which promise.
 """
 
 import ast
@@ -34,19 +34,19 @@ pytestmark = pytest.mark.acceptance
 NUM_BLOCKS = 16
 TOKENS_PER_BLOCK = 16
 CANARY_TOKEN = 1_234_567_891
-"""A token id that must not be found again."""
+"""A token id that must appear in no log, metric or event."""
 CANARY_REQUEST = "canary-request-of-a-customer"
 CANARY_BYTE = 0xA5
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
-"""Loopback as the kernel writes it, of both families."""
+"""Loopback addresses of both families, as the kernel writes them."""
 LISTENS = "0A"
 
 
 class Traced(Serving):
-    """A daemon whose outgoing connections are written down where strace is at hand."""
+    """A daemon whose outgoing connections are recorded if strace is installed."""
 
     def start(self) -> None:
-        """Start the daemon with what is open by default, and a disk store."""
+        """Start the daemon with its default listeners and a disk store."""
         self.trace = self.runtime_dir.parent / "connects"
         self.log = (self.runtime_dir.parent / "log").open("w+")
         self.disk_dir = self.runtime_dir.parent / "disk"
@@ -83,7 +83,7 @@ class Traced(Serving):
         return str(self.said("rest_on_tcp"))
 
     def said(self, name: str) -> object:
-        """Return what the daemon said of itself when it was ready."""
+        """Return a field of the daemon's "ready" event."""
         lines = Path(self.log.name).read_text().splitlines()
         ready = next(json.loads(line) for line in lines if '"ready"' in line and line[0] == "{")
         return ready[name]
@@ -95,7 +95,7 @@ class Traced(Serving):
             pid = left.pop()
             found.add(pid)
             for task in Path(f"/proc/{pid}/task").iterdir():
-                # A thread may end while it is looked at.
+                # A process may end during the look.
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     left += map(int, (task / "children").read_text().split())
         return found
@@ -103,7 +103,7 @@ class Traced(Serving):
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
-    """A daemon with a cache, ready."""
+    """Run a daemon, and register a cache."""
     made = Traced(tmp_path_factory.mktemp("gate") / "run")
     try:
         made.wait_until_ready()
@@ -130,13 +130,13 @@ def attached(serving: Traced, tenant: str, scheme: str = "unix") -> Worker:
 
 
 def chain(worker: Worker, num_blocks: int) -> bytes:
-    """Return the keys of a prompt of canaries, as the worker's tenant names them."""
+    """Return the keys of a prompt of canary tokens for the worker's tenant."""
     tokens = np.full(num_blocks * TOKENS_PER_BLOCK, CANARY_TOKEN, np.int32)
     return worker.keys.chain(tokens, TOKENS_PER_BLOCK)
 
 
 def computed(worker: Worker, num_blocks: int, request: str = CANARY_REQUEST) -> bytes:
-    """Commit a prompt of so many blocks, every byte a canary; return its keys."""
+    """Commit so many blocks full of canary bytes, and return their keys."""
     keys = chain(worker, num_blocks)
     num_tokens = num_blocks * TOKENS_PER_BLOCK
     with worker.reserve(request, keys=keys, num_tokens=num_tokens, wait_ms=20_000) as lease:
@@ -167,7 +167,7 @@ def test_nothing_listens_but_private_sockets_and_loopback(serving: Traced) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_another_user_cannot_connect(serving: Traced) -> None:
-    """Whoever is another user does not come as far as the sockets."""
+    """Another user cannot reach the sockets."""
     program = (
         "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "for path in sys.argv[1:]:\n"
@@ -185,7 +185,7 @@ def test_another_user_cannot_connect(serving: Traced) -> None:
     "path", ["/v1/stats", "/v1/caches", "/metrics", "/ui/data/live", "/v1/events"]
 )
 def test_stranger_on_loopback_learns_nothing(serving: Traced, path: str) -> None:
-    """Any user of the machine reaches loopback, so there a token is wanted."""
+    """A caller on loopback without a token learns nothing, because any user of the machine can connect there."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(serving.http() + path, timeout=20)  # noqa: S310 -- loopback
 
@@ -196,7 +196,7 @@ def test_stranger_on_loopback_learns_nothing(serving: Traced, path: str) -> None
 def test_client_of_the_same_user_finds_its_token(
     serving: Traced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Over loopback the token that the daemon left is shown to that daemon, and to nobody else who listens."""
+    """A client on loopback shows the daemon's token file to that daemon alone, and to no other listener."""
     (tmp_path / "kvlease").symlink_to(serving.runtime_dir)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("KVLEASE_TOKEN_FILE", raising=False)
@@ -212,7 +212,7 @@ def test_client_of_the_same_user_finds_its_token(
 
 
 def test_nothing_unpickles() -> None:
-    """No module of ours names what turns bytes into code, and all of them load where that is booby-trapped."""
+    """No module of ours uses what turns bytes into code, and all of them load where that is booby-trapped."""
     forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
     for path in [*(ROOT / "client").rglob("*.py"), *(ROOT / "service").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -230,7 +230,7 @@ def test_nothing_unpickles() -> None:
 
 
 def test_tenants_do_not_reach_each_other(serving: Traced) -> None:
-    """With another's very keys, lease and pin in hand a tenant finds, holds, moves, ends and reads nothing of it."""
+    """A tenant with another's keys, lease and pin finds, holds, moves, ends and reads nothing of it."""
     with attached(serving, "a") as a, attached(serving, "b") as b:
         keys = computed(a, 2)
         pinned = a.pin(keys)
@@ -256,7 +256,7 @@ def test_tenants_do_not_reach_each_other(serving: Traced) -> None:
 
 
 def test_token_of_a_worker_makes_no_other_worker(serving: Traced) -> None:
-    """Whoever is let in as one tenant is not thereby another, nor registers what there was not."""
+    """A token of a worker lets nobody attach for another tenant or register a cache."""
     with attached(serving, "a") as a:
         token = a._session.link.token
         for method, path, body in (
@@ -275,7 +275,7 @@ def test_token_of_a_worker_makes_no_other_worker(serving: Traced) -> None:
 
 
 def test_tenants_do_not_see_each_other(serving: Traced) -> None:
-    """A worker's lists have its own tenant's workers, leases, pins and figures, and no other's."""
+    """A worker's lists show its own tenant's workers, leases, pins and figures, and no others."""
     with attached(serving, "a") as a, attached(serving, "b") as b:
         keys = computed(a, 2)
         pinned = a.pin(keys)
@@ -296,7 +296,7 @@ def test_tenants_do_not_see_each_other(serving: Traced) -> None:
 
 
 def test_granted_block_holds_no_foreign_byte(serving: Traced) -> None:
-    """All that another tenant is ever granted was zeroed since."""
+    """Blocks are zeroed before another tenant is granted them."""
     with attached(serving, "a") as a:
         for turn in range(3):
             computed(a, NUM_BLOCKS - 2, f"{CANARY_REQUEST}-{turn}")
@@ -308,7 +308,7 @@ def test_granted_block_holds_no_foreign_byte(serving: Traced) -> None:
 
 
 def test_all_files_are_private(serving: Traced) -> None:
-    """Whatever the daemon has made on any file system is this user's alone."""
+    """All files that the daemon makes are accessible to its user alone."""
     with attached(serving, "a") as a:
         computed(a, 4)
         a.evict(num_blocks=4)
@@ -318,7 +318,7 @@ def test_all_files_are_private(serving: Traced) -> None:
 
 
 def test_secrets_are_in_no_log_metric_or_event(serving: Traced) -> None:
-    """Tokens of the prompt, requests' names, block keys and bearer tokens are nowhere but where they belong."""
+    """Prompt tokens, request ids, block keys and bearer tokens appear in no log, metric or event."""
     events: list[str] = []
     with Client(serving.address("unix"), on_doubt="raise") as client:
         with attached(serving, "a") as worker, attached(serving, "b", "http+unix") as beside:
@@ -365,7 +365,7 @@ def test_secrets_are_in_no_log_metric_or_event(serving: Traced) -> None:
 
 
 def test_nothing_connects_out(serving: Traced) -> None:
-    """No process of the daemon opens a connection to anywhere; what there is over TCP came in."""
+    """No process of the daemon opens a connection; all TCP connections came in."""
     inodes = _socket_inodes(serving.pids())
     own = [row for name in ("tcp", "tcp6") for row in _net(name) if row[9] in inodes]
 
@@ -377,7 +377,7 @@ def test_nothing_connects_out(serving: Traced) -> None:
 
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
 def test_flood_of_strangers_leaves_few_lines(tmp_path: Path, is_plain: bool) -> None:
-    """Whatever is sent to a port again and again, the log has of each kind and listener one line in ten seconds."""
+    """Whatever is sent again and again, the log has at most one line per kind and listener in ten seconds."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
     options += ["--probe-host", "127.0.0.1", "--probe-port", "0"]
     if not is_plain:
@@ -405,7 +405,7 @@ def test_flood_of_strangers_leaves_few_lines(tmp_path: Path, is_plain: bool) -> 
 
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
 def test_strangers_hold_off_nobody(tmp_path: Path, is_plain: bool) -> None:
-    """Though strangers hold all connections that they get, tokens are served, and liveness is told."""
+    """While strangers hold all connections that they get, callers with tokens are served, and liveness answers."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0", "--max-connections", "16"]
     options += ["--probe-host", "127.0.0.1", "--probe-port", "0"]
     trusted = None
@@ -423,7 +423,7 @@ def test_strangers_hold_off_nobody(tmp_path: Path, is_plain: bool) -> None:
         asked = urllib.request.Request(ready["rest_on_tcp"] + "/metrics")  # noqa: S310 -- loopback
         asked.add_header("Authorization", f"Bearer {token}")
         live = urllib.parse.urljoin(ready["probes"], "/livez")
-        # To TLS a head in the clear would be an end of the handshake.
+        # A plain HTTP head would end a TLS handshake.
         said = [_PROBE if is_plain else b"", _PROBE]
         with (
             _held(ready["rest_on_tcp"], said[0]) as rest,
@@ -454,7 +454,7 @@ _PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @contextlib.contextmanager
 def _held(address: str, said: bytes) -> Iterator[list[socket.socket]]:
-    """Hold more connections than there are places, each of which has said something."""
+    """Hold more connections than there are places, each of which has sent one of these."""
     url = urllib.parse.urlsplit(address)
     with contextlib.ExitStack() as stack:
         lines = []
@@ -466,7 +466,7 @@ def _held(address: str, said: bytes) -> Iterator[list[socket.socket]]:
 
 
 def _send(address: str, sent: bytes) -> None:
-    """Send bytes to a port, and wait until something is answered, or the connection is closed."""
+    """Send bytes to a port, and wait for an answer or the end of the connection."""
     url = urllib.parse.urlsplit(address)
     assert url.hostname
     assert url.port
@@ -478,7 +478,7 @@ def _send(address: str, sent: bytes) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 -- what is refused
 def test_tcp_without_tls_refuses_to_start(host: str, tmp_path: Path) -> None:
-    """Beyond loopback there is TLS, or a word for the risk, or nothing."""
+    """Beyond loopback a start needs TLS or an explicit setting that accepts the risk."""
     command = [
         sys.executable,
         "-m",
@@ -525,7 +525,7 @@ print(count)
 def _asked(
     serving: Traced, method: str, path: str, token: str, body: object = None
 ) -> dict[str, object]:
-    """Send a request over TCP under a token; returns the document of the answer."""
+    """Send a request over TCP with a token; return the answer's document."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(serving.http() + path, data, headers, method=method)  # noqa: S310 -- loopback
@@ -539,7 +539,7 @@ def _asked(
 
 
 def _provoke(address: str, keys: bytes) -> None:
-    """Make every kind of mistake that might be logged with what was sent."""
+    """Make every kind of mistake whose log line might contain what was sent."""
     with Client(address, on_doubt="raise") as client, client.attach("main", tenant="a") as worker:
         for mistake in (
             lambda: worker.reserve(CANARY_REQUEST * 9, keys=keys, num_tokens=32),
@@ -565,6 +565,6 @@ def _socket_inodes(pids: set[int]) -> set[str]:
 
 
 def _net(name: str) -> list[list[str]]:
-    """Return the rows of a table of the kernel's sockets."""
+    """Return the rows of one of the kernel's socket tables."""
     lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     return [line.split() for line in lines]

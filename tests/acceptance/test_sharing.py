@@ -1,4 +1,4 @@
-"""Who gets what of a pool that is too small, from a file of settings to what an operator and a refused caller read."""
+"""Who gets what of too small a pool: from a settings file to what operators and refused callers read."""
 
 import http.client
 import json
@@ -34,7 +34,7 @@ pinned_percent_max = 10
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Give this module a daemon that reads a file of settings."""
+    """Run a daemon with a settings file for this module."""
     directory = tmp_path_factory.mktemp("sharing")
     file = directory / "kvleased.toml"
     file.write_text(SETTINGS)
@@ -44,13 +44,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def client(daemon: Serving) -> Iterator[Client]:
-    """Give a client of a cache that is new."""
+    """Register a new cache, and give its client."""
     with new_cache(daemon, "shared", INPUTS) as client:
         yield client
 
 
 def listed(daemon: Serving, what: str) -> Any:
-    """Return what the command line lists of the cache."""
+    """Return what the command line lists of the cache, as JSON."""
     return json.loads(command(daemon.address("unix"), what, "--json"))["shared"][what]
 
 
@@ -67,7 +67,7 @@ def cached(worker: Worker, num_tokens: int, first: int = 0) -> bytes:
 
 
 def test_waiting_calls_are_listed_and_served_by_priority(daemon: Serving, client: Client) -> None:
-    """Who waits is told with its place and what it waits for; the higher priority is served first, then the other."""
+    """Waiting calls are listed with their place and what they wait for; higher priority is served first."""
     with client.attach("shared", tenant="other") as worker:
         held = worker.reserve("held", num_tokens=NUM_TOKENS)
         served: list[str] = []
@@ -99,7 +99,7 @@ def test_waiting_calls_are_listed_and_served_by_priority(daemon: Serving, client
 
 
 def test_metrics_count_waiting_calls_and_blocks_of_tenants(daemon: Serving, client: Client) -> None:
-    """What the command line lists is measured, too, with no more tenants than are configured or attached."""
+    """Metrics tell what the command line lists, with only the tenants that are configured or attached."""
     with client.attach("shared", tenant="chat") as worker, worker.reserve("held", num_tokens=64):
         found = metrics(daemon)
 
@@ -110,7 +110,7 @@ def test_metrics_count_waiting_calls_and_blocks_of_tenants(daemon: Serving, clie
 
 
 def metrics(daemon: Serving) -> dict[str, float]:
-    """Return every sample as Prometheus would read it."""
+    """Return every metric's value, by name and labels."""
     status, body = ask(daemon, "GET", "/metrics")
     assert status == 200
     lines = (line.rpartition(" ") for line in body.splitlines() if not line.startswith("#"))
@@ -123,7 +123,7 @@ def metrics(daemon: Serving) -> dict[str, float]:
 def test_tenants_are_listed_with_what_they_have_and_may_have(
     daemon: Serving, client: Client
 ) -> None:
-    """The limits of the file are told in blocks, by name, also of a tenant that has no worker."""
+    """The file's limits are listed in blocks under the tenants' names, also for a tenant without workers."""
     with client.attach("shared", tenant="chat") as chat:
         cached(chat, 64)
         with chat.reserve("r", num_tokens=32):
@@ -138,7 +138,7 @@ def test_tenants_are_listed_with_what_they_have_and_may_have(
 
 
 def test_minimum_and_maximum_hold(client: Client) -> None:
-    """One tenant never gets more than its maximum, and others never what another needs for its minimum."""
+    """A tenant never gets more than its maximum, nor what another's minimum needs."""
     with (
         client.attach("shared", tenant="chat") as chat,
         client.attach("shared", tenant="batch") as batch,
@@ -158,7 +158,7 @@ def test_minimum_and_maximum_hold(client: Client) -> None:
 
 
 def test_pins_end_at_their_budget(client: Client) -> None:
-    """A tenant pins as much as its settings allow, and is told how much is left of that."""
+    """A tenant pins as much as its settings allow, and its refusal says how much is left."""
     with client.attach("shared", tenant="batch") as batch:
         keys = cached(batch, 8 * 16)
         pinned = batch.pin(keys[: 3 * 32])
@@ -180,7 +180,7 @@ def test_pins_end_at_their_budget(client: Client) -> None:
 def ask(
     daemon: Serving, method: str, path: str, body: object = None, token: str = ""
 ) -> tuple[int, str]:
-    """Send a request as any program would; returns status and body."""
+    """Send an HTTP request as any program would; return status and body."""
     connection = http.client.HTTPConnection("localhost", timeout=20)
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.connect(str(daemon.runtime_dir / "http.sock"))
@@ -196,7 +196,7 @@ def ask(
 def test_refusal_over_rest_says_who_has_the_blocks_and_what_would_be_granted(
     daemon: Serving, client: Client
 ) -> None:
-    """The problem document that the docs show is what comes, and what it recommends is granted."""
+    """A refusal has the problem document that the docs show, and the recommended request is granted."""
     with rest_worker(daemon) as token, client.attach("shared", tenant="chat") as chat:
         cached(chat, 8 * 16)
         with chat.reserve("held", num_tokens=20 * 16):
@@ -217,7 +217,7 @@ def test_refusal_over_rest_says_who_has_the_blocks_and_what_would_be_granted(
 
 @contextmanager
 def rest_worker(daemon: Serving) -> Iterator[str]:
-    """Attach over REST; gives the token."""
+    """Attach over REST, and give the token."""
     status, attached = ask(daemon, "POST", "/v1/caches/shared/workers", {"tenant": "other"})
     assert status == 200, attached
     token: str = json.loads(attached)["token"]

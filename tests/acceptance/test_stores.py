@@ -1,4 +1,4 @@
-"""The lower tiers with real processes and files: what was acknowledged is found again, what is damaged never serves."""
+"""Stores with real processes and files: acknowledged blocks are found again, damaged ones are never served."""
 
 import os
 import shutil
@@ -37,19 +37,19 @@ TOKENS_PER_PROMPT = BLOCKS_PER_PROMPT * TOKENS_PER_BLOCK
 NUM_PROMPTS = 8
 NUM_BLOCKS = NUM_PROMPTS * BLOCKS_PER_PROMPT
 FIRST_PAYLOAD_BYTES = 4 * BYTES_PER_SECTOR
-"""No more than what the cells of all slots take."""
+"""Offset behind the store's head and slot headers; smaller files are no stores."""
 
 
 @pytest.fixture
 def disk_dir(tmp_path: Path) -> Path:
-    """A private directory for stores."""
+    """Make a private directory for stores."""
     directory = tmp_path / "disk"
     directory.mkdir(mode=0o700)
     return directory
 
 
 def small() -> PlanInputs:
-    """Return a cache whose device and host pools have room for two prompts each, and whose store has room for all."""
+    """Return a cache whose device and host pools hold two prompts each, and whose store holds all."""
     return inputs_of(
         device_blocks=2 * BLOCKS_PER_PROMPT,
         host_slots=2 * BLOCKS_PER_PROMPT,
@@ -58,7 +58,7 @@ def small() -> PlanInputs:
 
 
 def fill(serving: Serving, plan: PlanInputs, cache: str = CACHE, first: int = 0) -> None:
-    """Compute all prompts from a first one on, one after the other, and wait until the disk store has them."""
+    """Compute all prompts from number `first` on in turn, and wait until the disk store has them."""
     with attached(serving, plan, cache=cache) as (client, worker):
         serving.until(lambda: status(client, "disk", cache) == "ready")
         for count in range(1, NUM_PROMPTS + 1):
@@ -68,7 +68,7 @@ def fill(serving: Serving, plan: PlanInputs, cache: str = CACHE, first: int = 0)
 
 
 def hits(serving: Serving, cache: str = CACHE, first: int = 0) -> list[int]:
-    """Return how many tokens of each prompt from a first one on the disk store of a cache has."""
+    """Return how many tokens of each prompt from number `first` on are disk hits."""
     with attached(serving, small(), cache=cache) as (client, worker):
         serving.until(lambda: status(client, "disk", cache) == "ready")
         found = []
@@ -79,7 +79,7 @@ def hits(serving: Serving, cache: str = CACHE, first: int = 0) -> list[int]:
 
 
 def flip_payloads(directory: Path) -> None:
-    """Flip a bit of every block of every store; what describes the store and its slots lies before them."""
+    """Flip a bit in every sector of every store's payload, behind the store's and slots' headers."""
     for path in directory.iterdir():
         if path.stat().st_size < FIRST_PAYLOAD_BYTES:
             continue
@@ -94,7 +94,7 @@ def flip_payloads(directory: Path) -> None:
 def test_blocks_come_back_from_disk_when_no_other_tier_has_them(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """Prompts that left device and host pool are read from the store, and every byte is what was committed."""
+    """Prompts that left device and host pools are read from the store, and every byte is what was committed."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         with attached(serving, small()) as (_, worker):
@@ -148,7 +148,7 @@ def test_the_control_process_may_die_beside_its_stores(tmp_path: Path, disk_dir:
 def test_a_control_process_that_starts_beside_a_store_that_is_off(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """The next control process uses no store before its mover has said that it works, and then all of it."""
+    """A new control process uses a store only once its mover says that it works, and then all of it."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         with attached(serving, small()) as (client, worker):
@@ -173,12 +173,12 @@ def test_a_control_process_that_starts_beside_a_store_that_is_off(
 def test_a_new_store_in_the_place_of_the_old_one_is_filled_anew(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """When the directory was removed, slots of the old file cost no failure each, and none is lost for good."""
+    """After the directory is removed, the old file's slots are forgotten without failures and filled anew."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         with attached(serving, small()) as (client, worker):
             shutil.rmtree(disk_dir)
-            # The first to ask meets a file that is gone; the next one comes by itself.
+            # The first request finds the file missing; the store comes back by itself.
             compute(worker, prompt(0, BLOCKS_PER_PROMPT)).release()
             disk_dir.mkdir(mode=0o700)
             serving.until(lambda: counter(client, "disk_slots_forgotten") >= NUM_BLOCKS)
@@ -197,7 +197,7 @@ def test_a_new_store_in_the_place_of_the_old_one_is_filled_anew(
 
 
 def test_flipped_bits_on_disk_are_misses(tmp_path: Path, disk_dir: Path) -> None:
-    """Bytes that changed below the daemon's feet are recomputed, counted, and never served."""
+    """Bytes that changed on disk are counted and recomputed, and never served."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         flip_payloads(disk_dir)
@@ -211,7 +211,7 @@ def test_flipped_bits_on_disk_are_misses(tmp_path: Path, disk_dir: Path) -> None
 def test_a_mover_that_hangs_or_dies_costs_hits_and_nothing_else(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """With the disk's mover stopped, then killed, calls are answered in time; its successor serves the store again."""
+    """While the disk's mover is stopped, then killed, calls end in time; its successor serves the store again."""
     options = ("--disk-dir", str(disk_dir), "--mover-seconds-max", "1")
     with served(tmp_path / "run", *options) as serving:
         fill(serving, small())
@@ -232,7 +232,7 @@ def test_a_mover_that_hangs_or_dies_costs_hits_and_nothing_else(
 
 
 def test_a_disk_that_hangs_is_a_miss_in_time(tmp_path: Path, disk_dir: Path) -> None:
-    """Requests whose bytes do not come while they may wait are granted without them, and have them once they come."""
+    """Requests whose bytes do not come in time are granted without them, and later hit them."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         with attached(serving, small()) as (client, worker):
@@ -253,7 +253,7 @@ def test_a_disk_that_hangs_is_a_miss_in_time(tmp_path: Path, disk_dir: Path) -> 
 
 @pytest.mark.thorough
 def test_a_disk_that_hangs_takes_no_blocks_from_others(tmp_path: Path, disk_dir: Path) -> None:
-    """Its tier is off long before its mover is replaced, and what nobody has begun to load is free again."""
+    """A hanging disk's tier is off long before its mover is replaced, and blocks of unbegun loads are free again."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
     options = ("--disk-dir", str(disk_dir), "--mover-seconds-max", "20")
@@ -286,7 +286,7 @@ def test_a_disk_that_hangs_takes_no_blocks_from_others(tmp_path: Path, disk_dir:
 
 
 def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: Path) -> None:
-    """Without its files the tier says so and why, and everything goes on without it."""
+    """A tier whose files vanish is off and says why, and everything goes on without it."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         for path in disk_dir.iterdir():
@@ -306,7 +306,7 @@ def test_a_store_that_vanishes_is_a_tier_that_is_off(tmp_path: Path, disk_dir: P
 
 @pytest.mark.thorough
 def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Path) -> None:
-    """Neither the mover nor its successor makes a store elsewhere; all is found again when the directory is back."""
+    """No mover makes a store elsewhere, and all is found again when the directory is back."""
     away = disk_dir.with_name("away")
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
@@ -331,7 +331,7 @@ def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Pa
 
 @pytest.mark.thorough
 def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: Path) -> None:
-    """With other disk_bytes nothing of the old store is taken for something; with the old ones all of it is found."""
+    """With other disk_bytes nothing of the old store is used; with the old ones all of it is found."""
     larger = replace(small(), disk_bytes=small().disk_bytes + 5 * 8192)
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
@@ -346,7 +346,7 @@ def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: 
 
 
 def test_a_cache_that_is_purged_leaves_no_prompt(tmp_path: Path, disk_dir: Path) -> None:
-    """A delete leaves the store for the next registration; a purge removes it, and is refused where it is off."""
+    """A delete leaves the store for the next registration; a purge removes it, and is refused while it is off."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         with Client(serving.address("unix")) as client:
@@ -371,7 +371,7 @@ def test_a_cache_that_is_purged_leaves_no_prompt(tmp_path: Path, disk_dir: Path)
 
 @pytest.mark.thorough
 def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -> None:
-    """A store that is not the one of before wears no slot out: what that had is forgotten, and it is filled again."""
+    """A new store in the old one's place wears no slot out: the old contents are forgotten, and it is filled again."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         for path in disk_dir.glob("*.store"):
@@ -380,7 +380,7 @@ def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -
             os.kill(child(serving, "disk-mover"), signal.SIGKILL)
             serving.until(lambda: status(client, "disk") == "off")
             serving.until(lambda: status(client, "disk") == "ready")
-            # What the host pool still has is stored anew.
+            # The host pool's blocks are stored anew.
             serving.until(lambda: ready(client, "disk") == 2 * BLOCKS_PER_PROMPT)
             lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
             assert lease.hit_tokens == 0
@@ -390,7 +390,7 @@ def test_a_store_that_was_removed_is_made_anew(tmp_path: Path, disk_dir: Path) -
 
 @pytest.mark.thorough
 def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_dir: Path) -> None:
-    """What is kept in the new directory is found by the next daemon, for its keys are the same."""
+    """Blocks in the new directory are found by the next daemon, because the secret, and so the keys, are the same."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small())
         shutil.rmtree(disk_dir)
@@ -415,7 +415,7 @@ def test_a_directory_that_was_removed_has_its_secret_again(tmp_path: Path, disk_
 def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """A cache whose like was deleted goes on with its own file, and retires nothing."""
+    """When a cache of the same layout is deleted, another goes on with its own file, and retires no slot."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small(), "one")
         with attached(serving, small(), cache=CACHE) as (client, worker):
@@ -436,7 +436,7 @@ def test_a_store_that_another_cache_had_is_not_taken_for_the_own_one(
 
 @pytest.mark.thorough
 def test_two_caches_have_a_store_each_in_one_directory(tmp_path: Path, disk_dir: Path) -> None:
-    """Caches that are alike share no file; both stores outlive the daemon, whichever is registered first then."""
+    """Two equal caches have a store each; both outlive the daemon, whichever cache is registered first then."""
     with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
         fill(serving, small(), "one")
         fill(serving, small(), "two", first=NUM_PROMPTS)
@@ -444,7 +444,7 @@ def test_two_caches_have_a_store_each_in_one_directory(tmp_path: Path, disk_dir:
         kill_all(serving)
         serving.start()
         serving.wait_until_ready()
-        # By its content a store is either's: the keys and the layout are the same.
+        # Either cache may take either store: their keys and layout are the same.
         found = {
             first: [hits(serving, cache, first) for cache in ("two", "one")]
             for first in (0, NUM_PROMPTS)

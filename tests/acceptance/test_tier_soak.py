@@ -1,6 +1,6 @@
-"""All tiers at once under load, while everything is killed, stopped and damaged: no wrong byte, no hung call, no leak.
+"""All tiers under load while everything is killed, stopped and damaged: no wrong byte, hung call or leak.
 
-It takes a minute, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED plays the faults of an earlier one again.
+It takes a minute, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED repeats the faults of an earlier run.
 """
 
 import json
@@ -43,16 +43,16 @@ OPTIONS = [
     "0.1",
 ]
 FAULTS_OF_OURS = {"call_failed", "settling_failed", "tick_failed", "batch_refused"}
-"""Events of the log that tell of a bug, whatever was done to the daemon."""
+"""Events of the log that always mean a bug, whatever was done to the daemon."""
 SECONDS_TO_REST = 30.0
-"""Longer than any lease, wait or pause of a breaker that the test has set."""
+"""Seconds; longer than any lease, wait or breaker's pause in this test."""
 NOTHING: dict[str, int] = {}
 IN_USE = ("reserved", "filling", "ready_held", "quarantined", "scrubbing")
 
 
 @pytest.fixture
 def folders() -> Iterator[tuple[Path, Path]]:
-    """Directories in memory for host pools and on a disk for stores, private and with short names."""
+    """Make private directories with short names: in memory for host pools, on disk for stores."""
     host = Path(tempfile.mkdtemp(prefix="kvlease-soak-", dir="/dev/shm"))
     disk = Path(tempfile.mkdtemp(prefix="kvlease-soak-"))
     yield host, disk
@@ -63,7 +63,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 def test_tiers_serve_no_wrong_byte_whatever_is_done_to_them(
     tmp_path: Path, folders: tuple[Path, Path]
 ) -> None:
-    """Workers compare every byte while all else fails; then nothing is held, everything works, nothing is left open."""
+    """No worker is served a wrong byte under any fault; then nothing is held or left open, and all tiers work."""
     host_dir, disk_dir = folders
     say("soak", f"{SECONDS:g} s with seed {SEED}")
     (tmp_path / "redis").mkdir()
@@ -83,7 +83,7 @@ def test_tiers_serve_no_wrong_byte_whatever_is_done_to_them(
 
 
 def soak(serving: Serving, folder: Path, redis: RedisServer, disk_dir: Path) -> None:
-    """Torment a daemon, let it come to rest, and look at everything."""
+    """Torment a daemon, let it come to rest, and check everything."""
     address = serving.address("unix")
     with Client(address) as client:
         client.register(CACHE, inputs_of(is_hybrid=SEED % 2 == 0), options_of(SEED))
@@ -121,7 +121,7 @@ def soak(serving: Serving, folder: Path, redis: RedisServer, disk_dir: Path) -> 
 
 
 def torment(serving: Serving, crew: Crew, tormentor: Tormentor) -> None:
-    """Do everything to everybody until time is over."""
+    """Inflict faults on every process and store until time is up."""
     end = time.monotonic() + SECONDS
     next_at = time.monotonic() + 1
     while (now := time.monotonic()) < end:
@@ -144,7 +144,7 @@ def all_is_well(client: Client) -> bool:
 
 
 def in_use(client: Client) -> dict[str, int]:
-    """Return what is held by anybody in any tier."""
+    """Count the held blocks of each tier."""
     try:
         (cache,) = client.stats(CACHE).caches
     except KVLeaseError as error:
@@ -157,7 +157,7 @@ def in_use(client: Client) -> dict[str, int]:
 
 
 def await_equal(look: Callable[[], R], wanted: R) -> None:
-    """Wait until something is so, for long enough even on a busy machine."""
+    """Wait until both are equal, long enough even for a busy machine."""
     end = time.monotonic() + SECONDS_TO_REST
     while (found := look()) != wanted:
         assert time.monotonic() < end, f"it is {found}, not {wanted}"
@@ -183,7 +183,7 @@ def events(serving: Serving) -> Counter[str]:
 
 
 def tell(serving: Serving, crew: Crew, tormentor: Tormentor) -> None:
-    """Print what was done, and what came of it."""
+    """Print the faults and their results."""
     say("workers", {name: count for name, count in crew.board.totals().items() if count})
     say("faults", dict(tormentor.done))
     say("log", dict(events(serving)))

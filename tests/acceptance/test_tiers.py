@@ -1,4 +1,4 @@
-"""Lower tiers as real processes and files: what outlives the whole daemon, and movers that end or stand still alone."""
+"""Lower tiers as real processes and files: what outlives the daemon, and movers that end or stand still alone."""
 
 import ctypes
 import importlib.util
@@ -59,7 +59,7 @@ needs_disk_mover = pytest.mark.skipif(
 
 @pytest.fixture
 def host_dir() -> Iterator[Path]:
-    """A directory in memory, for this user alone."""
+    """Make a directory in memory, for this user alone."""
     directory = Path(tempfile.mkdtemp(prefix="kvlease-test-", dir=MEMORY))
     yield directory
     shutil.rmtree(directory)
@@ -67,7 +67,7 @@ def host_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def disk_dir(tmp_path: Path) -> Path:
-    """A directory on a disk, for this user alone."""
+    """Make a directory on a disk, for this user alone."""
     directory = tmp_path / "disk"
     directory.mkdir(mode=0o700)
     return directory
@@ -79,7 +79,7 @@ def _ready(serving: Serving, client: Client, inputs: PlanInputs, options: CacheO
 
 
 def _fill(worker: Worker) -> bytes:
-    """Leave half a pool of cached blocks, block i full of i + 1; returns their keys."""
+    """Leave half a pool of cached blocks, block i full of the byte i + 1; return their keys."""
     keys = worker.keys.chain(range(NUM_TOKENS), TOKENS_PER_BLOCK)
     with worker.reserve("fill", num_tokens=NUM_TOKENS) as lease:
         for place, block in enumerate(lease.block_ids):
@@ -89,7 +89,7 @@ def _fill(worker: Worker) -> bytes:
 
 
 def _found(worker: Worker, keys: bytes) -> tuple[int, int]:
-    """Reserve the prefix, compare every byte of what was found, and tell the tokens found on host and disk."""
+    """Reserve the prefix, compare every byte of its hits, and return the tokens hit on host and disk."""
     with worker.reserve(
         "again", num_tokens=NUM_TOKENS + TOKENS_PER_BLOCK, keys=keys, wait_ms=20_000
     ) as lease:
@@ -118,7 +118,7 @@ def _await_end(pid: int) -> None:
 
 
 class _Process:
-    """A process that is none of our children."""
+    """A process that is not our child."""
 
     def __init__(self, pid: int) -> None:
         self._fd = os.pidfd_open(pid)
@@ -130,7 +130,7 @@ class _Process:
         assert poll.poll(60_000), "it does not end"
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the pidfd."""
         os.close(self._fd)
 
 
@@ -142,7 +142,7 @@ def _children(pid: int) -> Iterator[int]:
 def _process(serving: Serving, role: str) -> int:
     """Return the process id of a role, or 0: a signal to that would go to the tests themselves."""
     for pid in _children(serving.process.pid):
-        # A child may end between the two looks.
+        # A child may end between the two reads.
         with suppress(FileNotFoundError, ProcessLookupError):
             if role.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 return pid
@@ -155,7 +155,7 @@ def _tier(client: Client, name: str) -> str:
 
 @needs_memory
 def test_host_pool_outlives_all_processes(tmp_path: Path, host_dir: Path) -> None:
-    """What was evicted before everything was killed is found again by an equal registration, byte for byte."""
+    """Blocks evicted before a kill of all processes are found again by an equal registration, byte for byte."""
     options = ("--host-dir", str(host_dir))
     first = Serving(tmp_path / "run", *options)
     try:
@@ -188,7 +188,7 @@ def test_host_pool_outlives_all_processes(tmp_path: Path, host_dir: Path) -> Non
 def test_host_pool_above_half_of_the_limit_is_registered_again(
     tmp_path: Path, host_dir: Path
 ) -> None:
-    """What a cache left is what it will lie in, and takes no memory beside it."""
+    """A host pool that a cache left behind is used again, and does not count against the memory limit twice."""
     inputs = PlanInputs(
         layers=(LAYER,),
         tokens_per_block=TOKENS_PER_BLOCK,
@@ -221,7 +221,7 @@ def test_second_daemon_in_one_host_directory_is_refused(tmp_path: Path, host_dir
 
 @needs_disk_mover
 def test_disk_mover_is_replaced_alone(tmp_path: Path, disk_dir: Path) -> None:
-    """A disk mover may die at any time: nothing else is touched, and what it had stored is found afterwards."""
+    """A disk mover may die at any time: nothing else is touched, and its stored blocks are found afterwards."""
     with (
         served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
         Client(serving.address("unix"), on_doubt="raise") as client,
@@ -257,7 +257,7 @@ def test_stuck_disk_mover_is_replaced_and_holds_up_nobody(tmp_path: Path, disk_d
             os.kill(mover, signal.SIGSTOP)
 
             keys = _fill(worker)
-            # A block that is being copied down may not leave yet.
+            # A block may not leave while it is copied down.
             serving.until(lambda: _num_ready(client, "host") == NUM_BLOCKS // 2)
             assert worker.evict(keys=keys).num_evicted == NUM_BLOCKS // 2
             assert _found(worker, keys) == (NUM_TOKENS, 0)
@@ -268,7 +268,7 @@ def test_stuck_disk_mover_is_replaced_and_holds_up_nobody(tmp_path: Path, disk_d
 
 @needs_disk_mover
 def test_control_process_ends_with_all_movers(tmp_path: Path, disk_dir: Path) -> None:
-    """No mover of an earlier life writes when the next control process reads its records."""
+    """No mover of an earlier life still writes when the next control process reads its records."""
     with (
         served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
         Client(serving.address("unix"), on_doubt="raise") as client,
@@ -286,7 +286,7 @@ def test_control_process_ends_with_all_movers(tmp_path: Path, disk_dir: Path) ->
 
 @contextmanager
 def _that_cannot_end(pid: int) -> Iterator[None]:
-    """Have a process, once it is killed, stand still in the kernel on its way out, as in a call that never returns."""
+    """Make a killed process stand still in the kernel before it ends, as in a call that never returns."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(PTRACE_SEIZE, pid, None, ctypes.c_void_p(PTRACE_O_TRACEEXIT)):
         pytest.skip(f"ptrace is not permitted: {os.strerror(ctypes.get_errno())}")
@@ -302,7 +302,7 @@ def _that_cannot_end(pid: int) -> Iterator[None]:
 def test_disk_mover_that_cannot_end_does_not_hold_up_the_next_control_process(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """Its tier is off until it has ended; then another mover takes over, and finds what was stored."""
+    """The mover's tier is off until it has ended; then another mover takes over, and finds what was stored."""
     with (
         served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving,
         Client(serving.address("unix"), on_doubt="raise") as client,
@@ -330,7 +330,7 @@ def test_disk_mover_that_cannot_end_does_not_hold_up_the_next_control_process(
 def test_disk_mover_that_cannot_end_does_not_hold_up_the_end(
     tmp_path: Path, disk_dir: Path
 ) -> None:
-    """A daemon that is told to stop has stopped, with the status of one that did, although a child has not."""
+    """A daemon that is told to stop ends with its usual status, although a child has not ended."""
     serving = Serving(tmp_path / "run", "--disk-dir", str(disk_dir))
     try:
         serving.wait_until_ready()
@@ -343,7 +343,7 @@ def test_disk_mover_that_cannot_end_does_not_hold_up_the_end(
 
 @needs_disk_mover
 def test_disk_store_outlives_all_processes(tmp_path: Path, disk_dir: Path) -> None:
-    """What was stored before everything was killed is found again when the store was looked through."""
+    """Blocks stored before a kill of all processes are found again once the store has been scanned."""
     options = ("--disk-dir", str(disk_dir))
     first = Serving(tmp_path / "run", *options)
     try:

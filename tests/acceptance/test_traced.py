@@ -1,4 +1,4 @@
-"""A span of a worker goes on in the daemon and in the copies that its call leads to, over every transport."""
+"""A worker's span continues in the daemon, and in the copies that its call causes, over every transport."""
 
 import json
 from collections.abc import Iterator
@@ -28,20 +28,20 @@ _REQUESTS: dict[str, dict[str, str]] = {
         "release": f"{_SERVICE}/Release",
     },
 }
-"""How the servers of REST and gRPC call their own spans of requests."""
+"""Names of the request spans of the REST and gRPC servers."""
 
 TRACER = trace.TracerProvider().get_tracer("worker")
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the daemon writes its spans."""
+    """Return the path of the file to which the daemon writes its spans."""
     return tmp_path_factory.mktemp("traced") / "spans"
 
 
 @pytest.fixture(scope="module")
 def daemon(file: Path) -> Iterator[Serving]:
-    """A daemon that traces, with a cache."""
+    """Run a daemon that traces, with a cache."""
     with served(file.parent / "run", "--trace-file", str(file)) as serving:
         with Client(serving.address("unix")) as client:
             client.register("main", INPUTS)
@@ -50,14 +50,14 @@ def daemon(file: Path) -> Iterator[Serving]:
 
 
 def spans_of(file: Path, span: Any) -> list[dict[str, Any]]:
-    """Return what the daemon wrote of one trace."""
+    """Return the spans that the daemon wrote of one trace."""
     trace_id = f"0x{span.get_span_context().trace_id:032x}"
     found = [json.loads(line) for line in file.read_text().splitlines()]
     return [one for one in found if one["context"]["trace_id"] == trace_id]
 
 
 def id_of(span: Any) -> str:
-    """Return a span's id as it is written."""
+    """Return a span's id as the daemon writes it."""
     return f"0x{span.get_span_context().span_id:016x}"
 
 
@@ -65,7 +65,7 @@ def id_of(span: Any) -> str:
 def test_spans_of_the_daemon_hang_below_the_workers(
     daemon: Serving, file: Path, scheme: str
 ) -> None:
-    """Each call is a span below the one that it was made in; a copy to the host pool is one below its call."""
+    """Each call is a span below the caller's span, and a copy to the host pool is a span below its call."""
     with Client(daemon.address(scheme), on_doubt="raise", with_traces=True) as client:
         with client.attach("main") as worker, TRACER.start_as_current_span("step") as step:
             keys = worker.keys.chain([3] * 2 * TOKENS_PER_BLOCK, TOKENS_PER_BLOCK)
@@ -103,7 +103,7 @@ def test_spans_of_the_daemon_hang_below_the_workers(
 
 
 def test_refusal_is_a_span_with_its_code(daemon: Serving, file: Path) -> None:
-    """What was refused is seen in the trace, under the code that its caller was told."""
+    """A refused call is a span with the code that its caller was told."""
     client = Client(daemon.address("unix"), with_traces=True)
     with client, client.attach("main") as worker, TRACER.start_as_current_span("step") as step:
         assert not worker.reserve("large", num_tokens=10**6).is_live
@@ -114,7 +114,7 @@ def test_refusal_is_a_span_with_its_code(daemon: Serving, file: Path) -> None:
 
 
 def test_caller_without_a_span_begins_a_trace(daemon: Serving, file: Path) -> None:
-    """Calls of those that trace nothing are traced by the daemon, each for itself."""
+    """A call without a span begins a trace of its own in the daemon."""
     with Client(daemon.address("unix")) as client:
         client.plan(PlanInputs(layers=(LAYER,), tokens_per_block=16, device_blocks=4))
 
@@ -127,7 +127,7 @@ def test_caller_without_a_span_begins_a_trace(daemon: Serving, file: Path) -> No
 
 
 def test_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
-    """Who asked for traces and would get none is told so at once."""
+    """A start that could not write its trace file is refused at once."""
     serving = Serving(tmp_path / "run", "--trace-file", str(tmp_path / "no" / "spans"))
     try:
         assert serving.process.wait(60) != 0
@@ -137,7 +137,7 @@ def test_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
 
 
 def test_file_that_is_gone_keeps_no_control_process_from_following_another(tmp_path: Path) -> None:
-    """The directory of the file was removed while the daemon ran: its memory is worth more than its spans."""
+    """A control process restarts although the trace file's directory was removed: memory is worth more than spans."""
     (tmp_path / "gone").mkdir()
     with served(tmp_path / "run", "--trace-file", str(tmp_path / "gone" / "spans")) as serving:
         (tmp_path / "gone" / "spans").unlink()

@@ -39,13 +39,13 @@ def daemon(standing: Standing) -> Iterator[Serving]:
 
 
 def kvlease(serving: Serving, *arguments: str) -> list[str]:
-    """Return a command line."""
+    """Return the command line of `kvlease` with this daemon's address."""
     program = str(Path(sys.executable).with_name("kvlease"))
     return [program, *arguments, "--address", serving.address("unix")]
 
 
 def small_trace() -> Trace:
-    """Return a trace for keys of as many tokens as the cache's blocks."""
+    """Return a trace whose keys have as many tokens as the cache's blocks."""
     trace = trace_of(REQUESTS)
     return Trace(
         times_ms=trace.times_ms,
@@ -60,9 +60,9 @@ def small_trace() -> Trace:
 def test_replay_is_recorded_and_finds_what_the_simulation_finds(
     daemon: Serving, tmp_path: Path
 ) -> None:
-    """A trace of a replay is the trace that was replayed, and its hits are those of the policy at the pool's size.
+    """A recorded replay equals the replayed trace, and its hits are those of the policy at the pool's size.
 
-    The bound: none; requests that do not overlap find exactly what is simulated, to the key.
+    The tolerance is none: requests that do not overlap find exactly the simulated keys.
     """
     source, copy = tmp_path / "source.jsonl", tmp_path / "copy.jsonl"
     write_trace(small_trace(), source)
@@ -108,13 +108,13 @@ def test_replay_is_recorded_and_finds_what_the_simulation_finds(
 
 
 def usable_blocks(serving: Serving) -> int:
-    """Return the blocks of the pool."""
+    """Return how many blocks of the pool can be granted."""
     with Client(serving.address("unix")) as client:
         return client.get_cache("demo").plan.usable_blocks
 
 
 def assert_ghosts_agree(serving: Serving, num_keys: int, num_hits: int) -> None:
-    """The ghost of the cache's own policy and size has found what the cache has, and is shown."""
+    """Check that the ghost with the cache's policy and size has the cache's hits, and is shown."""
     with Client(serving.address("unix")) as client:
         serving.until(lambda: client.stats("demo").caches[0].ghosts[0].num_keys == num_keys)
         own, smaller = client.stats("demo").caches[0].ghosts
@@ -124,7 +124,7 @@ def assert_ghosts_agree(serving: Serving, num_keys: int, num_hits: int) -> None:
 
 
 def test_trace_reads_the_same_over_every_transport(daemon: Serving) -> None:
-    """Blocking or not, each transport tells the same requests, under digests of its own."""
+    """Each transport, blocking or not, tells the same requests, under digests of each recording's own."""
     told = {}
     for scheme in SCHEMES:
         with Client(daemon.address(scheme)) as client:
@@ -143,7 +143,7 @@ def test_trace_reads_the_same_over_every_transport(daemon: Serving) -> None:
 
 
 def counts(one: TracedRequest) -> tuple[int, int, int]:
-    """Return what every transport must tell alike, but for hits, which grow."""
+    """Return the counts that every transport must tell alike; hits grow and are left out."""
     return one.input_tokens, one.output_tokens, one.tokens_per_key
 
 
@@ -170,7 +170,7 @@ async def serve_twice(serving: Serving) -> None:
 
 
 def test_replay_refuses_keys_of_another_size(daemon: Serving, tmp_path: Path) -> None:
-    """A trace of keys of 512 tokens is no trace for blocks of 16; the refusal says what would do."""
+    """A trace with keys of 512 tokens is refused for blocks of 16, and the refusal says what would do."""
     path = tmp_path / "trace.jsonl"
     write_trace(trace_of(REQUESTS), path)
 
@@ -186,7 +186,7 @@ def test_replay_refuses_keys_of_another_size(daemon: Serving, tmp_path: Path) ->
 
 
 def test_recording_of_nothing_writes_nothing(daemon: Serving, tmp_path: Path) -> None:
-    """It ends after its seconds and says so: an empty trace would not know of how many tokens its keys are."""
+    """A recording of nothing ends in time, says so, and writes no file, which could not tell its tokens per key."""
     path = tmp_path / "trace.jsonl"
     arguments = kvlease(daemon, "trace", "record", "--cache", "demo", "--output", str(path))
 
@@ -200,7 +200,7 @@ def test_recording_of_nothing_writes_nothing(daemon: Serving, tmp_path: Path) ->
 
 
 def test_recording_outlives_the_daemon(daemon: Serving, tmp_path: Path) -> None:
-    """A daemon that goes in the middle takes nothing of what was recorded with it, and the end is told as an error."""
+    """If the daemon ends during a recording, what was recorded stays, and the end is reported as an error."""
     path = tmp_path / "trace.jsonl"
     arguments = kvlease(daemon, "trace", "record", "--cache", "demo", "--output", str(path))
     recorder = subprocess.Popen(
@@ -212,7 +212,7 @@ def test_recording_outlives_the_daemon(daemon: Serving, tmp_path: Path) -> None:
         trace = client.trace("demo", idle_seconds=20)
         next(trace)
         asyncio.run(serve_twice(daemon))
-        # What one reader has, the other was sent, too.
+        # When one reader has a record, the other was sent it, too.
         assert [len(one.key_digests) > 0 for one in (next(trace), next(trace))] == [True, True]
         trace.close()
 

@@ -1,4 +1,4 @@
-"""The session of a vLLM process against a real daemon that is away, killed, stopped, wiped or of another layout."""
+"""The session of a vLLM process with a real daemon that is away, killed, stopped, wiped or has another layout."""
 
 import logging
 import os
@@ -29,25 +29,25 @@ INPUTS = PlanInputs(layers=LAYERS, tokens_per_block=16, device_blocks=64, null_b
 IDENTITY = Identity(tuple(f"{name} of the test" for name in FIELDS))
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
 SECONDS_MAX = 90.0
-"""How long anything is waited for; nothing takes so long but on a machine that is very busy."""
+"""Seconds that a test waits for anything; only a very busy machine needs them."""
 TAKE_EIGHT = ExchangeOrder(take_running=8)
 
 
 def terms(**changes: object) -> Terms:
-    """Return what the test's engine attaches by."""
+    """Return the terms by which the test's engine attaches."""
     whole = Terms(identity=IDENTITY, inputs=INPUTS, cache="vllm-test", magazine="engine-1")
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
 def settings(serving: Serving, **changes: object) -> ConnectorSettings:
-    """Return settings with a deadline that a busy machine keeps, and tries that follow each other soon."""
+    """Return settings with a deadline that a busy machine keeps, and with quick retries."""
     whole = {"deadline_ms": 5_000, "retry_seconds": 0.2, "start_seconds": 30, **changes}
     return ConnectorSettings.read({"socket": str(serving.runtime_dir / "kvlease.sock"), **whole})
 
 
 @contextmanager
 def opened(settings: ConnectorSettings, terms: Terms) -> Iterator[EngineSession]:
-    """Have a session for a while."""
+    """Open a session, and close it at the end."""
     session = EngineSession.open(settings, terms)
     try:
         yield session
@@ -56,7 +56,7 @@ def opened(settings: ConnectorSettings, terms: Terms) -> Iterator[EngineSession]
 
 
 def until(look: Callable[[], object], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until `look` returns something true."""
     end = time.monotonic() + SECONDS_MAX
     while not look():
         assert time.monotonic() < end, f"{what} does not come"
@@ -64,7 +64,7 @@ def until(look: Callable[[], object], what: str) -> None:
 
 
 def reconcile(session: EngineSession) -> set[int]:
-    """Return the blocks of the magazine as soon as the daemon tells them, and nothing is in doubt."""
+    """Return the magazine's blocks as soon as the daemon tells them and nothing is in doubt."""
     found: list[set[int]] = []
 
     def look() -> bool:
@@ -87,7 +87,7 @@ def take(session: EngineSession) -> set[int]:
 
 @pytest.fixture
 def cache(daemon: Serving) -> Iterator[Client]:
-    """Give a client; delete the test's cache at its end, which nobody may use any more."""
+    """Give a client; delete the test's cache at the end, when nobody may use it any more."""
     with Client(daemon.address("unix"), on_doubt="raise") as client:
         yield client
         daemon.until(lambda: client.stats("vllm-test").caches[0].num_workers == 0)
@@ -96,7 +96,7 @@ def cache(daemon: Serving) -> Iterator[Client]:
 
 @pytest.mark.usefixtures("cache")
 def test_exchange_needs_an_inventory_first(daemon: Serving) -> None:
-    """A fresh session is told as such, owes an inventory, and then takes, publishes and finds by vLLM's hashes."""
+    """A fresh session says so, needs an inventory first, and then takes, publishes and finds by vLLM's hashes."""
     with opened(settings(daemon), terms()) as session:
         event, owed = session.poll(), session.needs_inventory
         before = session.exchange(TAKE_EIGHT, None)
@@ -117,7 +117,7 @@ def test_exchange_needs_an_inventory_first(daemon: Serving) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_reset_makes_new_keys_for_this_engine_alone(daemon: Serving) -> None:
-    """After a reset nothing of before is found, others still find it, and equal names of weights meet again."""
+    """After a reset this engine finds nothing older, others still do, and equal weight names share keys again."""
     with (
         opened(settings(daemon), terms()) as one,
         opened(settings(daemon), terms(magazine="engine-2")) as other,
@@ -156,7 +156,7 @@ def _errors(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 def test_other_layout_is_refused_with_the_fields(
     daemon: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Identity, layout or plan that differ keep an engine off, by name, logged once as an error; it runs on without."""
+    """An engine of another identity, layout or plan runs without a cache, and logs the differences once as an error."""
     values = list(IDENTITY.values)
     values[FIELDS.index("dtype")] = "float16"
     cases = [
@@ -178,7 +178,7 @@ def test_other_layout_is_refused_with_the_fields(
 
 @pytest.mark.usefixtures("cache")
 def test_cache_of_other_sizes_will_do_for_who_says_so(daemon: Serving) -> None:
-    """An engine that only copies to the pool takes one of the same identity as large as it is."""
+    """An engine that only copies to the pool takes a pool of another size, if its identity is the same."""
     larger = terms(inputs=replace(INPUTS, device_blocks=128), magazine="engine-2")
     with (
         opened(settings(daemon), terms()),
@@ -191,7 +191,7 @@ def test_cache_of_other_sizes_will_do_for_who_says_so(daemon: Serving) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_identity_that_nobody_shares_stays_off(daemon: Serving) -> None:
-    """Where nobody could find a block again there is no cache, and the reason can be read."""
+    """An identity that nobody could share keeps the session off, and the reason can be read."""
     with (
         opened(settings(daemon), terms()),
         opened(settings(daemon), terms(identity=Identity(IDENTITY.values, "seed"))) as session,
@@ -201,7 +201,7 @@ def test_identity_that_nobody_shares_stays_off(daemon: Serving) -> None:
 
 
 def test_forked_child_neither_uses_nor_ends_the_session(daemon: Serving, cache: Client) -> None:
-    """In a child every call gives its default, and its end takes nothing from the parent's magazine."""
+    """In a forked child every call returns its default, and its end leaves the parent's magazine alone."""
     with opened(settings(daemon), terms()) as session:
         reconcile(session)
         blocks = take(session)
@@ -240,7 +240,7 @@ def test_magazine_ends_with_its_last_process(daemon: Serving, cache: Client) -> 
 
 
 def test_dropped_session_ends_its_magazine(daemon: Serving, cache: Client) -> None:
-    """An engine that forgets to close, in a process that lives on, keeps no block."""
+    """A session that is dropped without a close, in a process that lives on, keeps no block."""
     session = EngineSession.open(settings(daemon), terms())
     reconcile(session)
     take(session)
@@ -255,11 +255,11 @@ def test_dropped_session_ends_its_magazine(daemon: Serving, cache: Client) -> No
 def test_stopped_daemon_costs_one_deadline_and_leaves_no_doubt(
     daemon: Serving, cache: Client
 ) -> None:
-    """A stopped daemon costs one call its deadline; after it goes on, the truth is told before anything is exchanged.
+    """A stopped daemon costs one call its deadline; once it goes on, the inventory comes before any exchange.
 
-    The exchange that was on its way is carried out before the truth is told, or never.
+    The pending exchange is carried out before the inventory is told, or never.
     """
-    # One that a busy machine keeps while the daemon goes on, and a hundredth of what a hundred of them would cost.
+    # A busy machine keeps this deadline while the daemon runs; a hundred calls would take a hundred of it.
     with opened(settings(daemon, deadline_ms=2_000), terms()) as session:
         before = reconcile(session)
         control = daemon.control()
@@ -295,7 +295,7 @@ def test_stopped_daemon_costs_one_deadline_and_leaves_no_doubt(
 
 @pytest.mark.usefixtures("cache")
 def test_killed_control_process_changes_nothing(daemon: Serving) -> None:
-    """The next control process knows the magazine; memory and generation are what they were."""
+    """The next control process knows the magazine, and its memory and generation are unchanged."""
     with opened(settings(daemon), terms()) as session:
         reconcile(session)
         blocks = take(session)
@@ -323,7 +323,7 @@ def test_killed_control_process_changes_nothing(daemon: Serving) -> None:
 
 
 def test_daemon_may_come_later_and_be_wiped(tmp_path: Path) -> None:
-    """An engine that starts first goes on without, attaches by itself, and again to the next daemon's memory."""
+    """An engine that starts before the daemon runs without it, attaches by itself, and again to new memory."""
     serving = Serving.__new__(Serving)
     serving.runtime_dir, serving.options = tmp_path / "run", ()
     with opened(settings(serving, start_seconds=0.2), terms()) as session:
@@ -391,7 +391,7 @@ def kill(serving: Serving) -> None:
 
 
 def heard_last(session: EngineSession) -> SessionEvent:
-    """Return what has become of a session whose daemon was killed."""
+    """Return the event by which a session learns of its daemon's end."""
     heard: list[SessionEvent] = []
     ends = {SessionEvent.GONE, SessionEvent.FRESH}
     until(lambda: heard.append(session.poll()) or heard[-1] in ends, "what became of the session")

@@ -1,4 +1,4 @@
-"""The session of a vLLM process that is closed while its thread seeks the daemon."""
+"""The session of a vLLM process that is closed while its thread looks for the daemon."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ TERMS = Terms(identity=IDENTITY, inputs=INPUTS, cache="vllm-close", magazine="en
 
 
 def test_what_is_found_behind_a_close_is_let_go(daemon: Serving) -> None:
-    """A close does not wait for a daemon that stands still; what that answers later is no news, and has no worker."""
+    """A close waits for no stopped daemon; a later attach brings no event and leaves no worker."""
     settings = ConnectorSettings.read(
         {
             "socket": str(Path(daemon.runtime_dir) / "kvlease.sock"),
@@ -29,7 +29,7 @@ def test_what_is_found_behind_a_close_is_let_go(daemon: Serving) -> None:
             "start_seconds": 0.2,
         }
     )
-    # So that there is something to attach to at once.
+    # This registers the cache, so that an attach can succeed at once.
     EngineSession.open(settings.model_copy(update={"start_seconds": 30}), TERMS).close()
     control = daemon.control()
     os.kill(control, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The session of a vLLM process whose cache lies in the daemon's memory, so that no other memory can take its place."""
+"""The session of a vLLM process whose cache lies in the daemon's memory, which no other memory can replace."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.acceptance
 def test_kept_memory_that_ended_is_replaced_by_no_other(
     is_made_anew: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever makes the cache anew, the session is told of its end once, and never that it is attached to another."""
+    """Even if the cache is registered anew, the session is told of its end once, and never attaches to another."""
     caplog.set_level("INFO", "kvlease.integrations.vllm")
     serving = Serving.__new__(Serving)
     serving.runtime_dir, serving.options = tmp_path / "run", ()
     serving.start()
     try:
-        # There is no cache yet that the start could wait for.
+        # The start waits in vain, because there is no cache yet.
         patience = settings(serving, start_seconds=0.5)
         with opened(patience, terms(inputs=None if is_made_anew else INPUTS)) as session:
             _register(serving)

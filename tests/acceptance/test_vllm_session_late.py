@@ -1,4 +1,4 @@
-"""The session of a vLLM process that attaches after others of its engine, to a daemon that was replaced in between."""
+"""The session of a vLLM process that attaches later than others of its engine, to a daemon replaced meanwhile."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def test_cache_that_other_processes_had_is_told_of(daemon: Serving) -> None:
-    """A process that attaches later learns that the cache which the others had is no more, whatever has its name."""
+    """A late process learns that the other processes' cache is gone, even if a new one has its name."""
     with new_cache(daemon, "vllm-test", INPUTS) as client:
         had = client.get_cache("vllm-test").plan
 

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits mean the same over every transport: none is taken by one and refused by another."""
+"""Numbers of 64 bits mean the same over every transport: none takes a number that another refuses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,20 +19,20 @@ LAYER: Final = {
 }  # fmt: skip
 INPUTS: Final[dict[str, Any]] = {"tokens_per_block": 4, "device_blocks": 16}
 BODY_MAX: Final = 2**53 - 1
-"""The largest number that a message may have, though two transports could carry more: JSON carries it exactly."""
+"""The largest number in a message: JSON carries no larger one exactly, though two transports could."""
 UNSIGNED: Final = (BODY_MAX, BODY_MAX + 1, 2**63 - 1, 2**63, 2**64 - 1)
 SIGNED: Final = (-(2**63), -BODY_MAX - 1, -1, BODY_MAX, BODY_MAX + 1, 2**63 - 1)
 EXPLAINED: Final = ("code", "resource", "need", "limit", "message")
 
 
 def inputs(**changes: Any) -> pb.PlanInputs:
-    """Return inputs of a small cache, but for the changes."""
+    """Return the inputs of a small cache, with changes."""
     layers = [pb.LayerSpec(**LAYER)]
     return pb.PlanInputs(**({"layers": layers} | INPUTS | changes))
 
 
 def plans() -> Iterator[Message]:
-    """Yield plans with numbers that are too large, which each has its own limit for."""
+    """Yield plans, each with one number above its own limit."""
     names = ["device_blocks", "device_bytes", "host_bytes", "disk_bytes", "remote_bytes"]
     for number in UNSIGNED:
         changes: list[dict[str, Any]] = [
@@ -46,7 +46,7 @@ def plans() -> Iterator[Message]:
 
 
 def limits(number: int) -> Iterator[tuple[str, Message]]:
-    """Yield limits of tenants with a large number in each place."""
+    """Yield limits of tenants with a large number in one place each."""
     for name in ("min_bytes", "max_bytes"):
         given = pb.TenantLimits(max_percent=100, weight=1, **{name: number})
         yield "set_tenant", pb.SetTenantRequest(tenant="t", limits=given)
@@ -55,7 +55,7 @@ def limits(number: int) -> Iterator[tuple[str, Message]]:
 
 
 def by_operator() -> Iterator[tuple[str, Message]]:
-    """Yield calls with ids that nobody has, and other numbers, by an operator."""
+    """Yield an operator's calls with unknown ids and other large numbers."""
     for number in UNSIGNED:
         yield from limits(number)
     for number in SIGNED:
@@ -65,7 +65,7 @@ def by_operator() -> Iterator[tuple[str, Message]]:
 
 
 def by_worker() -> Iterator[tuple[str, Message]]:
-    """Yield such calls by a worker."""
+    """Yield such calls of a worker."""
     for number in UNSIGNED:
         yield "exchange", pb.ExchangeRequest(sequence=number)
     for number in SIGNED:
@@ -77,7 +77,7 @@ def by_worker() -> Iterator[tuple[str, Message]]:
 
 
 def test_wide_numbers_mean_the_same_over_each_transport(tmp_path: Path) -> None:
-    """What one transport takes, or refuses, all do, with the same reason; only plans name their fields their way."""
+    """All transports take or refuse the same numbers for the same reason; only plans name fields differently."""
     with serving(tmp_path) as runtime_dir:
         said = [answers(f"{scheme}://{runtime_dir}/{name}") for scheme, name in SOCKETS.items()]
 
@@ -86,12 +86,12 @@ def test_wide_numbers_mean_the_same_over_each_transport(tmp_path: Path) -> None:
         kept = EXPLAINED[:1] if verb == "plan" else EXPLAINED
         plain, *others = [{name: one.get(name) for name in kept} for one in told]
         assert others == [plain, plain], f"{verb} {request}"
-    # Else nothing that was refused was compared, or nothing that was taken.
+    # Both refused and accepted calls were compared.
     assert {one.get("code") for one in said[0]} >= {None, "INVALID", "UNKNOWN_LEASE"}
 
 
 def answers(address: str) -> list[dict[str, Any]]:
-    """Return what was said over one transport, with epochs and tenants as the first one finds them."""
+    """Return all replies over one transport, and leave tenants as they were."""
     with Run(parse_address(address), CACHE) as run:
         run.call("register_cache", pb.RegisterCacheRequest(cache=CACHE, inputs=inputs()))
         token = run.call("attach", pb.AttachRequest(cache=CACHE)).token
@@ -103,7 +103,7 @@ def answers(address: str) -> list[dict[str, Any]]:
         for verb, request in by_worker():
             run.call(verb, request, token=token)
         told = [told for _, told in run.said]
-        # The next one finds limits as this one did, whose last revision can be removed alone.
+        # Reset the limits for the next transport; only the highest revision can do that.
         unlimited = pb.TenantLimits(max_percent=100, weight=1, pinned_percent_max=25)
         run.call("set_tenant", pb.SetTenantRequest(tenant="r", limits=unlimited, revision=BODY_MAX))
         assert "code" not in run.said[-1][1], run.said[-1]

@@ -1,4 +1,4 @@
-"""What tests of lower tiers share: prompts whose blocks tell what they must hold, and looks at the processes."""
+"""What tests of lower tiers share: prompts whose blocks can be checked, and views of processes and tiers."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ WAIT_MS = int(SECONDS_TO_START * 500)
 
 
 def disk_bytes_of(num_slots: int, bytes_per_slot: int) -> int:
-    """Return the bytes for which a disk store of just so many slots is planned."""
+    """Return the disk_bytes for which a store of exactly so many slots is planned."""
     if not num_slots:
         return 0
     return BYTES_PER_SECTOR + num_slots * bytes_per_charged_slot(bytes_per_slot)
@@ -30,7 +30,7 @@ def disk_bytes_of(num_slots: int, bytes_per_slot: int) -> int:
 def inputs_of(
     *, device_blocks: int = 64, host_slots: int = 64, disk_slots: int = 0, remote: bool = False
 ) -> PlanInputs:
-    """Return a cache of blocks of 4 KiB with the tiers that are asked for."""
+    """Return a cache of 4 KiB blocks with the given tiers."""
     layer = FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32")
     bytes_per_block = TOKENS_PER_BLOCK * 2 * 2 * 16 * 4
     return PlanInputs(
@@ -51,7 +51,7 @@ def prompt(number: int, num_blocks: int) -> NDArray[np.int32]:
 
 
 def compute(worker: Worker, tokens: NDArray[np.int32]) -> Lease:
-    """Reserve a prompt, write what its keys say into the blocks that no tier had, check the others, commit."""
+    """Reserve a prompt, write its keys into the missed blocks, check the hit ones, and commit."""
     keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
     name = f"request-{int(tokens[0])}-{os.urandom(4).hex()}"
     lease = worker.reserve(name, keys=keys, num_tokens=len(tokens), wait_ms=WAIT_MS)
@@ -64,7 +64,7 @@ def compute(worker: Worker, tokens: NDArray[np.int32]) -> Lease:
 
 
 def contents(worker: Worker, keys: bytes) -> NDArray[np.uint8]:
-    """Return what the blocks of some keys hold: each key again and again."""
+    """Return the expected contents of the keys' blocks: each key again and again."""
     rows = np.frombuffer(keys, np.uint8).reshape(-1, 32)
     return np.tile(rows, (1, worker.plan.bytes_per_block // 32))
 
@@ -73,7 +73,7 @@ def contents(worker: Worker, keys: bytes) -> NDArray[np.uint8]:
 def attached(
     serving: Serving, plan: PlanInputs, options: CacheOptions = WRITE_THROUGH, cache: str = CACHE
 ) -> Iterator[tuple[Client, Worker]]:
-    """Give a client and a worker of the cache, which is registered where it is not yet."""
+    """Register the cache if needed, and give a client and a worker of it."""
     with Client(
         serving.address("unix"), deadline_seconds=DEADLINE_SECONDS, on_doubt="raise"
     ) as client:
@@ -84,7 +84,7 @@ def attached(
 
 
 def ready(client: Client, tier: str, cache: str = CACHE) -> int:
-    """Count the blocks of a tier that can be found."""
+    """Count the findable blocks of a tier."""
     pools = client.stats(cache).caches[0].pools
     return next((pool.ready for pool in pools if pool.tier == tier), 0)
 
@@ -95,12 +95,12 @@ def counter(client: Client, name: str) -> int:
 
 
 def status(client: Client, tier: str, cache: str = CACHE) -> str:
-    """Return how a tier does."""
+    """Return the status of a tier."""
     return next(one.status for one in client.get_cache(cache).tiers if one.tier == tier)
 
 
 def reason(client: Client, tier: str) -> str:
-    """Return why a tier does not work; empty where it does."""
+    """Return why a tier does not work, or an empty string."""
     return next(one.reason for one in client.get_cache(CACHE).tiers if one.tier == tier)
 
 
@@ -127,7 +127,7 @@ def child(serving: Serving, role: str) -> int:
 
 
 def kill_all(serving: Serving) -> None:
-    """Kill the supervisor, and with it, by the kernel's hand, everything that it started."""
+    """Kill the supervisor; the kernel then kills all processes that it started."""
     serving.process.send_signal(signal.SIGKILL)
     serving.process.wait()
     serving.log.close()

@@ -1,4 +1,4 @@
-"""What is done to a daemon, its stores and its workers while they are soaked, one fault after the other at random."""
+"""The faults that a soak inflicts on a daemon, its stores and its workers, one after the other at random."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from tests.later import Later
 from tests.servers.redis import RedisServer
 
 SLACK_SECONDS = 10.0
-"""Seconds beyond its deadline after which a call counts as hung: this machine may be busy."""
+"""Seconds beyond its deadline after which a call counts as hung, also on a busy machine."""
 HEAD_BYTES = BYTES_PER_SECTOR
-"""What tells that a file is a store of this cache: without it the tier stays off until somebody removes the file."""
+"""The head that marks a file as a store of this cache; a damaged head turns the tier off until the file is removed."""
 MOVERS = ("mover", "disk-mover", "remote-mover")
 
 
 class Crew:
-    """The processes of the workers, which are started anew when they were killed."""
+    """The workers' processes, which are restarted when killed."""
 
     def __init__(self, serving: Serving, folder: Path, tenants: tuple[str, ...]) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Crew:
         self.ended: list[str] = []
 
     def tend(self) -> None:
-        """Start again who has ended, and see that nobody is in a call that should have ended."""
+        """Restart ended workers, and check that no worker's call is past its deadline."""
         for number, process in enumerate(self.processes):
             if (status := process.poll()) is not None:
                 if status != -signal.SIGKILL:
@@ -54,12 +54,12 @@ class Crew:
                     process.kill()
 
     def pause(self, number: int, seconds: float) -> None:
-        """Stop a worker; whoever stops it continues it."""
+        """Stop a worker for so many seconds."""
         self._stopped_until[number] = time.monotonic() + seconds
         self.processes[number].send_signal(signal.SIGSTOP)
 
     def end(self) -> None:
-        """Have all workers end as they do by themselves."""
+        """Have all workers end by themselves."""
         (self.folder / "stop").touch()
         for number, process in enumerate(self.processes):
             try:
@@ -71,7 +71,7 @@ class Crew:
                 self.ended.append(f"worker {number} ended with {status}")
 
     def close(self) -> None:
-        """Kill who is left."""
+        """Kill the remaining workers."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -84,7 +84,7 @@ class Crew:
 
 
 class Tormentor:
-    """Do one thing after the other to everything, and undo in time what must be undone."""
+    """Inflict one fault after the other, and undo those that must be undone in time."""
 
     def __init__(
         self, seed: int, serving: Serving, crew: Crew, redis: RedisServer, disk_dir: Path
@@ -99,7 +99,7 @@ class Tormentor:
         self._is_redis_busy = False
 
     def act(self) -> None:
-        """Do one thing at random."""
+        """Inflict one fault at random."""
         torments: dict[Callable[[], None], int] = {
             self.kill_mover: 6,
             self.stop_mover: 6,
@@ -120,49 +120,49 @@ class Tormentor:
         torment()
 
     def undo_due(self) -> None:
-        """Undo what is due."""
+        """Undo the faults that are due."""
         self._later.do_due()
 
     def undo_all(self) -> None:
-        """Undo everything."""
+        """Undo all faults."""
         self._later.do_all()
 
     def kill_mover(self) -> None:
-        """End a mover."""
+        """Kill a mover."""
         self._signal(child_or_none(self._serving, self._mover()), signal.SIGKILL)
 
     def stop_mover(self) -> None:
-        """Have a mover stand still, perhaps for longer than it is waited for."""
+        """Stop a mover, perhaps for longer than its deadline."""
         self._pause(child_or_none(self._serving, self._mover()), self._moment())
 
     def kill_control(self) -> None:
-        """End the process that serves."""
+        """Kill the control process."""
         self._signal(child_or_none(self._serving, "control"), signal.SIGKILL)
 
     def stop_control(self) -> None:
-        """Have it stand still."""
+        """Stop the control process."""
         self._pause(child_or_none(self._serving, "control"), self._moment())
 
     def kill_worker(self) -> None:
-        """End a worker in the middle of anything."""
+        """Kill a worker in the middle of anything."""
         self.random.choice(self._crew.processes).kill()
 
     def stop_worker(self) -> None:
-        """Have a worker stand still, perhaps beyond the time of its leases."""
+        """Stop a worker, perhaps beyond the time of its leases."""
         number = self.random.randrange(len(self._crew.processes))
         seconds, process = self.random.uniform(0.1, 5), self._crew.processes[number]
         self._crew.pause(number, seconds)
         self._after(seconds, lambda: process.send_signal(signal.SIGCONT))
 
     def kill_redis(self) -> None:
-        """End the remote store, with all that it has; it comes back."""
+        """Kill the remote store with all its values; it comes back empty."""
         if not self._is_redis_busy:
             self._is_redis_busy = True
             self._redis.kill()
             self._after(self.random.uniform(0.1, 2), self._revive_redis)
 
     def stop_redis(self) -> None:
-        """Have the remote store say nothing for a while."""
+        """Stop the remote store for a while."""
         if not self._is_redis_busy:
             self._is_redis_busy = True
             self._redis.stop()
@@ -193,7 +193,7 @@ class Tormentor:
                 client.flushall()
 
     def flip_store(self) -> None:
-        """Flip bits of the disk store, of what describes its slots or of what lies in them."""
+        """Flip bits of the disk store, in its slots' headers or payloads."""
         for path in self._disk_dir.glob("*.store"):
             num_bytes = path.stat().st_size
             with contextlib.suppress(OSError), path.open("r+b", buffering=0) as store:
@@ -214,7 +214,7 @@ class Tormentor:
             path.unlink()
 
     def _moment(self) -> float:
-        """Return some seconds: mostly few, sometimes more than anybody waits."""
+        """Return a number of seconds: mostly few, sometimes more than anybody waits."""
         return min(4.0, self.random.expovariate(2))
 
     def _mover(self) -> str:

@@ -1,4 +1,4 @@
-"""A daemon, and small models with caches that were registered for them."""
+"""Own a daemon, and small models with caches registered for them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def worker(client: Client, model: LlamaForCausalLM) -> Iterator[Worker]:
-    """Attach to a cache that is new."""
+    """Attach to a new cache."""
     inputs = PlanInputs(
         model_config=model.config.to_json_string(),
         kv_dtype="float32",
@@ -86,7 +86,7 @@ WINDOW_TOKENS = 24
     ],
 )
 def windowed(request: pytest.FixtureRequest) -> Gemma3ForCausalLM:
-    """Build a small model with layers that look at a window only."""
+    """Build a small model with sliding window layers."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
         dtype="float32",

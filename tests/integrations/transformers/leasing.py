@@ -1,4 +1,4 @@
-"""Own what proofs with Transformers share: prompts, what a model says without kvlease, and caches that are new."""
+"""Own what tests with Transformers share: prompts, a model's output without kvlease, and new caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def taking(model: PreTrainedModel, cache: LeasedCache) -> Mapping[str, LeasedCac
 
 @contextmanager
 def attached(client: Client, inputs: PlanInputs) -> Iterator[Worker]:
-    """Attach to a cache that is new, which goes at the end."""
+    """Attach to a new cache, which is deleted at the end."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while True:
         try:
@@ -57,14 +57,14 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
 
 
 def plain(model: PreTrainedModel, token_ids: list[int]) -> list[int]:
-    """Return what the model says without kvlease."""
+    """Return what the model generates without kvlease."""
     input_ids = torch.tensor([token_ids])
     output = model.generate(input_ids, max_new_tokens=NUM_NEW, do_sample=False)
     return output[0, len(token_ids) :].tolist()
 
 
 def unnamed(model: PreTrainedModel) -> PlanInputs:
-    """Return the inputs of a cache that any model of that shape may use."""
+    """Return the inputs of a cache that any model of this shape may use."""
     return PlanInputs(
         model_config=model.config.to_json_string(),
         kv_dtype="float32",

@@ -1,4 +1,4 @@
-"""Own the proof that a model over leased blocks says what it says without them, whatever happens to its lease."""
+"""Prove that a model generates the same tokens with leased blocks as without, whatever happens to its lease."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def test_generate_over_leased_blocks_equals_plain(worker: Worker, model: LlamaForCausalLM) -> None:
-    """Tokens are the same over leased blocks, on a miss as on a hit of all but the last block."""
+    """Tokens over leased blocks equal plain ones, on a miss and on a hit of all but the last block."""
     token_ids = prompt(100)
 
     miss = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
@@ -47,7 +47,7 @@ def test_generate_over_leased_blocks_equals_plain(worker: Worker, model: LlamaFo
 
 
 def test_prompt_may_be_a_tensor_and_not_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
-    """What a tokenizer returns is taken row by row, and a batch is refused before anything is reserved."""
+    """A tensor of one row, as tokenizers return it, is taken; a batch is refused before anything is reserved."""
     batch = torch.tensor([prompt(40)])
 
     made = generate(model, worker, batch[0], max_new_tokens=4, request_id="tensor")
@@ -60,7 +60,7 @@ def test_prompt_may_be_a_tensor_and_not_a_batch(worker: Worker, model: LlamaForC
 def test_prompt_of_full_blocks_computes_its_last_block(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """A prompt is never hit to its end, for its last token's logits are wanted."""
+    """A prompt is never hit to its end, because its last token's logits are needed."""
     token_ids = prompt(96)
     generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
 
@@ -72,7 +72,7 @@ def test_prompt_of_full_blocks_computes_its_last_block(
 
 
 def test_last_token_of_a_prompt_counts_as_computed(worker: Worker, model: LlamaForCausalLM) -> None:
-    """Hits and computed tokens are the prompt's, also where all but one of them are hit."""
+    """Hit and computed tokens add up to the prompt's, also if all but one are hits."""
     token_ids = prompt(97)
     generate(model, worker, token_ids, max_new_tokens=1, request_id="miss")
 
@@ -84,7 +84,7 @@ def test_last_token_of_a_prompt_counts_as_computed(worker: Worker, model: LlamaF
 def test_generated_blocks_are_hit_by_a_longer_prompt(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """A conversation that goes on finds what was generated, not only what was asked."""
+    """The next turn of a conversation hits the generated blocks, not only the prompt's."""
     token_ids = prompt(50)
     first = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="first")
     longer = [*token_ids, *first.tokens, *prompt(20, seed=1)]
@@ -96,7 +96,7 @@ def test_generated_blocks_are_hit_by_a_longer_prompt(
 
 
 def test_model_generate_takes_a_leased_cache(worker: Worker, model: LlamaForCausalLM) -> None:
-    """`model.generate` itself skips the hit prefix, extends the lease and says the same."""
+    """`model.generate` itself skips the hit prefix, extends the lease and generates the same tokens."""
     token_ids = prompt(100)
     input_ids = torch.tensor([token_ids])
     said: list[list[int]] = []
@@ -116,7 +116,7 @@ def test_model_generate_takes_a_leased_cache(worker: Worker, model: LlamaForCaus
 def test_assisted_decoding_says_the_same_or_is_refused(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """Transformers gives an assisted model the whole prompt, so over a hit it would say other tokens."""
+    """An assisted model gets the whole prompt, so a hit, which would change its tokens, is refused."""
     token_ids = prompt(100)
     input_ids = torch.tensor([token_ids])
     options = {"max_new_tokens": NUM_NEW, "do_sample": False, "prompt_lookup_num_tokens": 3}
@@ -139,7 +139,7 @@ def test_assisted_decoding_says_the_same_or_is_refused(
 
 
 def test_overwritten_pool_changes_tokens(worker: Worker, model: LlamaForCausalLM) -> None:
-    """Attention reads the pool: a hit of blocks with other bytes says something else."""
+    """Attention reads the pool: a hit of blocks with changed bytes changes the tokens."""
     token_ids = prompt(100)
     said = generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="before").tokens
     assert worker.device is not None
@@ -153,7 +153,7 @@ def test_overwritten_pool_changes_tokens(worker: Worker, model: LlamaForCausalLM
 
 
 def test_evicted_and_reloaded_request_goes_on(worker: Worker, model: LlamaForCausalLM) -> None:
-    """A request that was preempted, while another took its blocks, computes nothing again."""
+    """A preempted request whose blocks another has taken recomputes nothing."""
     token_ids, other = prompt(100), prompt(200, seed=1)
     said: list[tuple[int, ...]] = []
 
@@ -178,7 +178,7 @@ def test_evicted_and_reloaded_request_goes_on(worker: Worker, model: LlamaForCau
 def test_prefix_comes_back_from_the_host_pool(
     client: Client, worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """A prefix that was evicted counts as a host hit and holds the same bytes."""
+    """An evicted prefix counts as a host hit and has the same bytes."""
     token_ids = prompt(100)
     generate(model, worker, token_ids, max_new_tokens=NUM_NEW, request_id="before")
     client.evict(cache="tests", num_blocks=DEVICE_BLOCKS)
@@ -190,7 +190,7 @@ def test_prefix_comes_back_from_the_host_pool(
 
 
 def test_lost_lease_costs_a_recomputation(worker: Worker, model: LlamaForCausalLM) -> None:
-    """A lease that ends in the middle is replaced by another; the caller sees neither error nor other tokens."""
+    """A lease that ends early is replaced by another, and the caller sees neither an error nor other tokens."""
     token_ids = prompt(100)
 
     def lose(cache: LeasedCache | None, num_new: int) -> None:
@@ -212,7 +212,7 @@ def test_lost_lease_costs_a_recomputation(worker: Worker, model: LlamaForCausalL
 def test_one_request_id_used_twice_at_once_mixes_nothing(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """Two prompts that begin no block alike under one id have leases of their own, and commit what is theirs."""
+    """Two prompts under one id, without a common block, have a lease each and commit their own blocks."""
     outer, inner = prompt(7, seed=2), prompt(7, seed=3)
     made: list[Generation] = []
 
@@ -235,7 +235,7 @@ def test_one_request_id_used_twice_at_once_mixes_nothing(
 
 
 def test_hits_are_those_of_the_first_lease(worker: Worker, model: LlamaForCausalLM) -> None:
-    """However many leases a request needs, no prompt is told to have had more hits than tokens."""
+    """However many leases a request needs, it never reports more hits than its prompt has tokens."""
     token_ids = prompt(100)
     generate(model, worker, token_ids, max_new_tokens=1, request_id="before")
 
@@ -255,7 +255,7 @@ def test_hits_are_those_of_the_first_lease(worker: Worker, model: LlamaForCausal
 def test_request_beyond_the_pool_goes_on_without_it(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """What can never be leased is generated with memory of the worker's own."""
+    """A request that can never be leased is generated in memory of the worker's own."""
     token_ids = prompt((DEVICE_BLOCKS + 1) * TOKENS_PER_BLOCK)
     caches: list[LeasedCache | None] = []
 
@@ -276,7 +276,7 @@ def test_request_beyond_the_pool_goes_on_without_it(
 def test_cache_refuses_what_would_write_committed_blocks(
     worker: Worker, model: LlamaForCausalLM
 ) -> None:
-    """Others may read committed blocks, so nothing takes the cache back before them."""
+    """A cache refuses to be cut back into committed blocks, which others may read."""
     token_ids = prompt(40)
     with LeasedCache.reserve(worker, token_ids, request_id="crop") as cache:
         model(torch.tensor([token_ids]), **taking(model, cache))

@@ -1,4 +1,4 @@
-"""Own the proof that a cache serves the model that it was registered for, and refuses what it could not serve right."""
+"""Prove that a cache serves the model that it was registered for, and refuses all that it would serve wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_model_of_another_shape_is_refused(
     dtype: str,
     resource: str,
 ) -> None:
-    """A model that the cache was not planned for is told so, by what differs, and nothing is done without the cache."""
+    """A model of another shape than the cache's is refused by what differs, and does not run without the cache."""
     config = transformers.LlamaConfig(**(model.config.to_dict() | change))
     other = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
 
@@ -60,7 +60,7 @@ def test_model_of_another_shape_is_refused(
 
 
 def test_model_of_other_weights_is_refused(worker: Worker, model: LlamaForCausalLM) -> None:
-    """Two models of one config never share a prefix where the cache says for which it is."""
+    """Two models of one config never share a prefix if the cache names its model."""
     other = transformers.LlamaForCausalLM(model.config).eval()
 
     with pytest.raises(InvalidError) as caught:
@@ -74,8 +74,8 @@ def test_model_of_other_weights_is_refused(worker: Worker, model: LlamaForCausal
 def test_cache_without_a_model_is_warned_of_once(
     client: Client, model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cache that does not say for which model it is serves any of that shape; the log says so, once."""
-    # A layout that no other test warns of.
+    """A cache that names no model serves any of its shape, and the log says so once."""
+    # No other test triggers the warning for this layout.
     with attached(client, replace(unnamed(model), tokens_per_block=4)) as worker:
         for request_id in ("one", "two"):
             generate(model, worker, prompt(20), max_new_tokens=3, request_id=request_id)
@@ -99,7 +99,7 @@ def test_digest_of_a_model_follows_its_weights(model: LlamaForCausalLM) -> None:
 def test_commit_refuses_layers_that_were_not_written(
     client: Client, model: LlamaForCausalLM
 ) -> None:
-    """No block becomes findable in which a model of fewer layers left some as they were."""
+    """A commit of blocks in which a smaller model left layers unwritten is refused."""
     config = transformers.LlamaConfig(**(model.config.to_dict() | {"num_hidden_layers": 2}))
     other = transformers.LlamaForCausalLM(config).eval()
     token_ids = prompt(40)
@@ -142,7 +142,7 @@ LONG_ROPES = {
 def test_keys_that_depend_on_the_length_of_a_request_are_not_shared(
     client: Client, model: LlamaForCausalLM, kind: str
 ) -> None:
-    """A block of a short request would be wrong for a long one; with a bound on the length both are right."""
+    """Requests whose keys depend on their length share no block unless the length is bounded."""
     changes = {"rope_parameters": LONG_ROPES[kind], "max_position_embeddings": 64}
     other = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**(model.config.to_dict() | changes))
@@ -215,7 +215,7 @@ def seeing() -> LlavaForConditionalGeneration:
 def test_images_are_told_apart_by_items(
     client: Client, seeing: LlavaForConditionalGeneration
 ) -> None:
-    """A prompt of equal tokens is no hit behind another image; no hit ends amid an image; and no image goes unsaid."""
+    """Equal tokens behind another image are no hit, no hit ends amid an image, and an undeclared image is refused."""
     before, behind = prompt(20), prompt(60, seed=1)
     token_ids = [*before, *[IMAGE_TOKEN] * IMAGE_TOKENS, *behind]
     images = [torch.full((1, 3, 28, 28), shade) for shade in (-1.0, 1.0)]

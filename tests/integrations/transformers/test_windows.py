@@ -1,4 +1,4 @@
-"""Own the proof that layers which look at a window say the same over leased blocks, and give back what falls out."""
+"""Prove that window layers give the same tokens over leased blocks, and return blocks behind the window."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.acceptance
 def test_windows_are_served_from_the_pool(
     window_worker: Worker, windowed: Gemma3ForCausalLM
 ) -> None:
-    """Tokens are the same where layers keep a window: a prompt that does not fit into it at once, and a hit."""
+    """Window layers give the same tokens for a prompt longer than the window, and for a hit."""
     token_ids = prompt(100)
 
     miss = generate(windowed, window_worker, token_ids, max_new_tokens=NUM_NEW, request_id="miss")
@@ -47,7 +47,7 @@ def test_windows_are_served_from_the_pool(
 
 
 def test_windows_give_their_blocks_back(window_worker: Worker, windowed: Gemma3ForCausalLM) -> None:
-    """A group of windows never holds more than its window and what is computed at once."""
+    """A window group never holds more than its window and the tokens computed at once."""
     held: list[int] = []
 
     def count(cache: LeasedCache | None, _: int) -> None:
@@ -64,7 +64,7 @@ def test_windows_give_their_blocks_back(window_worker: Worker, windowed: Gemma3F
 
 
 def test_evicted_windows_come_back(window_worker: Worker, windowed: Gemma3ForCausalLM) -> None:
-    """A request with windows that was preempted goes on from what came back."""
+    """A preempted request with windows goes on from its reloaded blocks."""
     token_ids = prompt(100)
 
     def preempt(cache: LeasedCache | None, num_new: int) -> None:
@@ -88,7 +88,7 @@ def test_evicted_windows_come_back(window_worker: Worker, windowed: Gemma3ForCau
 def test_windows_of_a_conversation_come_back(
     client: Client, window_worker: Worker, windowed: Gemma3ForCausalLM
 ) -> None:
-    """A second turn goes on from the first one's blocks, down to the host pool and up again, and is preempted, too."""
+    """A second turn goes on from the first one's blocks, also after they went to the host pool and after preemption."""
     token_ids = prompt(100)
     first = generate(windowed, window_worker, token_ids, max_new_tokens=NUM_NEW, request_id="first")
     longer = [*token_ids, *first.tokens, *prompt(12, seed=1)]
@@ -99,7 +99,7 @@ def test_windows_of_a_conversation_come_back(
             assert cache is not None
             assert window_worker.device is not None
             assert cache.evict() > 0
-            # What was the lease's is anybody's now.
+            # The lease's blocks now belong to nobody.
             window_worker.device[window_worker.plan.bytes_per_block :] = 0xEE
             cache.reload()
 
@@ -121,7 +121,7 @@ def test_windows_of_a_conversation_come_back(
 def test_prompt_beyond_its_windows_is_refused_in_one_piece(
     window_worker: Worker, windowed: Gemma3ForCausalLM
 ) -> None:
-    """Who computes a prompt by himself is told how many tokens there is room for before a commit."""
+    """A prompt longer than its windows is refused in one piece, with the number of tokens that fit before a commit."""
     token_ids = prompt(100)
     with LeasedCache.reserve(window_worker, token_ids, request_id="r") as cache:
         with pytest.raises(WrongStateError) as caught:

@@ -1,1 +1,1 @@
-"""The reference engine itself as a client of a real daemon; `make test-vllm` only."""
+"""Tests with the reference engine as a client of a real daemon; `make test-vllm` only."""

@@ -1,4 +1,4 @@
-"""Own how the process of a life begins: forked from the nursery, which has the engine imported, in no time."""
+"""Own the quick start of a life's process: a fork of the nursery, which has already imported the engine."""
 
 import json
 import os
@@ -18,7 +18,7 @@ BUILD: Final = ROOT / "build" / "vllm"
 
 
 class Born:
-    """A life out of the nursery."""
+    """A life that the nursery forked."""
 
     def __init__(self, path: Path, words: Mapping[str, object], descriptors: Sequence[int]) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -29,7 +29,7 @@ class Born:
         self.pid = int(self._connection.recv(64))
 
     def wait(self, seconds_max: float) -> int:
-        """Return the status when it has ended."""
+        """Wait until the life has ended, and return its status."""
         self._connection.settimeout(seconds_max)
         status = int(self._connection.recv(64))
         self._connection.close()
@@ -37,7 +37,7 @@ class Born:
 
 
 class Nursery:
-    """The process out of which lives are forked; it ends with the tests."""
+    """The process from which lives are forked; it ends with the tests."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvlease-nursery-")
@@ -71,7 +71,7 @@ class Nursery:
         return Born(self._path, words, descriptors)
 
     def close(self) -> None:
-        """End it, and all that live still."""
+        """End the nursery and all living lives."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(SECONDS_MAX)
@@ -82,7 +82,7 @@ _nursery: Nursery | None = None
 
 
 def nursery(environment: Mapping[str, str]) -> Nursery:
-    """Return the nursery of this process, which is opened by the first who asks."""
+    """Return the nursery of this process; the first call opens it."""
     global _nursery  # noqa: PLW0603  # opening one takes longer than most tests
     if _nursery is None:
         _nursery = Nursery(environment)
@@ -92,7 +92,7 @@ def nursery(environment: Mapping[str, str]) -> Nursery:
 def ran(
     script: Path, *arguments: str, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script where the engine is imported already; returns its status and what it wrote."""
+    """Run a script where the engine is already imported; return its status and output."""
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
         with Path(os.devnull).open("rb") as nothing:
             descriptors = [one.fileno() for one in (nothing, told, errors)]
@@ -114,7 +114,7 @@ def close_nursery() -> None:
 
 
 def until(is_so: Callable[[], bool], otherwise: str, seconds_max: float = SECONDS_MAX) -> None:
-    """Wait until something is so."""
+    """Wait until the condition holds."""
     end = time.monotonic() + seconds_max
     while not is_so():
         assert time.monotonic() < end, otherwise

@@ -1,4 +1,4 @@
-"""Own the fixtures of tests with the reference engine, and the tally of what their requests said."""
+"""Own the fixtures of tests with the reference engine, and the tally of compared requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,23 +15,23 @@ _LONGEST = "test_soak"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of all tests ask for as many comparisons as there should be."""
+    """Let a run of all tests demand a minimum of comparisons."""
     parser.addoption(_OPTION, type=int, default=0, help="requests that must be compared at least")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the soaks: they last as long as they last, so that at the end nobody waits for one."""
+    """Run the soaks first: their time is fixed, so nobody waits for one at the end."""
     items.sort(key=lambda item: item.path.stem != _LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add what a worker of a run side by side has counted."""
+    """Add the counts of a worker of a parallel run."""
     TALLY.add(getattr(node, "workeroutput", {}).get(_KEY, {}))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the tally on, or judge it."""
+    """Hand the tally to the main process, or judge it there."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[_KEY] = TALLY.as_dict()
     elif _too_few(session.config) and session.exitstatus == pytest.ExitCode.OK:
@@ -39,7 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say the tally."""
+    """Print the tally."""
     if TALLY.requests:
         terminalreporter.write_line(str(TALLY))
     if _too_few(config):
@@ -61,7 +61,7 @@ def _ended() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _daemons() -> Iterator[list[Daemon]]:
-    """Keep the daemon that no test has harmed, for the next."""
+    """Keep an unharmed daemon for the next test."""
     kept: list[Daemon] = []
     yield kept
     for daemon in kept:
@@ -70,7 +70,7 @@ def _daemons() -> Iterator[list[Daemon]]:
 
 @pytest.fixture
 def daemon(_daemons: list[Daemon], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon without any cache: that of the test before, unless a test harmed it."""
+    """Give a daemon without any cache: the previous test's, unless it was harmed."""
     if not _daemons:
         fresh = Daemon(tmp_path_factory.mktemp("daemon"))
         _daemons.append(fresh)

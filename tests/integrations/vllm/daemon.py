@@ -1,4 +1,4 @@
-"""Own a real daemon of a test's own, with its supervisor: how it is killed and stopped, and its own census."""
+"""Own a real daemon for tests, with its supervisor: how to stop and kill it, and its census."""
 
 import contextlib
 import os
@@ -24,11 +24,11 @@ _IN_USE: Final = ("reserved", "ready_held", "filling", "quarantined")
 
 
 class Daemon:
-    """A daemon that is started, stopped and killed as often as a test wants, always at the same address."""
+    """A daemon that a test starts, stops and kills as often as it wants, always at the same address."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        # The path of a Unix socket is short.
+        # The path of a Unix socket must be short.
         self._sockets = tempfile.TemporaryDirectory(prefix="kvlease-")
         self.runtime_dir = Path(self._sockets.name, "run")
         self.address = f"unix://{self.runtime_dir}/kvlease.sock"
@@ -39,12 +39,12 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """The supervisor's process."""
+        """Return the process id of the supervisor."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the daemon, and wait until it answers."""
         command = [sys.executable, "-m", "kvleased", "serve", "--runtime-dir"]
         command += [str(self.runtime_dir), "--no-listen-tcp", "--drain-seconds", "0.1"]
         with (self.folder / "daemon.log").open("ab") as log:
@@ -62,7 +62,7 @@ class Daemon:
         until(self._answers, "the daemon does not answer", _SECONDS_TO_START)
 
     def stop(self) -> None:
-        """Stop it in good order."""
+        """Stop the daemon in good order."""
         assert self._process is not None
         self.is_harmed = True
         self._process.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ class Daemon:
         self._process = None
 
     def kill(self) -> None:
-        """Kill all its processes at once; memory that nobody maps is gone with them."""
+        """Kill all of the daemon's processes at once; memory that nobody else maps is gone with them."""
         assert self._process is not None
         self.is_harmed = True
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -78,32 +78,32 @@ class Daemon:
         self._process = None
 
     def kill_control(self) -> None:
-        """Kill the process that serves, which the supervisor starts again over the same memory."""
+        """Kill the control process, which the supervisor restarts over the same memory."""
         self.is_harmed = True
         os.kill(self.control(), signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Have all its processes stand still, with their connections as they are."""
+        """Stop all of the daemon's processes, with their connections as they are."""
         self.is_harmed = True
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have them go on."""
+        """Continue all of the daemon's processes."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def control(self) -> int:
-        """Return the process that serves."""
+        """Return the process id of the control process."""
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(self.runtime_dir / "kvlease.sock"))
             peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(peer[:4], "little")
 
     def client(self) -> Client:
-        """Return a client that raises whatever goes wrong."""
+        """Return a client that raises all errors."""
         return Client(self.address, on_doubt="raise")
 
     def close(self) -> None:
-        """End it however it is."""
+        """End the daemon in whatever state it is."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.thaw()
@@ -126,13 +126,13 @@ class Daemon:
     # The census.
 
     def caches(self) -> list[CacheStats]:
-        """Return what each cache has."""
+        """Return the figures of each cache."""
         with self.client() as client:
             return list(client.stats().caches)
 
     def bytes_copied(self) -> float:
-        """Return how many bytes the daemon has copied so far, between whatever tiers."""
-        # REST opens after the socket by which a daemon is found to be ready.
+        """Return how many bytes the daemon has copied so far between any tiers."""
+        # REST opens later than the socket that tells that the daemon is ready.
         path = str(self.runtime_dir / "http.sock")
         with socket.socket(socket.AF_UNIX) as asking:
             until(lambda: asking.connect_ex(path) == 0, "REST does not open", _SECONDS_TO_START)
@@ -144,15 +144,15 @@ class Daemon:
         return sum(float(line[-1]) for line in lines)
 
     def exchanges(self) -> int:
-        """Count the control calls that engines have made of their blocks."""
+        """Count the exchanges that engines have made."""
         return self.counted("exchanges")
 
     def counted(self, counter: str) -> int:
-        """Return what the caches have counted together."""
+        """Return the sum of a counter over all caches."""
         return sum(cache.counters.get(counter, 0) for cache in self.caches())
 
     def spoil(self, num_ranks: int = 1) -> None:
-        """Overwrite the pool of the one cache with random bytes, as no process may."""
+        """Overwrite the only cache's pool with random bytes, which no process may do."""
         (cache,) = self.caches()
         chance = random.Random(1)  # noqa: S311 - nothing is secret
         with self.client() as client:
@@ -163,7 +163,7 @@ class Daemon:
                     region[:] = memoryview(chance.randbytes(region.nbytes))
 
     def in_use(self, cache: str = "") -> int:
-        """Count the device blocks that somebody has, over all caches or of one."""
+        """Count the device blocks in use, of all caches or of one."""
         found = [one for one in self.caches() if cache in ("", one.cache)]
         return sum(
             getattr(pool, word)
@@ -179,7 +179,7 @@ class Daemon:
             return client.inspect(cache, what, limit=256)
 
     def has_forgotten(self) -> bool:
-        """Delete all caches, as soon as those who died are proven dead; return whether that was possible."""
+        """Delete all caches once the dead workers are proven dead; return whether that was possible."""
         ends_at = time.monotonic() + _SECONDS_TO_FORGET
         while self.caches():
             with self.client() as client, contextlib.suppress(KVLeaseError):
@@ -191,13 +191,13 @@ class Daemon:
         return True
 
     def wait_until_unused(self, cache: str = "") -> None:
-        """Wait until nobody has a block; what dead engines had must come back."""
+        """Wait until no block is in use, as dead engines' blocks must come back."""
         until(lambda: self.in_use(cache) == 0, "blocks are leaked", _SECONDS_TO_START)
 
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Daemon]:
-    """Run a daemon that is ready."""
+    """Run a daemon, and give it once it is ready."""
     daemon = Daemon(folder, *options)
     try:
         daemon.start()
@@ -207,7 +207,7 @@ def serving(folder: Path, *options: str) -> Iterator[Daemon]:
 
 
 class Traces:
-    """What is in shared memory and how many descriptors processes have, before and after."""
+    """Names in shared memory and descriptors of processes, before and after."""
 
     def __init__(self, *pids: int) -> None:
         self._pids = pids
@@ -219,7 +219,7 @@ class Traces:
         return _shared_names() - self._names
 
     def new_descriptors(self) -> list[int]:
-        """Return how many descriptors more each process has than before."""
+        """Return how many more descriptors each process has than before."""
         return [
             _descriptors(pid) - before
             for pid, before in zip(self._pids, self._descriptors, strict=True)

@@ -1,4 +1,4 @@
-"""Own the tests' side of real engines: their lives, and what is expected of them.
+"""Own the tests' side of real engines: their lives, and their expected answers.
 
 A life is a process that `life.py` describes. Nothing here imports the engine.
 """
@@ -36,17 +36,17 @@ __all__ = [
 
 _SECONDS_BETWEEN_SIGNALS: Final = 60.0
 _SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more")
-"""What an engine's log says where a bug of ours was kept from it, or where it cannot trust its own blocks."""
+"""Log lines of an engine that was shielded from a bug of ours, or that cannot trust its own blocks."""
 
 
 class Life:
-    """One engine's life: a process of its own session that can be ordered about, stopped and killed."""
+    """One engine's life: a process in a session of its own that takes orders and can be stopped and killed."""
 
     def __init__(self, job: Job, log: Path) -> None:
         self.job = job
         self.log = log
         self.status: int | None = None
-        """How it ended, as of a subprocess; None while it lives."""
+        """The life's exit status, as a subprocess has it; None while it lives."""
         self._buffer = b""
 
     def start(self) -> None:
@@ -66,12 +66,12 @@ class Life:
         return self.read("ready")
 
     def generate(self, prompts: Prompts, **order: Any) -> Round:
-        """Run a round of prompts to its end; what `order` may have, `life.py` says."""
+        """Run a round of prompts to its end; `life.py` says what `order` may contain."""
         self.begin(prompts, **order)
         return self.result()
 
     def begin(self, prompts: Prompts, **order: Any) -> None:
-        """Order a round and do not wait for it."""
+        """Order a round without waiting for it."""
         self._write({"do": "generate", "prompts": [list(one) for one in prompts], **order})
 
     def paused(self) -> int:
@@ -79,11 +79,11 @@ class Life:
         return int(self.read("paused")["step"])
 
     def go_on(self) -> None:
-        """Have a paused round go on."""
+        """Continue a paused round."""
         self._write({"do": "go"})
 
     def result(self) -> Round:
-        """Wait for the end of a round."""
+        """Wait for the end of a round, and return it."""
         return Round.of(self.read("round"))
 
     def metrics(self, *prefixes: str) -> dict[str, float]:
@@ -95,7 +95,7 @@ class Life:
     def reset_prefix_cache(
         self, *, reset_connector: bool = True, reset_running_requests: bool = False
     ) -> bool:
-        """Have the engine forget all prefixes, in a pause those of its requests, too; return whether it did."""
+        """Have the engine forget all prefixes, and in a pause those of its requests, too; return whether it did."""
         words = {
             "reset_connector": reset_connector,
             "reset_running_requests": reset_running_requests,
@@ -109,17 +109,17 @@ class Life:
         return self.read("placement")
 
     def stop(self) -> None:
-        """Have every process of the life stand still."""
+        """Stop every process of the life."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have them go on."""
+        """Continue every process of the life."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send every process of the life a signal, as a terminal does, and wait until they have gone.
+        """Send every process of the life a signal, as a terminal does, and wait until all have ended.
 
-        Again and again, as people do: vLLM's front end may lose the first in a call that lets no exception out.
+        The signal is repeated, because vLLM's front end may lose the first one in a call that swallows exceptions.
         """
         end = time.monotonic() + SECONDS_MAX
         while self.status is None:
@@ -131,7 +131,7 @@ class Life:
         until(lambda: not _group_lives(self.pid), "the processes of a signalled life stay")
 
     def kill(self) -> None:
-        """Kill every process of the life at once, and wait until they have gone."""
+        """Kill every process of the life at once, and wait until all have ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
@@ -146,13 +146,13 @@ class Life:
         assert self.status == 0, self.told()
 
     def wait(self) -> int:
-        """Wait until the life's own process has ended, whoever ended it; return its status."""
+        """Wait until the life's own process has ended for any reason; return its status."""
         if self.status is None:
             self.status = self._birth.wait(SECONDS_MAX)
         return self.status
 
     def close(self) -> None:
-        """Kill what lives still and give its descriptors back."""
+        """Kill the remaining processes and close the descriptors."""
         if self.status is None or _group_lives(self.pid):
             self.kill()
         for descriptor in (self._orders, self._answers):
@@ -171,7 +171,7 @@ class Life:
         return self.log.read_text(errors="replace")[-6000:]
 
     def signs_of_bugs(self) -> list[str]:
-        """Return the lines of the whole log that tell of a bug of ours, whatever was done to the engine."""
+        """Return all lines of the log that mean a bug of ours, whatever was done to the engine."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if any(sign in line for sign in _SIGNS_OF_BUGS)]
 
@@ -197,7 +197,7 @@ class Life:
 
 @contextlib.contextmanager
 def living(job: Job, folder: Path) -> Iterator[Life]:
-    """Run a life whose engine is ready; it ends in good order, or with the test that fails."""
+    """Run a life whose engine is ready; it ends in good order, or is killed if the test fails."""
     log = Path(tempfile.mkstemp(prefix="life-", suffix=".log", dir=folder)[1])
     life = Life(job, log)
     life.start()
@@ -211,11 +211,11 @@ def living(job: Job, folder: Path) -> Iterator[Life]:
         life.close()
 
 
-# What is right.
+# The expected answers.
 
 
 def reference(job: Job, prompts: Prompts) -> Round:
-    """Return what the engine says with no cache at all; kept on disk, prompt by prompt, as it never changes."""
+    """Return what the engine says without any cache; each prompt's answer, which never changes, is kept on disk."""
     bare = job.reference()
     kept = [_kept(bare, job.sampling, one) for one in prompts]
     missing = {
@@ -233,14 +233,14 @@ def reference(job: Job, prompts: Prompts) -> Round:
 
 
 def _kept(bare: Job, sampling: Mapping[str, Any], one: Sequence[int]) -> Path:
-    """Return the file of what is said to a prompt."""
+    """Return the file of the answer to a prompt."""
     question = {"job": bare.told(), "sampling": dict(sampling), "prompt": list(one)}
     digest = hashlib.blake2b(json.dumps(question, sort_keys=True).encode(), digest_size=16)
     return BUILD / "references" / f"{digest.hexdigest()}.json"
 
 
 def _ask(job: Job, prompts: Prompts, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's words; the engine that says them lives for the next question, too."""
+    """Return a round as the life wrote it; the engine stays alive for the next question."""
     global _asked  # noqa: PLW0603  # one reference at a time, as memory is short
     if _asked is None or _asked.job != job or _asked.status is not None:
         forget_reference()

@@ -1,4 +1,4 @@
-"""Own engines whose scheduler stands still between its ranks' start and its own, as long as a test wants."""
+"""Own engines whose scheduler, as long as a test wants, waits between its ranks' start and its own."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Own what an engine of a test is: its arguments, its connector and its environment; and prompts of a seed."""
+"""Own the description of a test's engine: its arguments, connector and environment; and seeded prompts."""
 
 import hashlib
 import os
@@ -11,12 +11,12 @@ from tests.integrations.vllm.births import BUILD
 from tests.integrations.vllm.models import ROOT, path_of
 
 KV_BYTES: Final = 32 << 20
-"""Bytes of an engine's cache where a test does not say."""
+"""Default bytes of an engine's cache."""
 PATIENT_MS: Final = 10_000
-"""The deadline of a hook's call where a test does not say; on a machine that is busy, an engine goes on without cache
-after one that is right for production, and finds nothing."""
+"""The default deadline of a hook's call. With the shorter one that is right for production, an engine on a busy machine
+goes on without the cache, and finds nothing."""
 HASTY_MS: Final = 250
-"""The deadline of one whose daemon does not answer on purpose."""
+"""The deadline for engines whose daemon does not answer on purpose."""
 
 
 Prompts = Sequence[Sequence[int]]
@@ -24,31 +24,31 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an engine is, as `life.py` takes it."""
+    """The description of an engine that `life.py` takes."""
 
     model: str = "llama"
-    """A name of `models.MODELS`, or a path."""
+    """A name in `models.MODELS`, or a path."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the engine beyond the defaults."""
     arguments: Sequence[str] = ()
-    """The command line of `vllm serve`, in place of all that is above."""
+    """The command line of `vllm serve`, in place of everything above."""
     kv_transfer_config: Mapping[str, Any] | None = None
-    """Which connector there is; None: none."""
+    """The connector; None for none."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     is_one_process: bool = True
-    """Whether scheduler and worker share the life's process; more ranks than one need their own."""
+    """Whether scheduler and worker share the life's process; several ranks need processes of their own."""
     is_async: bool = False
     """Whether steps are scheduled before the last one's tokens are known."""
     caches_prefixes: bool = False
-    """Whether prefixes are cached though the engine's own platform switches that off."""
+    """Whether prefixes are cached even if the engine's platform switches that off."""
     is_hollow: bool = False
-    """Whether the model computes nothing, for figures of all the rest; in one process only."""
+    """Whether the model computes nothing, so that only the rest is measured; in one process only."""
     times: bool = False
     """Whether rounds tell how long the scheduler took; in one process only."""
 
     def told(self) -> dict[str, Any]:
-        """Return the words that `life.py` reads."""
+        """Return the job as `life.py` reads it."""
         model = self.model if "/" in self.model else str(path_of(self.model))
         return {
             "model": model,
@@ -68,7 +68,7 @@ class Job:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            # One small function, which ranks log-probabilities, would take each life longer to compile than to start.
+            # Compiling one small function, which ranks log-probabilities, would take each life longer than its start.
             "TORCHDYNAMO_DISABLE": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(_plugin_folder()), str(ROOT)]),
             "VLLM_CACHE_ROOT": str(BUILD / "cache"),
@@ -81,13 +81,13 @@ class Job:
         }
 
     def reference(self) -> "Job":
-        """Return an engine that says the same: without connector and prefix caching, and with room for all."""
+        """Return an engine that must say the same: without connector and prefix caching, with room for all requests."""
         engine = {name: self.engine[name] for name in _DECISIVE if name in self.engine}
         return Job(model=self.model, engine={**engine, "enable_prefix_caching": False})
 
 
 _DECISIVE: Final = ("dtype", "kv_cache_dtype", "seed")
-"""Arguments that decide what an engine says; how it cuts its work and where it keeps blocks does not."""
+"""Arguments that decide what an engine says; how it splits work and where it keeps blocks do not."""
 _ENGINE: Final[dict[str, Any]] = {
     "block_size": 32,
     "disable_log_stats": False,
@@ -124,7 +124,7 @@ def beside_offload(job: Job, pool_bytes: int = 16 << 20) -> Job:
 
 
 def prompt(num_tokens: int, *, seed: int = 0, prefix: Sequence[int] = ()) -> list[int]:
-    """Return a prompt of random tokens behind a prefix; the same for a seed."""
+    """Return a prompt of random tokens behind a prefix; equal seeds give equal prompts."""
     left = num_tokens - len(prefix)
     assert left >= 0
     made = hashlib.shake_128(f"prompt {seed}".encode()).digest(2 * left)
@@ -133,7 +133,7 @@ def prompt(num_tokens: int, *, seed: int = 0, prefix: Sequence[int] = ()) -> lis
 
 
 def _plugin_folder() -> Path:
-    """Return a folder by which a life finds the entry points of this tree, as if it were installed."""
+    """Return a folder through which a life finds this tree's entry points, as if it were installed."""
     folder = BUILD / "plugin"
     info = folder / "kvlease-0.dist-info"
     if not info.exists():

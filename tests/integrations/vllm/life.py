@@ -1,6 +1,6 @@
-"""Own one life of an engine: build it from a job, do the orders of standard input, and say what came of each.
+"""Own one life of an engine: build it from a job, carry out orders from standard input, and answer each.
 
-Runs with the reference engine's Python as a script, and needs nothing of the tests. The first line of standard input is
+Runs as a script with the reference engine's Python, and imports nothing of the tests.
 the job, each further line an order; every answer is one line of JSON on standard output. The end of standard input ends
 the life; so does SIGKILL, at any moment.
 """
@@ -18,7 +18,7 @@ Words = dict[str, Any]
 
 
 class Life:
-    """One engine, and the way to the other side."""
+    """One engine, and its connection to the test."""
 
     def __init__(self, job: Words, answers: Any) -> None:
         self._job = job
@@ -29,13 +29,13 @@ class Life:
         self._forwards_left: int | None = None
 
     def start(self) -> None:
-        """Build the engine and say that it is ready."""
+        """Build the engine and report that it is ready."""
         # Standard output must be out of the engine's way before it is imported.
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415
 
         began = time.perf_counter()
         config = self._served() if self._job.get("arguments") else self._configured()
-        # Ranks are forked as lives are; making the configuration has chosen another way, which takes minutes.
+        # Ranks are forked as lives are; the configuration has chosen another method, which takes minutes.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self.engine = LLMEngine.from_vllm_config(config)
         self._watch_forwards()
@@ -48,7 +48,7 @@ class Life:
         )
 
     def _configured(self) -> Any:
-        """Return the configuration of the job's own words."""
+        """Return the configuration of the job's arguments."""
         from vllm.config import KVTransferConfig  # noqa: PLC0415
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
 
@@ -56,7 +56,7 @@ class Life:
         if self._job.get("kv_transfer_config"):
             settings["kv_transfer_config"] = KVTransferConfig(**self._job["kv_transfer_config"])
         config = EngineArgs(**settings).create_engine_config()
-        # The engine's own platform switches these off at the end of making its configuration.
+        # The engine's platform switches these off at the end of its configuration.
         config.scheduler_config.async_scheduling = bool(self._job.get("is_async"))
         if self._job.get("caches_prefixes"):
             config.cache_config.enable_prefix_caching = True
@@ -75,12 +75,12 @@ class Life:
         return engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
     def say(self, event: str, **words: Any) -> None:
-        """Write one line to the other side."""
+        """Write one line to the test."""
         self._answers.write(json.dumps({"event": event, **words}) + "\n")
         self._answers.flush()
 
     def obey(self, order: Words) -> None:
-        """Do one order."""
+        """Carry out one order."""
         match order["do"]:
             case "generate":
                 self.generate(order)
@@ -98,7 +98,7 @@ class Life:
                 self.say("error", message=f"there is no order {other!r}")
 
     def generate(self, order: Words) -> None:
-        """Run a round of prompts to its end, or to the moment at which it is to stop."""
+        """Run a round of prompts to its end, or until it must stop."""
         round_ = _Round(order, self._num_requests)
         self._num_requests += len(order["prompts"])
         self._spans, self._cpu_spans = {}, {}
@@ -129,7 +129,7 @@ class Life:
         )
 
     def _goes_on(self) -> bool:
-        """Do what is ordered amid a round until it is to go on; tell whether it is, or the life ends here."""
+        """Carry out orders during a pause of a round; return whether it goes on, or False if the life ends here."""
         for line in sys.stdin:
             order = json.loads(line)
             if order["do"] == "go":
@@ -138,7 +138,7 @@ class Life:
         return False
 
     def rest(self) -> None:
-        """Step on while connectors have work, as the loop of an engine in a process of its own does by itself."""
+        """Step while connectors have work, as the loop of an engine in its own process does by itself."""
         core = getattr(self.engine.engine_core, "engine_core", None)
         if core is None:
             return
@@ -174,7 +174,7 @@ class Life:
             yield name, metric.sum if value is None else value
 
     def _watch_forwards(self) -> None:
-        """Be able to die before a forward pass, and time what the scheduler does; in one process only."""
+        """Prepare to die before a forward pass, and time the scheduler's calls; in one process only."""
         core = getattr(self.engine.engine_core, "engine_core", None)
         if core is None:
             return
@@ -209,7 +209,7 @@ class Life:
 
 
 def _hollow_out(model: Any) -> None:
-    """Have a model compute nothing, so that the rest of a step can be measured at lengths that would take hours."""
+    """Make a model compute nothing, so that steps can be measured at lengths that would take hours."""
     import torch  # noqa: PLC0415
 
     width = model.config.hidden_size
@@ -221,7 +221,7 @@ def _hollow_out(model: Any) -> None:
 
 
 class _Round:
-    """The requests of one order: when each arrives and is aborted, and what it said."""
+    """The requests of one order: when each arrives and is aborted, and its output."""
 
     def __init__(self, order: Words, first: int) -> None:
         self._order = order
@@ -236,11 +236,11 @@ class _Round:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are still to arrive."""
+        """Whether some requests have yet to arrive."""
         return bool(self._due)
 
     def arrive(self, engine: Any, step: int, defaults: Words) -> None:
-        """Hand over the requests whose step has come; all, where the engine has nothing else to do."""
+        """Hand over the requests whose step has come, or all if the engine has nothing else to do."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         is_idle = not engine.has_unfinished_requests()
@@ -258,11 +258,11 @@ class _Round:
             engine.add_request(name, prompt, SamplingParams(**sampling))
 
     def index_of(self, name: str) -> int:
-        """Return which of the order's prompts a request has."""
+        """Return the index in the order of a request's prompt."""
         return self._ids.index(name)
 
     def note(self, output: Any) -> Words:
-        """Keep what a request said so far, and return it."""
+        """Keep a request's output so far, and return it."""
         said = self._said[output.request_id]
         best = output.outputs[0]
         if best.token_ids and "seconds_to_first_token" not in said:
@@ -276,7 +276,7 @@ class _Round:
         return said
 
     def abort(self, engine: Any, step: int) -> None:
-        """Abort what is to be aborted after this step."""
+        """Abort the requests that are due for it after this step."""
         for index, after in self._aborts.items():
             name = self._ids[index]
             if after <= step and name in self._said and not self._said[name]["finish_reason"]:
@@ -284,13 +284,13 @@ class _Round:
                 self._said[name]["finish_reason"] = "abort"
 
     def told(self) -> list[Words]:
-        """Return what each request said, in the order of the prompts."""
+        """Return each request's output, in the order of the prompts."""
         return [self._said[name] for name in self._ids]
 
 
 def main() -> None:
-    """Live."""
-    # What libraries print goes to standard error; the answers have a descriptor of their own.
+    """Run the life from standard input to its end."""
+    # Output of libraries goes to standard error; answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     life = Life(json.loads(sys.stdin.readline()), answers)

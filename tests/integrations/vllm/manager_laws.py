@@ -1,6 +1,6 @@
 """Own the laws of the offloading manager that no engine shows on its own; runs with the reference engine's Python.
 
-`manager_laws.py ADDRESS LAW`: the law is the name of a function below; it raises where it does not hold.
+`manager_laws.py ADDRESS LAW`: the law is the name of a function below, which raises if the law does not hold.
 """
 
 import sys
@@ -70,7 +70,7 @@ class Bench:
     def begin_store(
         self, context: ReqContext, keys: list[OffloadKey]
     ) -> tuple[int, list[OffloadKey]]:
-        """Plan a store; return its job and what is stored."""
+        """Plan a store; return its job and the keys that are stored."""
         output = self.manager.prepare_store(keys, context)
         self._num_jobs += 1
         blocks = (
@@ -88,13 +88,13 @@ class Bench:
     def end_store(
         self, job: int, context: ReqContext, keys: list[OffloadKey], failed: bool
     ) -> None:
-        """Have both ranks report a store, and the second one a failure of its own."""
+        """Have both ranks report a store; the second one may report a failure."""
         self.manager.report({job: 1}, {job} if failed else (), ())
         self.manager.report({job: 1}, (), ())
         self.manager.complete_store(keys, context)
 
     def store(self, name: str, keys: list[OffloadKey], *, failed: bool = False) -> None:
-        """Store keys from the beginning to the end of a request."""
+        """Store keys in one request, from its beginning to its end."""
         context = self.request(name, keys)
         self.step()
         job, stored = self.begin_store(context, keys)
@@ -108,7 +108,7 @@ class Bench:
 
 
 def requests_ask_once(address: str) -> None:
-    """All lookups of a request are one exchange, and none of them is repeated while it waits."""
+    """A request's lookups make one exchange, and none is repeated while the request waits."""
     bench = Bench(address)
     keys = [*bench.keys(0, 4), *bench.keys(0, 4, group=1)]
     bench.store("a", keys)
@@ -130,7 +130,7 @@ def requests_ask_once(address: str) -> None:
 
 
 def absent_requests_ask_nobody(address: str) -> None:
-    """A request of which nothing is cached makes no exchange, and is counted all the same; what is stored is found."""
+    """A request with nothing cached makes no exchange but is counted; stored blocks are found."""
     bench = Bench(address, key_counts=True)
     bench.step()
     keys = [*bench.keys(0, 4), *bench.keys(0, 4, group=1)]
@@ -152,7 +152,7 @@ def absent_requests_ask_nobody(address: str) -> None:
 
 
 def new_requests_are_known_by_their_first_block(address: str) -> None:
-    """A request whose first block is absent is told of later, without an exchange; it is counted all the same."""
+    """A request whose first block is absent makes no exchange, is reported later, and is counted all the same."""
     bench = Bench(address, key_counts=True)
     bench.step()
     keys, before = bench.keys(0, 4), bench.desk.num_exchanges
@@ -176,7 +176,7 @@ def new_requests_are_known_by_their_first_block(address: str) -> None:
 
 
 def news_wait_for_stores_that_are_under_way(address: str) -> None:
-    """What is stored goes with what will be in a moment, in one exchange; but not for ever."""
+    """News of a store waits, but not for ever, for stores that end soon, to share one exchange."""
     bench = Bench(address)
     one, two = bench.keys(0, 2), bench.keys(10, 2)
     contexts = [bench.request("a", one), bench.request("b", two)]
@@ -196,7 +196,7 @@ def news_wait_for_stores_that_are_under_way(address: str) -> None:
 
 
 def a_reset_forgets_what_was_not_told(address: str) -> None:
-    """What was absent under the keys of before is not told under those of now, and nothing of before is found."""
+    """Absences under old keys are not reported under new ones, and no older block is found."""
     bench = Bench(address, key_counts=True)
     bench.step()
     keys = bench.keys(0, 4)
@@ -212,7 +212,7 @@ def a_reset_forgets_what_was_not_told(address: str) -> None:
 
 
 def first_tokens_wait_for_no_news(address: str) -> None:
-    """A step with new requests makes no exchange only to tell something, but after some of them in a row."""
+    """Steps with new requests make no exchange just to send news, unless several follow each other."""
     bench = Bench(address)
     keys = bench.keys(0, 4)
     bench.store("a", keys)
@@ -231,7 +231,7 @@ def first_tokens_wait_for_no_news(address: str) -> None:
 
 
 def long_requests_ask_more_than_once(address: str) -> None:
-    """A request of more blocks than a call may name finds them all the same."""
+    """A request with more blocks than a call may name still finds all of them."""
     bench = Bench(address)
     keys = bench.keys(0, 8)
     bench.store("a", keys)
@@ -246,7 +246,7 @@ def long_requests_ask_more_than_once(address: str) -> None:
 
 
 def requests_that_wait_are_asked_for_together(address: str) -> None:
-    """Requests that came together are one exchange; what was not found is asked again some steps later."""
+    """Requests that arrive together make one exchange; misses are asked for again some steps later."""
     bench = Bench(address)
     keys, late = bench.keys(0, 4), bench.keys(50, 4)
     bench.store("a", keys)
@@ -271,7 +271,7 @@ def requests_that_wait_are_asked_for_together(address: str) -> None:
 
 
 def keys_that_nobody_lists_are_asked_together(address: str) -> None:
-    """Where a request does not list its keys, the first lookups are retried and known a step later."""
+    """If a request does not list its keys, its first lookups are retried and answered a step later."""
     bench = Bench(address)
     keys = bench.keys(0, 4)
     bench.store("a", keys)
@@ -287,7 +287,7 @@ def keys_that_nobody_lists_are_asked_together(address: str) -> None:
 
 
 def failed_stores_are_not_found(address: str) -> None:
-    """What one rank could not write is published by nobody, and its rows are used again."""
+    """A store that one rank could not write is not published, and its rows are used again."""
     bench = Bench(address)
     keys = bench.keys(0, 4)
     bench.store("a", keys, failed=True)
@@ -339,7 +339,7 @@ def blocks_below_are_waited_for(address: str) -> None:
 
 
 def rows_outlive_a_reset_until_their_jobs_end(address: str) -> None:
-    """A reset during a store leaves its rows alone until all ranks are through; then they are in stock again."""
+    """A reset during a store leaves its rows alone until all ranks have ended it; then they are in stock again."""
     bench = Bench(address)
     keys = bench.keys(0, 4)
     context = bench.request("a", keys)

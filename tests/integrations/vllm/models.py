@@ -1,6 +1,6 @@
 """Own the tiny random models that engines of tests run, with a tokenizer of plain words; made once into build/.
 
-`path_of` is for tests; the making is done by the reference engine's Python, which runs this file as a script.
+Tests call `path_of`; the reference engine's Python makes the models by running this file as a script.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 REFERENCE: Final = ROOT / ".venv-vllm" / "bin" / "python"
 _FOLDER: Final = ROOT / "build" / "vllm" / "models"
 _VERSION: Final = 1
-"""Raised whenever a model below changes, so that an old one is not taken for it."""
+"""Raise this whenever a model below changes, so that no old one is used."""
 
 VOCABULARY_TOKENS: Final = 512
 WINDOW_TOKENS: Final = 64
@@ -68,14 +68,14 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             **_EVERY,
             "num_hidden_layers": 2,
             "num_key_value_heads": 4,
-            # The sizes that the engine's CPU kernel has.
+            # The sizes that the engine's CPU kernel supports.
             "kv_lora_rank": 512,
             "qk_rope_head_dim": 64,
             "head_dim": 64,
             "q_lora_rank": 32,
             "qk_nope_head_dim": 32,
             "v_head_dim": 32,
-            # Where positions are not scaled, the engine's CPU kernel for them misreads a part of a latent vector.
+            # If positions are not scaled, the engine's CPU kernel for them misreads a part of a latent vector.
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 10_000.0,
@@ -114,7 +114,7 @@ _CLASSES: Final = {
 
 
 def path_of(name: str, seed: int = 0) -> Path:
-    """Return the directory of a model, which is made where it is missing; models of two seeds differ in weights."""
+    """Return the directory of a model, made if missing; models of different seeds differ in weights."""
     folder = _FOLDER / f"{name}-{seed}-v{_VERSION}"
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as lock:
@@ -140,7 +140,7 @@ def make(name: str, seed: int, folder: Path) -> None:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer to which token 7 is the word w7."""
+    """Write a tokenizer in which token 7 is the word w7, and so on."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
 
     words = {f"w{token}": token for token in range(VOCABULARY_TOKENS)}

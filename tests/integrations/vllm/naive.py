@@ -1,4 +1,4 @@
-"""Own what owned memory would be without its fence: for tests that prove that the fence is what keeps tokens right."""
+"""Own variants of owned memory without its fence, for tests that prove that the fence keeps tokens right."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -11,7 +11,7 @@ from kvlease.integrations.vllm.owned.scheduler import OwnedScheduler
 
 
 class _HastyFence(Fence):
-    """Take everything for written as soon as it is scheduled."""
+    """Treat everything as written as soon as it is scheduled."""
 
     def note(self, block_id: int, name: bytes, position: int = 0) -> None:
         self.note_written(block_id, name, position)
@@ -66,6 +66,6 @@ class _CarelessScheduler(OwnedScheduler):
 
 
 class CarelessConnector(KVLeaseOwnedConnector):
-    """Retract nothing before it is overwritten."""
+    """Overwrite blocks without retracting them first."""
 
     scheduler_class = _CarelessScheduler

@@ -1,8 +1,8 @@
-"""Own the start of many lives from one process that has imported the engine already; each life is a process of its own.
+"""Own the start of lives, each a process of its own, from one process that has already imported the engine.
 
 Importing the engine takes seconds, forking takes none. Runs with the reference engine's Python: `nursery.py SOCKET`. A
-connection brings three descriptors, an environment and, for what is no life, a script with its arguments; it is told
-the process id and, in the end, the status.
+connection brings three descriptors, an environment and, instead of a life, perhaps a script with its arguments; it is
+told the process id and, in the end, the status.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ _IMPORTED = (
     "kvlease.integrations.vllm.owned.connector",
     "kvlease.integrations.vllm.shared.connector",
 )
-"""What nearly every life needs."""
+"""The modules that nearly every life needs."""
 
 
 def serve(path: Path) -> None:
-    """Start a life for every connection, until standard input ends; then kill those that live still."""
+    """Start a life for every connection until standard input ends; then kill the remaining lives."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Who waits for the name must find somebody who listens.
+    # Whoever waits for the name must find a listener behind it.
     half = path.with_suffix(".half")
     listener.bind(str(half))
     listener.listen(64)
@@ -64,7 +64,7 @@ def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     awaited, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Before anybody knows of the life, for it is killed by its session.
+        # This comes before anybody knows of the life, because it is killed by its session.
         os.setsid()
         os.close(awaited)
         os.close(told)
@@ -81,7 +81,7 @@ def _bear(listener: socket.socket, selector: selectors.BaseSelector) -> None:
 def _close_all(
     selector: selectors.BaseSelector, listener: socket.socket, connection: socket.socket
 ) -> None:
-    """Have nothing of the nursery's stay open but what was imported."""
+    """Close all that the nursery has open, except what the imports opened."""
     for key in list(selector.get_map().values()):
         if key.data is not None:
             key.data[1].close()
@@ -96,7 +96,7 @@ def _live(descriptors: list[int], words: dict[str, Any]) -> None:
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    # What is run in the background of a shell may ignore it, and a life that is signalled shall not.
+    # A background process of a shell may ignore SIGINT, but a life must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = words["environment"]
     os.environ.clear()
@@ -139,12 +139,12 @@ def _end_all(selector: selectors.BaseSelector) -> None:
 
 
 def main() -> None:
-    """Import what takes long, and serve."""
+    """Import the slow modules, and serve."""
     from vllm import LLM, SamplingParams  # noqa: F401, PLC0415  # for those who are born here
 
     for name in _IMPORTED:
         import_module(name)
-    # What was imported is never garbage: no life need look through it, nor copy the pages that it lies in.
+    # Imported objects are never garbage: no life need scan them, nor copy the pages they lie in.
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # type: ignore[method-assign,assignment]  # an engine does so as it ends

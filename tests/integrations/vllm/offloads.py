@@ -1,4 +1,4 @@
-"""Own what tests of offloading share: engines that offload, their prompts, and what is found of them."""
+"""Own what tests of offloading share: engines that offload, their prompts, and counts of what is found."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ TINY = {
     "max_num_batched_tokens": 256,
     "max_num_seqs": 4,
 }
-"""An engine whose requests are prefilled in pieces, push each other out of its cache and are preempted."""
+"""An engine whose requests are prefilled in pieces, evict each other's blocks and are preempted."""
 MODELS = ["llama", "hybrid"]
 
 
@@ -30,7 +30,7 @@ def offloading(
     connector: str = "KVLeaseOffloadingConnector",
     **words: Any,
 ) -> Job:
-    """Return an engine that offloads; further words are the connector's settings, or the job's."""
+    """Return an engine that offloads; keyword arguments are settings of the connector or of the job."""
     address = daemon if isinstance(daemon, str) else daemon.address
     of_job = {
         name: words.pop(name)
@@ -55,7 +55,7 @@ def offloading(
 
 
 def num_found(daemon: Daemon) -> int:
-    """Return how many blocks of the pool can be found."""
+    """Return how many blocks of the pool are findable."""
     return sum(
         pool.ready + pool.ready_held
         for cache in daemon.caches()

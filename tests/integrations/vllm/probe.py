@@ -1,6 +1,6 @@
-"""Own a connector that moves nothing: it plans as the daemon does and writes down where the engine lies otherwise.
+"""Own a connector that moves nothing: it plans as the daemon does and reports where the engine's layout differs.
 
-Runs inside engines, in every one of their processes; `kv_connector_extra_config` names the folder of what it writes.
+Runs in every process of an engine; `kv_connector_extra_config` names the folder for its reports.
 """
 
 import json
@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class ProbeConnector(KVConnectorBase_V1, SupportsHMA):
-    """Compare what the engine has with the daemon's plan, once with its tensors and once without."""
+    """Compare the engine's cache with the daemon's plan, once with tensors and once without."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -28,7 +28,7 @@ class ProbeConnector(KVConnectorBase_V1, SupportsHMA):
             self._report("scheduler", 0)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Compare, tensors and all."""
+        """Compare, including the tensors."""
         rank = self._config[0].parallel_config.rank
         self._report(f"worker-{rank}", rank, kv_caches)
 
@@ -46,7 +46,7 @@ class ProbeConnector(KVConnectorBase_V1, SupportsHMA):
         folder = Path(self._kv_transfer_config.kv_connector_extra_config["folder"])
         (folder / f"{name}.json").write_text(json.dumps(words))
 
-    # What a connector must have.
+    # Methods that a connector must have.
 
     def start_load_kv(self, forward_context: Any, **_words: Any) -> None:
         """Load nothing."""

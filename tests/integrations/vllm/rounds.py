@@ -1,4 +1,4 @@
-"""Own what engines answer, how two answers compare, and the tally of all that was compared in a run of the tests."""
+"""Own the answers of engines, their comparison, and the tally of all comparisons in a test run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,11 +9,11 @@ LOGPROB_ERROR_MAX: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What one request said."""
+    """The output of one request."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[Mapping[int, float], ...]
-    """Per token, the log-probabilities of the likeliest."""
+    """For each token, the log-probabilities of the likeliest ones."""
     num_cached_tokens: int
     finish_reason: str | None
     """length, stop, abort or error."""
@@ -34,7 +34,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What came of one order to generate."""
+    """The result of one order to generate."""
 
     requests: tuple[Said, ...]
     steps: int
@@ -60,20 +60,20 @@ class Round:
 
     @property
     def cached(self) -> list[int]:
-        """Tokens of each request that were found."""
+        """Return how many tokens of each request were found."""
         return [said.num_cached_tokens for said in self.requests]
 
 
 @dataclass(slots=True)
 class Tally:
-    """Requests that were compared with the same without a cache."""
+    """Counts of requests that were compared with the same requests without a cache."""
 
     requests: int = 0
     differing: int = 0
     aborted: int = 0
-    """Those that were aborted, of which what they said before is compared."""
+    """Aborted requests, whose output before the abort is compared."""
     failed: int = 0
-    """Those that ended in another way than they should."""
+    """Requests that ended in a wrong way."""
     cached_tokens: int = 0
     """Prompt tokens that were found instead of computed."""
 
@@ -87,7 +87,7 @@ class Tally:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the tally in one line."""
         return (
             f"{self.requests} requests compared with the same without a cache: {self.differing} differ, "
             f"{self.failed} failed, {self.aborted} were aborted; {self.cached_tokens} prompt tokens were found"
@@ -95,13 +95,13 @@ class Tally:
 
 
 TALLY: Final = Tally()
-"""What this process has compared."""
+"""The comparisons of this process."""
 
 
 def differences(got: Round, wanted: Round) -> list[str]:
-    """Return a sentence for each request that says something else, and count them all in the tally.
+    """Return a sentence for each request whose output differs, and count all requests in the tally.
 
-    Other tokens differ, and other log-probabilities.
+    An output differs by its tokens or by its log-probabilities.
     """
     found = contrasts(got, wanted)
     reasons = [said.finish_reason for said in got.requests]
@@ -121,11 +121,11 @@ _ENDS: Final = ("length", "stop", "abort")
 
 
 def contrasts(got: Round, wanted: Round) -> list[str]:
-    """Return the same without counting: for proofs that a difference would be seen."""
+    """Return the same as `differences` without counting, for proofs that a difference would be seen."""
     found = []
     for index, (ours, theirs) in enumerate(zip(got.requests, wanted.requests, strict=True)):
         if ours.finish_reason == "abort":
-            # What was said before is right as far as it goes.
+            # The output before the abort must be right as far as it goes.
             theirs_cut = theirs.tokens[: len(ours.tokens)]
             if ours.tokens != theirs_cut:
                 found.append(f"request {index}: {ours.tokens} instead of {theirs_cut}")
@@ -137,7 +137,7 @@ def contrasts(got: Round, wanted: Round) -> list[str]:
 
 
 def _logprob_error(ours: Said, theirs: Said) -> float:
-    """Return the largest difference over tokens that both name; the likeliest few may swap at their end."""
+    """Return the largest difference over the tokens that both name; the least likely of them may differ."""
     assert len(ours.logprobs) == len(theirs.logprobs)
     return max(
         (

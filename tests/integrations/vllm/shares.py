@@ -1,4 +1,4 @@
-"""Own what tests of shared pools have in common: engines that share, and what they are asked."""
+"""Own what tests of shared pools have in common: engines that share, and their prompts."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MANY = [
 
 
 def sharing(daemon: Daemon, **words: Any) -> Job:
-    """Return an engine that shares the daemon's pool with all of its like."""
+    """Return an engine that shares the daemon's pool with other such engines."""
     extra = words.pop("extra", {})
     module, _, name = words.pop("connector", "").rpartition(".")
     config = {

@@ -1,6 +1,6 @@
-"""Own the engines of a soak: what each is asked, what it must answer and until when, and when it begins anew.
+"""Own the engines of a soak: their questions, expected answers and deadlines, and their restarts.
 
-Nothing here waits: engines are looked after in turn, for some of them stand still.
+Nothing here waits: engines are tended in turn, because some of them stand still.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.integrations.vllm.jobs import Job, prompt
 from tests.integrations.vllm.rounds import Round, Said, differences
 
 REQUEST_SECONDS_MAX: Final = 120.0
-"""Seconds within which a request must be answered that nobody holds up; this machine may be busy."""
+"""Seconds within which an undisturbed request must be answered, also on a busy machine."""
 START_SECONDS_MAX: Final = 240.0
 ENGINE: Final[dict[str, Any]] = {
     "max_model_len": 512,
@@ -37,10 +37,10 @@ _TOKENS_MAX: Final = 48
 
 
 class Questions:
-    """The prompts of a soak, with what the engine says to each without any cache."""
+    """The prompts of a soak, with the engine's answer to each without any cache."""
 
     def __init__(self, model: str) -> None:
-        """Ask the reference engine; what it said is kept on disk."""
+        """Ask the reference engine, whose answers are kept on disk."""
         chance = random.Random(model)  # noqa: S311 - nothing is secret
         self.prompts = []
         for at in range(_NUM_PROMPTS):
@@ -51,7 +51,7 @@ class Questions:
         self.num_said = [chance.randrange(1, 48) for _ in self.prompts]
         sampling = {"logprobs": None, "max_tokens": _TOKENS_MAX}
         asked = Job(model=model, engine=ENGINE, sampling=sampling)
-        # The likeliest token is said each time, so that a shorter answer is the beginning of a longer one.
+        # Sampling is greedy, so a shorter answer is the beginning of a longer one.
         self.answers = [
             replace(said, tokens=said.tokens[:count])
             for said, count in zip(
@@ -62,7 +62,7 @@ class Questions:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a soak."""
+    """The results of a soak."""
 
     requests: int = 0
     tokens: int = 0
@@ -76,7 +76,7 @@ class Tally:
     leaked: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Say everything on one line."""
+        """Return everything on one line."""
         faults = " ".join(f"{name}={count}" for name, count in sorted(self.faults.items()))
         return (
             f"{self.requests} requests, {self.aborted} aborted, {self.tokens} tokens compared, "
@@ -87,12 +87,12 @@ class Tally:
 
     @property
     def wrong(self) -> list[str]:
-        """Everything that should not be."""
+        """Return everything that should not have happened."""
         return [*self.mismatches, *self.failed, *self.hung, *self.leaked]
 
 
 class Seat:
-    """A place at which one engine after the other lives, and is asked without end."""
+    """A place where one engine after the other lives, and gets questions without end."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Seat:
         self._folder = folder
         self._tally = tally
         self._asked: dict[int, int] = {}
-        """Which question each request of the round is that has not been answered."""
+        """The question of each unanswered request of the round."""
         self._aborts: set[int] = set()
         self._state = "empty"
         self._due_at = 0.0
@@ -122,15 +122,15 @@ class Seat:
         self.logs: list[Path] = []
 
     def __repr__(self) -> str:
-        """Show what the engine does, and what it still owes."""
+        """Show what the engine does, and which answers are open."""
         return f"<Seat {self.name}, {self._state}, round {self._round}, owes {sorted(self._asked)}>"
 
     @property
     def is_starting(self) -> bool:
-        """Whether its engine is being built."""
+        """Whether the seat's engine is being built."""
         return self._state == "starting"
 
-    # What is done to it.
+    # Faults.
 
     def kill(self) -> None:
         """Kill the engine, in the middle of anything."""
@@ -139,7 +139,7 @@ class Seat:
             self._bury()
 
     def stop(self) -> bool:
-        """Have the engine stand still; tell whether there is one that went."""
+        """Stop the engine; return whether there was one running."""
         if self.life is None or self._stopped_at is not None:
             return False
         try:
@@ -150,7 +150,7 @@ class Seat:
         return True
 
     def resume(self) -> None:
-        """Have it go on; the time that it stood still is not its own."""
+        """Continue the engine; the time that it stood still does not count."""
         if self.life is not None and self._stopped_at is not None:
             with contextlib.suppress(ProcessLookupError):  # it was stopped as it died
                 self.life.resume()
@@ -161,10 +161,10 @@ class Seat:
         """Have the engine die before a forward pass of its next round."""
         self._is_doomed = True
 
-    # What it does.
+    # Work.
 
     def tend(self, *, is_over: bool = False) -> bool:
-        """Take what the engine said, and ask it more unless it is over; tell whether anything is still to come."""
+        """Take the engine's answers, and ask more unless the soak is over; return whether anything is still to come."""
         if self._stopped_at is not None:
             return True
         if self.life is None:
@@ -261,7 +261,7 @@ class Seat:
         self._tally.cached_tokens += said.num_cached_tokens
 
     def _end(self) -> None:
-        """See that the engine ended as it was to."""
+        """Check that the engine ended as it should."""
         assert self.life is not None
         status = self.life.wait()
         if self._is_doomed and status == -signal.SIGKILL:
@@ -283,7 +283,7 @@ class Seat:
 
 
 def _heard(life: Life) -> tuple[list[dict[str, Any]], bool]:
-    """Return the answers that have come, and whether none can come any more; waits for nothing."""
+    """Return, without waiting, the answers that have come, and whether no more can come."""
     is_at_end = False
     while not is_at_end and select.select([life._answers], [], [], 0)[0]:
         got = os.read(life._answers, 1 << 16)

@@ -1,4 +1,4 @@
-"""Own what comes between the start of an engine's ranks and that of its scheduler."""
+"""Own events between the start of an engine's ranks and that of its scheduler."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,12 +10,12 @@ from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import Job, Life
 
 HELD_BY: Final = "KVLEASE_TEST_HELD_BY"
-"""The variable by which `held.py` is told of its file."""
+"""The variable that names the file of `held.py`."""
 
 
 @contextmanager
 def started(job: Job, folder: Path, between: Callable[[Life], None]) -> Iterator[Life]:
-    """Run a life of whose start something comes in between, once its ranks have the pool."""
+    """Run a life; call `between` in its start, once its ranks have the pool."""
     life = Life(job, folder / "life.log")
     mark = Path(job.environment[HELD_BY])
     life.start()
@@ -31,7 +31,7 @@ def started(job: Job, folder: Path, between: Callable[[Life], None]) -> Iterator
 
 
 def shut_out(daemon: Daemon, what: str, stack: ExitStack) -> None:
-    """Keep everybody from attaching until the end of a stack."""
+    """Keep all workers from attaching until the stack ends."""
     if what == "frozen":
         daemon.freeze()
         stack.callback(daemon.thaw)

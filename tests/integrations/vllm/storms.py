@@ -1,4 +1,4 @@
-"""Own storms of requests: many that arrive at once, share prefixes and are aborted in whatever state they are."""
+"""Own storms of requests: many arrive at once, share prefixes and are aborted in any state."""
 
 import random
 from typing import Any
@@ -10,7 +10,7 @@ _STEPS_TO_ABORT_MAX = 14
 
 
 def chance_of(seed: object) -> random.Random:
-    """Return chance that is the same for a seed."""
+    """Return a random generator that is the same for equal seeds."""
     return random.Random(str(seed))  # noqa: S311 - nothing is secret
 
 
@@ -27,7 +27,7 @@ def families(num_prompts: int, first: int = 0) -> list[list[int]]:
 
 
 def begin_storm(life: Life, num_requests: int, seed: int) -> list[list[int]]:
-    """Order a storm, of which every second request is aborted while it waits, is prefilled or generates."""
+    """Order a storm in which every second request is aborted while it waits, is prefilled or generates."""
     chance = chance_of(seed)
     prompts = families(num_requests, first=seed)
     arrivals = [at // _ARRIVALS_PER_STEP for at in range(num_requests)]
@@ -40,7 +40,7 @@ def begin_storm(life: Life, num_requests: int, seed: int) -> list[list[int]]:
 
 
 def end_storm(life: Life, prompts: list[list[int]]) -> tuple[list[str], int]:
-    """Wait for its end; return what differs from the same without a cache, and how many were aborted."""
+    """Wait for the storm's end; return the differences from a run without a cache, and how many were aborted."""
     got = life.result()
     num_aborted = sum(said.finish_reason == "abort" for said in got.requests)
     return differences(got, reference(life.job, prompts)), num_aborted

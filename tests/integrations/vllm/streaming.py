@@ -1,6 +1,6 @@
 """Own one streaming session: an engine is given a prompt piece by piece, and says some tokens after each.
 
-Runs with the reference engine's Python as a script: `streaming.py JOB`, where JOB is the JSON of a job with `pieces`,
+Runs as a script with the reference engine's Python: `streaming.py JOB`, where JOB is the JSON of a job with `pieces`,
 the lists of token ids. The last line of standard output is the JSON list of all tokens that were said.
 """
 
