@@ -47,7 +47,7 @@ def test_generate_over_leased_blocks_equals_plain(worker: Worker, model: LlamaFo
 
 
 def test_prompt_may_be_a_tensor_and_not_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
-    """A tensor of one row, as tokenizers return it, is taken; a batch is refused before anything is reserved."""
+    """A row of a tokenizer's tensor is taken as a prompt; a batch is refused before anything is reserved."""
     batch = torch.tensor([prompt(40)])
 
     made = generate(model, worker, batch[0], max_new_tokens=4, request_id="tensor")

@@ -142,7 +142,7 @@ LONG_ROPES = {
 def test_keys_that_depend_on_the_length_of_a_request_are_not_shared(
     client: Client, model: LlamaForCausalLM, kind: str
 ) -> None:
-    """Requests whose keys depend on their length share no block unless the length is bounded."""
+    """A model whose K depend on a request's length is refused without a bound on it; with one, hits are right."""
     changes = {"rope_parameters": LONG_ROPES[kind], "max_position_embeddings": 64}
     other = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**(model.config.to_dict() | changes))
@@ -164,7 +164,7 @@ def test_keys_that_depend_on_the_length_of_a_request_are_not_shared(
 def test_generation_config_that_is_not_applied_is_told_once(
     worker: Worker, model: LlamaForCausalLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who expects a penalty of repetitions learns that there is none here, and where there is."""
+    """A generation config with a repetition penalty, which is not applied here, is warned of once."""
     model.generation_config.repetition_penalty = 1.8
     try:
         for request_id in ("one", "two"):

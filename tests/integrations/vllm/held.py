@@ -9,7 +9,7 @@ from kvlease.integrations.vllm.owned.connector import KVLeaseOwnedConnector
 from kvlease.integrations.vllm.shared.connector import KVLeaseSharedConnector
 
 _HELD_BY: Final = "KVLEASE_TEST_HELD_BY"
-"""The variable that names a file: it appears when the ranks have the pool, and the engine goes on when it is gone."""
+"""Names a file that appears when the ranks have the pool; the engine goes on when it is removed."""
 
 
 def _wait() -> None:

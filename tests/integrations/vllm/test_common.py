@@ -1,4 +1,4 @@
-"""What the connectors share, inside of the reference engine's own Python: hooks, names, statistics, identities."""
+"""What the connectors share, tested in the reference engine's own Python: hooks, names, statistics, identities."""
 
 import json
 from typing import Any, Final
@@ -161,7 +161,7 @@ except ValueError as error:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the scripts one after the other in one process of the reference engine's Python; what each says."""
+    """Run all scripts in one process of the reference engine's Python; return what each prints."""
     folder = tmp_path_factory.mktemp("common")
     script = f"import json\nMODEL = {str(folder / 'model')!r}\n"
     for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "EVENTS", "TAKEN"):
@@ -178,7 +178,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_supported_release_has_every_hook(said: dict[str, Any]) -> None:
-    """The release that the tests run is one that is not refused."""
+    """The engine's release that these tests run is supported."""
     assert said["HOOKS"] == {"offload": [], "owned": [], "shared": []}
 
 
@@ -203,12 +203,12 @@ def test_statistics_travel_below_multi_connector(said: dict[str, Any]) -> None:
 
 
 def test_step_is_back_when_all_ranks_are(said: dict[str, Any]) -> None:
-    """The rank that is furthest behind counts."""
+    """A step counts as back when the slowest rank has come back from it."""
     assert said["STEPS"] == [5, 5]
 
 
 def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None:
-    """Two engines of equal arguments have one identity and two magazines; arguments that matter are told apart."""
+    """Engines of equal arguments have one identity and two magazines; arguments that matter change it."""
     found = said["IDENTITY"]
 
     assert found["equal"]
@@ -221,7 +221,7 @@ def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None
 
 
 def test_events_tell_of_the_leaving_of_what_they_told_is_there(said: dict[str, Any]) -> None:
-    """Blocks that this engine wrote, or found, whoever wrote them; once each, and of no others."""
+    """The leaving of every block that this engine wrote or found is told once, and of no other block."""
     assert said["EVENTS"] == {
         "written": [0],
         "found": [0, 1, 2],
@@ -234,7 +234,7 @@ def test_events_tell_of_the_leaving_of_what_they_told_is_there(said: dict[str, A
 
 
 def test_blocks_that_nobody_asked_for_are_not_waited_for_for_ever(said: dict[str, Any]) -> None:
-    """Who takes more than may be overwritten is told what vLLM's own pool says, and nothing was taken."""
+    """A demand for more blocks than may be overwritten fails as in vLLM's own pool, and takes nothing."""
     message, num_free = said["TAKEN"]
 
     assert message.startswith("Cannot get 2 free blocks from the pool: 0 may be overwritten")

@@ -1,4 +1,4 @@
-"""Own the proof that an engine that is ended or reset amid stores and loads leaves nothing wrong and nothing behind."""
+"""Prove that an engine ended or reset amid stores and loads leaves nothing wrong and nothing behind."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.integrations.vllm.offloads import FOUND_MIN, PREFIX, PROMPTS, offload
 pytestmark = pytest.mark.vllm
 
 TAILS: Final = [prompt(1100 + 33 * index, seed=80 + index, prefix=PREFIX) for index in range(4)]
-"""Prompts of which the first part is loaded, and the rest computed and stored."""
+"""Prompts whose first part is loaded, and whose rest is computed and stored."""
 ARRIVALS: Final = [0, 1, 2, 3]
 PIECES: Final = {"max_num_batched_tokens": 128, "max_num_seqs": 4}
 """An engine that loads, computes and stores for many steps."""
@@ -22,7 +22,7 @@ _STEP_WITHOUT_LOADS: Final = 12
 
 
 def pausing(job: Job, step: int, life: Life) -> None:
-    """Begin a round that loads and stores, and wait until it stands still behind a step."""
+    """Begin a round that loads and stores, and wait until it pauses behind a step."""
     life.begin(TAILS, arrivals=ARRIVALS, pause_at_step=step)
     assert life.paused() == step, job
 
@@ -33,7 +33,7 @@ def told(life: Life) -> str:
 
 
 def assert_nothing_is_left(daemon: Daemon) -> None:
-    """See that the daemon knows of no worker, lease or magazine, that nobody has a block, and that nothing failed."""
+    """Check that the daemon has no worker, lease, magazine or used block left, and that nothing failed."""
     daemon.wait_until_unused()
     assert "Traceback" not in (daemon.folder / "daemon.log").read_text()
     (cache,) = daemon.caches()
@@ -46,7 +46,7 @@ def assert_nothing_is_left(daemon: Daemon) -> None:
 
 
 def assert_next_life_is_right(daemon: Daemon, folder: Path) -> None:
-    """See that a life that uses whatever it finds unseen is served, and says what is right."""
+    """Check that a life which loads without verification gets hits and gives the right answers."""
     job = offloading(daemon, engine=PIECES, verify=False)
     with living(job, folder) as life:
         got = life.generate(TAILS)
@@ -57,7 +57,7 @@ def assert_next_life_is_right(daemon: Daemon, folder: Path) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
 def test_shutdown_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """Whichever step it comes behind, it ends at once, publishes nothing that is half written, and gives all back."""
+    """A shutdown behind any step is immediate, publishes no half written block, and gives all blocks back."""
     job = offloading(daemon, engine=PIECES, is_async=is_async)
     with living(job, tmp_path) as life:
         life.generate(PROMPTS[:1])
@@ -77,7 +77,7 @@ def test_shutdown_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path
 def test_signal_amid_stores_and_loads(
     number: signal.Signals, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Every process of an engine is told to end, as a terminal or a service manager does; nothing of ours fails."""
+    """A signal to all processes of an engine, as a terminal or service manager sends it, makes nothing of ours fail."""
     job = offloading(daemon, engine=PIECES, is_one_process=False)
     with living(job, tmp_path) as life:
         life.generate(PROMPTS[:1])
@@ -91,11 +91,11 @@ def test_signal_amid_stores_and_loads(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
 def test_reset_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """Whichever step it comes behind, requests go on and say what is right; jobs of before bring nothing to light."""
+    """After a reset behind any step requests go on and are right; jobs from before it make nothing findable."""
     job = offloading(daemon, engine=PIECES, is_async=is_async)
     wanted = reference(job, TAILS)
-    # vLLM takes blocks of running requests back only where nobody waits for a load, and with a connector that loads
-    # never between two steps that are scheduled ahead.
+    # vLLM takes blocks of running requests back only if no request waits for a load, and with a connector that loads
+    # never between two steps scheduled ahead.
     steps = [(1, False), (3, False)] + [(_STEP_WITHOUT_LOADS, True)] * (not is_async)
     rounds = []
     with living(job, tmp_path) as life:
@@ -120,7 +120,7 @@ def test_reset_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: P
 def test_reset_behind_windows_brings_no_other_request_to_light(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What a window has left may be another request's by then, and is not stored anew as this one's."""
+    """Blocks behind a window, which may be another request's after a reset, are not stored again as this one's."""
     prefixes = [prompt(300, seed=1), prompt(300, seed=2)]
     lengths = [(100 + 37 * index % 200, 5 + 53 * index % 195) for index in range(40)]
     prompts = [

@@ -1,4 +1,4 @@
-"""Own the proof that the harness sees what it must: hits, aborts, death and a difference where there is one."""
+"""Prove that the harness sees what it must: hits, aborts, deaths and differences."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_engine_with_prefix_hits_says_what_it_says_without(model: str, tmp_path:
 
 
 def test_other_prompts_differ() -> None:
-    """The comparison can fail."""
+    """A comparison of answers to other prompts finds differences."""
     job = Job(sampling={"max_tokens": 4})
     wanted = reference(job, PROMPTS)
 
@@ -37,7 +37,7 @@ def test_other_prompts_differ() -> None:
 
 
 def test_life_killed_before_a_forward_ends_at_once(tmp_path: Path) -> None:
-    """A life dies before the forward pass that is named, and is started anew beside it."""
+    """A life dies before the named forward pass, and a new one can start in its place."""
     job = Job()
     with living(job, tmp_path) as life:
         life.begin(PROMPTS, die_before_forward=3)
@@ -50,7 +50,7 @@ def test_life_killed_before_a_forward_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_abort_keeps_the_others(tmp_path: Path) -> None:
-    """A request that is aborted says less, and all others what they say without."""
+    """An aborted request says less, and all others say what they say without an abort."""
     job = replace(Job(), sampling={"max_tokens": 8})
     wanted = reference(job, PROMPTS)
 

@@ -1,7 +1,7 @@
-"""Own the proof that the modes are right for layers that keep no keys and values: latent and recurrent ones.
+"""Prove that the modes are right for layers without keys and values: latent and recurrent ones.
 
-For latent layers the engine's CPU backend has prefix caching switched off; here that is switched on again. Recurrent
-layers it can cache where a step computes one block of a request at most.
+The engine's CPU backend switches prefix caching off for latent layers; here it is switched on again. It can cache
+recurrent layers if a step computes at most one block of a request.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ def keeping(daemon: Daemon, model: str, mode: str = "Offloading", **words: Any) 
 def test_layers_are_found_after_a_kill(
     model: str, mode: str, is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What one life computed, the next finds from its first request on, and says the same."""
+    """The next life finds what the killed one computed, from its first request on, and says the same."""
     job = keeping(daemon, model, mode, is_async=is_async)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
@@ -75,7 +75,7 @@ def test_layers_are_found_after_a_kill(
 def test_storm_over_small_pools_changes_no_token(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Requests are preempted, aborted and evicted from both pools, and nothing is found but behind its own tokens."""
+    """With preemptions, aborts and evictions from both pools, no request finds another prefix's blocks."""
     job = keeping(daemon, model, engine={"num_gpu_blocks_override": 60}, pool_bytes=1 << 20)
     with living(job, tmp_path) as life:
         found, num_aborted = storm(life, 24, seed=3)
@@ -90,7 +90,7 @@ def test_storm_over_small_pools_changes_no_token(
 def test_layers_of_random_bytes_say_something_else(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What is loaded is really used."""
+    """Loaded bytes are really used: random ones change the answers."""
     job = keeping(daemon, model, verify=False)
     with living(job, tmp_path) as life:
         life.generate(PROMPTS)
@@ -103,7 +103,7 @@ def test_layers_of_random_bytes_say_something_else(
 
 
 def test_engine_that_caches_no_prefixes_offloads_nothing(daemon: Daemon, tmp_path: Path) -> None:
-    """Where vLLM has switched prefix caching off, it would ask for prefixes all the same; it gets and stores none."""
+    """An engine with prefix caching off, which still asks for prefixes, gets and stores none."""
     job = offloading(daemon, "latent", LATENT)
     with living(job, tmp_path) as life:
         rounds = [life.generate(PROMPTS), life.generate(PROMPTS)]

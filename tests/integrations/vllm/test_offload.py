@@ -1,4 +1,4 @@
-"""Own the proof that what is offloaded to the daemon is found again by whoever may, and is right."""
+"""Prove that offloaded blocks are found again by all engines that may find them, and are right."""
 
 import json
 import re
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.vllm
 def test_engine_finds_after_its_death_what_it_offloaded(
     model: str, blocks_per_chunk: int, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What one life computed is nearly all cached for the first request of the next, and says the same."""
+    """Nearly all that one life computed is cached for the next life's first request, which says the same."""
     job = offloading(daemon, model, blocks_per_chunk=blocks_per_chunk)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
@@ -64,7 +64,7 @@ def test_engine_finds_after_its_death_what_it_offloaded(
 def test_session_that_streams_its_prompt_offloads_its_own_blocks(
     model: str, num_said: int, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """With each piece the engine lists all of the session's blocks again; the next life finds what was computed."""
+    """A streaming session, whose blocks are listed anew with each piece, stores them for the next life."""
     longer = offloading(daemon, model)
     job = replace(longer, sampling={"max_tokens": num_said})
     tokens = prompt(228)
@@ -74,7 +74,7 @@ def test_session_that_streams_its_prompt_offloads_its_own_blocks(
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout.splitlines()[-1])
     assert len(said) == 3 * num_said
-    # The last token that is said to a piece gives way to the next piece.
+    # The next piece replaces the last token that was said to a piece.
     kept = [said[at : at + num_said - 1] for at in range(0, len(said), num_said)]
     whole = [*pieces[0], *kept[0], *pieces[1], *kept[1], *pieces[2]]
     daemon.wait_until_unused()
@@ -90,7 +90,7 @@ def test_session_that_streams_its_prompt_offloads_its_own_blocks(
 def test_generated_blocks_are_offloaded_as_they_fill(
     is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Where generated blocks are to be stored, the next life finds them, though the first was killed in the middle."""
+    """If generated blocks are stored, the next life finds them, though the first is killed in the middle."""
     job = offloading(daemon, is_async=is_async, offload_prompt_only=False)
     said = reference(replace(job, sampling={"max_tokens": 120}), PROMPTS[:2]).requests
     longer = [[*one, *two.tokens] for one, two in zip(PROMPTS, said, strict=False)]
@@ -103,7 +103,7 @@ def test_generated_blocks_are_offloaded_as_they_fill(
     with living(job, tmp_path) as life:
         got = life.generate(longer)
 
-    # 110 tokens have come back at least, and the last steps' blocks may be on their way.
+    # At least 110 tokens have come back, and the last steps' blocks may still be on their way.
     assert (
         min(found - len(one) for found, one in zip(got.cached, PROMPTS, strict=False))
         >= 110 - 3 * 32
@@ -115,7 +115,7 @@ def test_generated_blocks_are_offloaded_as_they_fill(
 def test_prompt_that_is_answered_with_one_token_is_offloaded(
     is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Its store is planned in the step behind its only one, when its blocks are the engine's again."""
+    """A prompt with one step is stored, though the engine has its blocks back when the next step plans that."""
     said = {"max_tokens": 1}
     job = offloading(daemon, is_async=is_async)
     wanted = reference(replace(job, sampling=said), PROMPTS)
@@ -134,7 +134,7 @@ def test_prompt_that_is_answered_with_one_token_is_offloaded(
 
 
 def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> None:
-    """Two engines that live at once share the pool, whatever the one's own cache has; both say what is right."""
+    """Two engines at once share the pool, whatever their own caches have, and both give the right answers."""
     job = offloading(daemon, pool_bytes=64 << 20)
     other = offloading(daemon, engine=TINY, pool_bytes=64 << 20)
     wanted = reference(job, PROMPTS)
@@ -151,7 +151,7 @@ def test_engines_find_what_others_offloaded(daemon: Daemon, tmp_path: Path) -> N
 
 
 def test_ranks_offload_each_their_own(daemon: Daemon, tmp_path: Path) -> None:
-    """Two tensor parallel ranks store and load their own halves, also in the next life."""
+    """Two tensor parallel ranks store and load a half each, also in the next life."""
     engine = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
     job = offloading(daemon, engine=engine)
     wanted = reference(offloading(daemon), PROMPTS)
@@ -172,7 +172,7 @@ def test_ranks_offload_each_their_own(daemon: Daemon, tmp_path: Path) -> None:
 def test_blocks_that_the_next_request_gets_are_stored_before(
     is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Where each request takes nearly all blocks of the one before, in the step that plans its store, all is right."""
+    """Answers are right though each request gets its predecessor's blocks in the step that plans their store."""
     said = {"max_tokens": 1}
     engine = {"num_gpu_blocks_override": 40, "max_model_len": 1152}
     job = offloading(daemon, engine=engine, is_async=is_async, pool_bytes=32 << 20)
@@ -191,7 +191,7 @@ def test_blocks_that_the_next_request_gets_are_stored_before(
 
 
 def test_requests_that_end_unscheduled_are_forgotten(daemon: Daemon, tmp_path: Path) -> None:
-    """One that is aborted while it waits, of which nobody was told, is neither looked up nor stored."""
+    """A request that is aborted before it is ever scheduled is neither looked up nor stored."""
     job = offloading(daemon, engine={"max_num_seqs": 1, "max_model_len": 2048})
     with living(job, tmp_path) as life:
         got = life.generate(PROMPTS[:3], aborts={"1": 3})
@@ -199,13 +199,13 @@ def test_requests_that_end_unscheduled_are_forgotten(daemon: Daemon, tmp_path: P
         again = life.generate([PROMPTS[1]])
 
     assert [said.finish_reason for said in got.requests] == ["length", "abort", "length"]
-    # The last whole block of each has tokens of its own.
+    # The last whole block of each request has tokens of its own.
     assert stored == PREFIX_TOKENS // 32 + 2
     assert differences(again, reference(job, [PROMPTS[1]])) == []
 
 
 def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> None:
-    """What the pool evicted to the tier below is brought back while its request waits, and says the same."""
+    """Blocks evicted to the host pool are brought back while their request waits, and the answer is the same."""
     others = [prompt(1040, seed=50 + index) for index in range(4)]
     job = offloading(daemon, pool_bytes=6 << 20, host_bytes=32 << 20)
     wanted = reference(job, PROMPTS[:1])
@@ -228,7 +228,7 @@ def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> 
 
 
 def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
-    """After a reset nothing of before is found by this engine, and what it computes anew is."""
+    """After a reset this engine finds no older block, but finds those that it computes anew."""
     job = offloading(daemon)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
@@ -263,7 +263,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     ],
 )
 def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
-    """What no engine shows on its own holds, too; `manager_laws.py` says what it is."""
+    """Each law of `manager_laws.py`, which no engine shows on its own, holds."""
     script = Path(__file__).with_name("manager_laws.py")
     told = ran(script, daemon.address, law, environment=Job().environ())
 
@@ -273,7 +273,7 @@ def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
 def test_spec_below_another_connector_says_that_nothing_is_cached(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """That of vLLM attaches it to no daemon; the log says so once, with the connector that does."""
+    """vLLM's own connector attaches the spec to no daemon; the log says so once and names the right connector."""
     own = offloading(daemon, engine=TINY)
     transfer = {
         "kv_connector": "OffloadingConnector",
@@ -312,7 +312,7 @@ def test_spec_below_another_connector_says_that_nothing_is_cached(
 def test_setting_that_leads_nowhere_is_explained(
     settings: dict[str, object], said: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """The engine goes on without a cache, and its log says what to change, once."""
+    """With a useless setting the engine goes on without a cache, and its log says once what to change."""
     job = offloading(daemon, engine=TINY, start_seconds=0.5, **settings)
 
     with living(job, tmp_path) as life:

@@ -1,4 +1,4 @@
-"""Own the proof that offloading hurts no engine: while the daemon is away, and where blocks are spoiled."""
+"""Prove that offloading hurts no engine while the daemon is away or blocks are spoiled."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.vllm
 def test_requests_go_on_while_the_daemon_is_away(
     is_frozen: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """An engine whose daemon does not answer says what is right, and stores again when it does."""
+    """An engine whose daemon does not answer gives right answers, and stores again when it does."""
     job = offloading(daemon, retry_seconds=0.2, deadline_ms=HASTY_MS)
     fresh = [prompt(1040, seed=70 + index) for index in range(2)]
     with living(job, tmp_path) as life:
@@ -62,7 +62,7 @@ def test_requests_go_on_while_the_daemon_is_away(
 
 
 def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_path: Path) -> None:
-    """An engine whose daemon is killed says what is right, and uses the next one that is there by itself."""
+    """An engine whose daemon is killed gives right answers, and uses the next daemon by itself."""
     job = offloading(daemon, engine=TINY, retry_seconds=0.2, deadline_ms=HASTY_MS)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
@@ -85,7 +85,7 @@ def test_requests_go_on_while_the_daemon_dies_and_returns(daemon: Daemon, tmp_pa
 
 
 def test_engine_without_daemon_runs_and_uses_one_that_comes(daemon: Daemon, tmp_path: Path) -> None:
-    """Where no daemon is yet, an engine runs without cache; it uses the pool of the one that comes by itself."""
+    """An engine without a daemon runs without a cache, and by itself uses a daemon that comes later."""
     daemon.stop()
     job = offloading(daemon, start_seconds=0.2, retry_seconds=0.2, deadline_ms=HASTY_MS)
 
@@ -110,7 +110,7 @@ def test_engine_without_daemon_runs_and_uses_one_that_comes(daemon: Daemon, tmp_
 def test_loads_of_spoiled_blocks_degrade_to_misses(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Loads that fail, in one group and in several, end in requests that compute, and say what is right."""
+    """Requests whose loads fail, in one group or several, compute instead, and give right answers."""
     job = offloading(daemon, model)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:
@@ -133,7 +133,7 @@ def test_loads_of_spoiled_blocks_degrade_to_misses(
 def test_unverified_loads_of_spoiled_blocks_differ(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What is loaded is really used: with checks off, random bytes say something else."""
+    """Loaded bytes are really used: without verification, random bytes change the answers."""
     job = offloading(daemon, model, verify=False)
     wanted = reference(job, PROMPTS)
     with living(job, tmp_path) as life:

@@ -1,4 +1,4 @@
-"""Own the proof that offloading is right where engines and pools are too small for what is asked."""
+"""Prove that offloading is right in engines and pools that are too small for their requests."""
 
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from tests.integrations.vllm.storms import storm
 pytestmark = pytest.mark.vllm
 
 CALLS_IN_ADVANCE_MAX = 12
-"""Calls beyond one for each request and one a step, to begin and to end."""
+"""Calls to begin and to end, beyond one for each request and one for each step."""
 _CHURNED_BYTES = {"llama": 10 << 20, "hybrid": 5 << 20}
-"""A pool that holds some of what the churn makes."""
+"""Pool sizes that hold a part of the churn's blocks."""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ _CHURNED_BYTES = {"llama": 10 << 20, "hybrid": 5 << 20}
 def test_churn_in_small_pools_changes_no_token(
     model: str, is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Chunked prefills, preemptions, aborts and evictions in both pools leave every token as it is without a cache."""
+    """With chunked prefills, preemptions, aborts and evictions in both pools, all tokens are as without a cache."""
     prompts = [
         prompt(300 + 13 * index, seed=index, prefix=prompt(256, seed=100 + index % 3))
         for index in range(24)
@@ -53,14 +53,14 @@ def test_churn_in_small_pools_changes_no_token(
 
     assert differences(rounds[0], wanted) == []
     assert differences(rounds[1], part(wanted, None, None, -1)) == []
-    # One for each new request, and one a step.
+    # One call for each new request, and one for each step.
     assert calls <= 2 * len(prompts) + rounds[0].steps + rounds[1].steps + CALLS_IN_ADVANCE_MAX
     daemon.wait_until_unused()
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
 def test_abort_storm_changes_no_token(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """Requests that are aborted while they wait, load or generate harm no other, and leave no block behind."""
+    """Requests aborted while they wait, load or generate harm no other request, and leave no block behind."""
     engine = {**TINY, "num_gpu_blocks_override": 40}
     job = offloading(daemon, engine=engine, is_async=is_async, pool_bytes=4 << 20)
 

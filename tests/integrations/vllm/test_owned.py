@@ -1,4 +1,4 @@
-"""Own the proof that an engine whose cache is the daemon's memory is right, and warm after any end of its life."""
+"""Prove that an engine whose cache is the daemon's memory is right, and warm after any end of its life."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +31,9 @@ TINY = {
     "max_num_seqs": 4,
     "num_gpu_blocks_override": 40,
 }
-"""A pool in which few requests fit, and steps in which a prompt takes several."""
+"""A pool that fits few requests, and small steps, of which a prompt takes several."""
 CALLS_IN_ADVANCE_MAX = 12
-"""Calls beyond one a step, for each life: to begin and to end."""
+"""Calls of each life to begin and to end, beyond one for each step."""
 
 
 def job(
@@ -61,7 +61,7 @@ def job(
 
 
 def churn(life: Life, prompts: Sequence[Sequence[int]], **order: Any) -> list[str]:
-    """Run prompts that arrive one a step, and return what differs from the same without any cache."""
+    """Run prompts, of which one arrives each step; return the differences from answers without a cache."""
     got = life.generate(prompts, arrivals=list(range(len(prompts))), **order)
     return differences(got, reference(life.job, prompts))
 
@@ -73,14 +73,14 @@ def churn(life: Life, prompts: Sequence[Sequence[int]], **order: Any) -> list[st
 def test_engine_killed_and_started_again_is_warm(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """All but the end of a prefix is there after SIGKILL, as the engine's own blocks; the daemon copied none."""
+    """After SIGKILL all but the end of a prefix is there as the engine's own blocks; the daemon copied none."""
     owned = job(daemon, model=model, engine={"kv_cache_memory_bytes": 32 << 20})
     wanted = reference(owned, LONG)
     copied_before = daemon.bytes_copied()
     with living(owned, tmp_path) as life:
         first = life.generate(LONG)
         life.kill()
-    # A claim that comes before the death is proven is made again, and counted.
+    # A claim before the death is proven would be repeated and counted.
     daemon.wait_until_unused()
 
     with living(owned, tmp_path) as life:
@@ -97,7 +97,7 @@ def test_engine_killed_and_started_again_is_warm(
 
 
 def test_engine_ended_in_good_order_leaves_everything(daemon: Daemon, tmp_path: Path) -> None:
-    """What was generated is found, too, up to the last full block."""
+    """After an orderly end generated blocks are found, too, up to the last full one."""
     owned = job(daemon, sampling={"max_tokens": 40})
     with living(owned, tmp_path) as life:
         said = life.generate(LONG[:1]).requests[0].tokens
@@ -111,7 +111,7 @@ def test_engine_ended_in_good_order_leaves_everything(daemon: Daemon, tmp_path: 
 
 
 def test_pool_of_random_bytes_gives_other_tokens(daemon: Daemon, tmp_path: Path) -> None:
-    """What the second life says really comes from the daemon's memory."""
+    """The second life really reads the daemon's memory: random bytes change its tokens."""
     owned = job(daemon)
     with living(owned, tmp_path) as life:
         life.generate(LONG)
@@ -139,7 +139,7 @@ def test_pool_of_random_bytes_gives_other_tokens(daemon: Daemon, tmp_path: Path)
 def test_life_that_dies_before_a_forward_leaves_no_unwritten_block(
     connector: str, is_async: bool, is_right: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Blocks are published after the step that writes them; published before, the next life says something else."""
+    """Blocks are published after the step that writes them; if published before, the next life's tokens differ."""
     owned = job(daemon, connector=connector, engine=TINY, is_async=is_async)
     prompts = families(4)
     with living(owned, tmp_path) as life:
@@ -163,7 +163,7 @@ def test_life_that_dies_before_a_forward_leaves_no_unwritten_block(
 def test_life_that_dies_amid_eviction_leaves_no_overwritten_block(
     connector: str, is_right: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Blocks are retracted before they are overwritten; otherwise the next life says something else."""
+    """Blocks are retracted before they are overwritten; if not, the next life's tokens differ."""
     owned = job(daemon, connector=connector, engine=TINY)
     old, new = families(4), [prompt(480, seed=700 + at) for at in range(3)]
     with living(owned, tmp_path) as life:
@@ -186,7 +186,7 @@ def test_life_that_dies_amid_eviction_leaves_no_overwritten_block(
 def test_lives_killed_amid_churn_say_what_they_say_without_a_cache(
     model: str, is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Prefix hits, evictions, preemptions, chunked prefill and death at any step: no token differs."""
+    """With hits, evictions, preemptions, chunked prefill and death at any step, no token differs."""
     blocks = 100 if model == "hybrid" else 40
     engine = {**TINY, "num_gpu_blocks_override": blocks}
     owned = job(daemon, model=model, engine=engine, is_async=is_async)
@@ -208,7 +208,7 @@ def test_lives_killed_amid_churn_say_what_they_say_without_a_cache(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
 def test_abort_storm_changes_no_token(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """Requests that are aborted while they wait, are prefilled or generate harm no other, and leave no block behind."""
+    """Requests aborted while they wait, are prefilled or generate harm no other request, and leave no block behind."""
     owned = job(daemon, engine=TINY, is_async=is_async)
 
     with living(owned, tmp_path) as life:
@@ -220,7 +220,7 @@ def test_abort_storm_changes_no_token(is_async: bool, daemon: Daemon, tmp_path: 
 
 
 def test_two_ranks_are_warm_after_a_kill(daemon: Daemon, tmp_path: Path) -> None:
-    """Every rank finds its own part."""
+    """After a kill each of two ranks finds its own part of the blocks."""
     owned = job(daemon, engine={"tensor_parallel_size": 2})
     alone = job(daemon)
     wanted = reference(alone, LONG)
@@ -239,7 +239,7 @@ def test_two_ranks_are_warm_after_a_kill(daemon: Daemon, tmp_path: Path) -> None
 
 
 def test_engine_starts_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    """It has memory of its own then, and works."""
+    """Without a daemon the engine works on memory of its own."""
     daemon.kill()
     owned = job(daemon, engine=TINY, settings={"start_seconds": 0.5})
 
@@ -251,7 +251,7 @@ def test_engine_starts_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_engine_goes_on_while_the_daemon_stands_still(daemon: Daemon, tmp_path: Path) -> None:
-    """Blocks that are findable are not overwritten meanwhile; afterwards the engine is persisted as before."""
+    """Meanwhile no findable block is overwritten; afterwards the engine's blocks persist as before."""
     owned = job(daemon, engine=TINY)
     prompts = families(14)
     with living(owned, tmp_path) as life:
@@ -286,7 +286,7 @@ def test_engine_goes_on_while_the_daemon_stands_still(daemon: Daemon, tmp_path: 
 
 @pytest.mark.parametrize("is_wiped", [False, True], ids=["control", "all"])
 def test_engine_outlives_the_daemon(is_wiped: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """Nothing fails and nothing differs; with its memory gone, the engine is persisted again after its own restart."""
+    """Nothing fails or differs; if the memory is gone, blocks persist again after the engine's own restart."""
     owned = job(daemon, engine=TINY)
     prompts = families(14)
     with living(owned, tmp_path) as life:
@@ -319,7 +319,7 @@ def test_engine_outlives_the_daemon(is_wiped: bool, daemon: Daemon, tmp_path: Pa
 
 
 def test_another_layout_is_refused_and_named(daemon: Daemon, tmp_path: Path) -> None:
-    """An engine whose pool differs runs on memory of its own, and says in which number."""
+    """An engine whose pool differs runs on memory of its own, and its log names the number that differs."""
     settings = {"cache": "one", "start_seconds": 0.5}
     with living(job(daemon, engine=TINY, settings=settings), tmp_path) as life:
         life.generate(families(2))
@@ -334,7 +334,7 @@ def test_another_layout_is_refused_and_named(daemon: Daemon, tmp_path: Path) -> 
 
 
 def test_pool_has_one_engine_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
-    """A second engine runs on memory of its own, and the first one's next life finds its cache as it left it."""
+    """A second engine runs on memory of its own, and the first engine's next life finds its cache unchanged."""
     owned = job(daemon, settings={"start_seconds": 0.5})
     wanted = reference(owned, LONG)
     with living(owned, tmp_path) as first:
@@ -354,7 +354,7 @@ def test_pool_has_one_engine_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_offload_beside_owned_memory(daemon: Daemon, tmp_path: Path) -> None:
-    """What left the owned pool comes back from the offload pool, and both are warm in the next life."""
+    """Blocks that left the owned pool come back from the offload pool, and both are warm in the next life."""
     owned = beside_offload(job(daemon, engine=TINY))
     prompts = families(20)
     with living(owned, tmp_path) as life:
@@ -373,7 +373,7 @@ def test_offload_beside_owned_memory(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_reset_is_kept_beyond_the_engine(daemon: Daemon, tmp_path: Path) -> None:
-    """What was computed before a reset is not found by the next life."""
+    """The next life does not find blocks computed before a reset."""
     owned = job(daemon)
     with living(owned, tmp_path) as life:
         life.generate(LONG)

@@ -1,4 +1,4 @@
-"""Own the proof that an engine starts whose daemon dies, or is full, between the claim of its ranks and the attach."""
+"""Prove that an engine starts if its daemon dies or is full between its ranks' claim and its scheduler's attach."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,10 +34,10 @@ def held(daemon: Daemon, folder: Path, **settings: object) -> Job:
 
 
 def test_engine_starts_where_another_layout_has_its_name(daemon: Daemon, tmp_path: Path) -> None:
-    """It goes on without the cache, whose memory nobody else has any more."""
+    """An engine whose cache's name has another layout after a restart goes on with the old memory, without a cache."""
 
     def give_away(life: Life) -> None:
-        # So that the rank is not the first to register the name.
+        # A stopped rank cannot be the first to register the name.
         life.stop()
         daemon.kill()
         daemon.start()
@@ -55,7 +55,7 @@ def test_engine_starts_where_another_layout_has_its_name(daemon: Daemon, tmp_pat
 def test_engine_publishes_nothing_of_memory_that_was_lost_at_its_start(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Where its ranks have attached to new memory by then, the next engine finds nothing there that nobody wrote."""
+    """If the ranks attach to new memory during the start, the next engine finds no unwritten block there."""
 
     def wipe(_: Life) -> None:
         daemon.kill()

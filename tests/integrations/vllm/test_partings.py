@@ -1,4 +1,4 @@
-"""Own the proof that an engine parts in mid-life from a daemon that ends with its memory, and tells one story of it."""
+"""Prove that an engine leaves a daemon that ends with its memory, in mid-life, and logs it consistently."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 
 SETTINGS = {"retry_seconds": 0.2, "deadline_ms": HASTY_MS}
 SESSIONS = 2
-"""Of an engine of one process: the scheduler's and the worker's."""
+"""Sessions of an engine of one process: the scheduler's and the worker's."""
 BEFORE, AMID, BEHIND = families(6), families(12), families(18)[6:]
 
 
@@ -28,7 +28,7 @@ def shared(daemon: Daemon) -> Job:
 
 
 def owned(daemon: Daemon) -> Job:
-    """Return an engine that has its pool alone."""
+    """Return an engine that has its pool for itself."""
     return job(daemon, engine=TINY, settings=SETTINGS)
 
 
@@ -42,7 +42,7 @@ def owned(daemon: Daemon) -> Job:
 def test_engine_parts_in_mid_life(
     mode: Callable[[Daemon], Job], end: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """No token differs before, amid and behind it, nothing is leaked, and the log's last word is what holds."""
+    """No token differs before, during or after the parting, nothing leaks, and the log's last line is true."""
     engine = mode(daemon)
     with living(engine, tmp_path) as life:
         said = [(life.generate(BEFORE), BEFORE)]

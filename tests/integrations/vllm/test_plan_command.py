@@ -1,4 +1,4 @@
-"""Own the proof that `kvlease plan --vllm` prints what `vllm serve` with the same arguments places."""
+"""Prove that `kvlease plan --vllm` prints the placement of `vllm serve` with the same arguments."""
 
 import json
 import re
@@ -43,10 +43,10 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "line"), CASES)
 def test_plan_of_a_command_line_is_the_engines(model: str, line: str, tmp_path: Path) -> None:
-    """The plan of vLLM's own arguments has the blocks, groups, offsets and strides of the engine they start."""
+    """A plan of vLLM's arguments has the blocks, groups, offsets and strides of the engine that they start."""
     arguments = [str(path_of(model)), *line.split()]
     plan = planned(arguments)
-    # Graphs are compiled for minutes, and have no part in where bytes lie.
+    # Compiling graphs takes minutes, and does not change where bytes lie.
     served = [*arguments, *([] if "--enforce-eager" in arguments else ["--enforce-eager"])]
     with living(Job(arguments=served), tmp_path) as life:
         found = life.placement()
@@ -82,7 +82,7 @@ def planned(arguments: list[str]) -> dict[str, Any]:
 
 
 def indexes(names: list[str]) -> list[int]:
-    """Return the indexes of layers, which are all that their names have in common."""
+    """Return the indexes of layers, the only part that the names share."""
     return [int(re.findall(r"\d+", name)[0]) for name in names]
 
 
@@ -107,7 +107,7 @@ print(json.dumps([sizes, [is_taken(int(tokens)) for tokens in sys.argv[2:]]]))
 
 
 def test_engine_refuses_what_is_not_planned(tmp_path: Path) -> None:
-    """Blocks on CPUs and the longest requests have vLLM's own limits."""
+    """The plan has vLLM's limits on blocks on CPUs and on the longest request."""
     script = tmp_path / "ask_limits.py"
     script.write_text(_ASK_LIMITS)
     model, lengths = str(path_of("llama")), [POSITIONS_MAX, POSITIONS_MAX + 1]
@@ -147,7 +147,7 @@ print(json.dumps(found))
 
 
 def test_table_has_every_argument_of_the_engine(tmp_path: Path) -> None:
-    """Each argument of `vllm serve` stands in one place of the table, with as many values as it takes."""
+    """The table has each argument of `vllm serve` once, with as many values as it takes."""
     script = tmp_path / "list_arguments.py"
     script.write_text(_LIST_ARGUMENTS)
     told = ran(script, environment=Job().environ())

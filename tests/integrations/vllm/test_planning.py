@@ -1,4 +1,4 @@
-"""Own the proof that the daemon's plan is a real engine's placement: every offset, stride, group and block."""
+"""Prove that the daemon's plan is a real engine's placement: every offset, stride, group and block."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "engine"), CASES)
 def test_plan_is_what_the_engine_has(model: str, engine: dict[str, Any], tmp_path: Path) -> None:
-    """Scheduler and worker name the same inputs, whose plan lies where the tensors do."""
+    """Scheduler and worker name the same inputs, and their plan has the tensors' placement."""
     job = probing(Job(model=model, engine=engine), tmp_path)
 
     with living(job, tmp_path):
@@ -31,7 +31,7 @@ def test_plan_is_what_the_engine_has(model: str, engine: dict[str, Any], tmp_pat
 
 
 def test_plan_of_two_ranks_is_what_the_engine_has(tmp_path: Path) -> None:
-    """Each of two tensor parallel ranks lies as the plan's, and all processes name the same inputs."""
+    """Each of two tensor parallel ranks has the plan's placement, and all processes name the same inputs."""
     engine = {"tensor_parallel_size": 2}
     job = probing(Job(engine=engine), tmp_path)
 
@@ -43,7 +43,7 @@ def test_plan_of_two_ranks_is_what_the_engine_has(tmp_path: Path) -> None:
 
 def probing(job: Job, folder: Path) -> Job:
     """Return the engine with the probe as its connector."""
-    # The daemon's planner is asked where the engine is, so that nothing travels that could be lost.
+    # The daemon's planner runs in the engine's process, so that nothing is lost on the way.
     paths = [str(ROOT / "client"), str(ROOT / "service"), str(ROOT)]
     return Job(
         model=job.model,

@@ -1,4 +1,4 @@
-"""Own the proof that an engine whose cache the daemon has no memory for is told by which settings, and serves."""
+"""Prove that an engine for whose cache the daemon has no memory is told which settings to change, and serves."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def test_pool_that_is_too_large_is_told_what_fits(
     settings: dict[str, int], asked: str, narrow: Daemon, tmp_path: Path
 ) -> None:
-    """The log names the setting once, as it was given, and a number of bytes with which the engine attaches."""
+    """The log names the setting once, as given, and a number of bytes with which the engine attaches."""
     job = offloading(narrow, engine=TINY, start_seconds=0.5, **settings)
     with living(job, tmp_path) as life:
         got = life.generate(ONE)
@@ -53,7 +53,7 @@ def test_pool_that_is_too_large_is_told_what_fits(
 
 
 def test_host_pool_that_leaves_no_room_is_told(narrow: Daemon, tmp_path: Path) -> None:
-    """No pool is small enough then."""
+    """If the host pool alone leaves no room, the log says to lower that."""
     job = offloading(narrow, engine=TINY, start_seconds=0.5, pool_bytes=1 << 20, host_bytes=8 << 20)
 
     with living(job, tmp_path) as life:
@@ -65,7 +65,7 @@ def test_host_pool_that_leaves_no_room_is_told(narrow: Daemon, tmp_path: Path) -
 def test_engine_whose_own_cache_is_too_large_is_told_by_its_own_settings(
     narrow: Daemon, tmp_path: Path
 ) -> None:
-    """Whose memory is the daemon's has vLLM's own settings for its size."""
+    """An engine whose cache is the daemon's memory is told vLLM's own settings for its size."""
     job = sharing(narrow, engine=TINY, extra={"start_seconds": 0.5})
 
     with living(job, tmp_path) as life:

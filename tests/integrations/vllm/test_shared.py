@@ -1,4 +1,4 @@
-"""Several real engines on one pool: what is shared, what is fair, and whom a death harms."""
+"""Several real engines on one pool: what is shared, what is fair, and that a death harms nobody."""
 
 import select
 from dataclasses import replace
@@ -29,17 +29,17 @@ LONG = [
     for index in range(2)
 ]
 CALLS_IN_ADVANCE_MAX = 12
-"""Calls beyond one a step, for each engine: to begin, those of the bank, and to end."""
+"""Calls of each engine beyond one for each step: to begin, to fill its stock, and to end."""
 
 
 def free_blocks(daemon: Daemon) -> int:
-    """Count the blocks that nobody has: free ones, and cached ones that nobody holds."""
+    """Count the free blocks and the cached ones that nobody holds."""
     (pool,) = (pool for cache in daemon.caches() for pool in cache.pools if pool.tier == "device")
     return pool.num_blocks - pool.reserved - pool.ready_held
 
 
 def is_silent(life: Life) -> bool:
-    """Tell whether a life has said nothing since it was asked."""
+    """Tell whether a life has said nothing since its last order."""
     return not select.select([life._answers], [], [], 0)[0]
 
 
@@ -55,7 +55,7 @@ def is_silent(life: Life) -> bool:
 def test_prefix_of_one_engine_is_a_hit_in_the_other(
     words: dict[str, Any], daemon: Daemon, tmp_path: Path
 ) -> None:
-    """What one engine computed another finds on the device: no byte is copied, and no call but one a step."""
+    """One engine's prefix is a device hit in the other, without a copy and with one call a step."""
     job = sharing(daemon, **words)
     wanted = reference(job, PROMPTS)
 
@@ -80,7 +80,7 @@ def test_prefix_of_one_engine_is_a_hit_in_the_other(
 
 @pytest.mark.parametrize("model", ["llama", "hybrid"])
 def test_new_prompts_ask_nobody(model: str, daemon: Daemon, tmp_path: Path) -> None:
-    """A prompt of which nothing is cached makes no call of its own to learn that, and is counted all the same."""
+    """A prompt with nothing cached needs no call of its own to learn that, and is counted all the same."""
     job = sharing(daemon, model=model)
     new = [prompt(200, seed=500 + index) for index in range(8)]
     wanted = reference(job, new)
@@ -113,7 +113,7 @@ def test_new_prompts_ask_nobody(model: str, daemon: Daemon, tmp_path: Path) -> N
 
 
 def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
-    """Each rank maps its own part of the pool, and a block is published when both wrote theirs."""
+    """Each rank maps its own part of the pool, and a block is published when both have written theirs."""
     job = sharing(daemon, engine={"tensor_parallel_size": 2})
     wanted = reference(sharing(daemon), PROMPTS)
 
@@ -129,7 +129,7 @@ def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> None:
-    """Two engines that want twice what there is evict, preempt and wait, and say all that they should."""
+    """Two engines that need twice the pool evict, preempt and wait, and complete all answers."""
     job = sharing(daemon, engine=TINY, sampling={"max_tokens": 40})
     wanted = reference(job, MANY)
 
@@ -148,7 +148,7 @@ def test_full_pool_serves_both_to_the_end(daemon: Daemon, tmp_path: Path) -> Non
 def test_prefixes_of_requests_that_wait_leave_room_for_the_first(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """An engine to which the whole pool is a hit holds no more of it than lets a request be admitted."""
+    """An engine that could hit the whole pool holds only as much as leaves room to admit a request."""
     job = sharing(daemon, engine=TINY)
     wanted = reference(job, MANY)
 
@@ -160,7 +160,7 @@ def test_prefixes_of_requests_that_wait_leave_room_for_the_first(
 
 
 def test_offload_beside_the_shared_pool(daemon: Daemon, tmp_path: Path) -> None:
-    """What left the shared pool comes back from the offload pool, and no copy reads what another engine overwrote."""
+    """Blocks that left the shared pool come back from the offload pool, and no copy reads overwritten blocks."""
     job = beside_offload(sharing(daemon, engine=TINY))
     wanted = reference(job, MANY)
 
@@ -178,7 +178,7 @@ def test_offload_beside_the_shared_pool(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_engine_with_much_to_do_lets_another_have_its_share(daemon: Daemon, tmp_path: Path) -> None:
-    """A few requests are done while the other engine still has many, though it came first."""
+    """One engine's few requests end while the other still has many, though those came first."""
     job = sharing(daemon, engine=TINY)
 
     with living(job, tmp_path) as greedy, living(job, tmp_path) as modest:
@@ -196,7 +196,7 @@ def test_engine_with_much_to_do_lets_another_have_its_share(daemon: Daemon, tmp_
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
 def test_engine_that_rests_leaves_room(is_async: bool, daemon: Daemon, tmp_path: Path) -> None:
-    """What it had in stock for the next step goes back when no request is left; it keeps an eighth of the room."""
+    """An idle engine gives its stock of blocks back, and keeps at most an eighth of the room."""
     engine = {**TINY, "num_gpu_blocks_override": 200, "max_num_batched_tokens": 512}
     job = sharing(daemon, engine=engine, is_async=is_async)
     room = 199 - 1024 // 32
@@ -209,7 +209,7 @@ def test_engine_that_rests_leaves_room(is_async: bool, daemon: Daemon, tmp_path:
 
 
 def test_killed_engine_harms_nobody(daemon: Daemon, tmp_path: Path) -> None:
-    """Its blocks are back at once, what it published is a hit, and the others say what they should."""
+    """A killed engine's blocks are free at once, its published blocks are hits, and the others' answers are right."""
     job = sharing(daemon, engine={**TINY, "num_gpu_blocks_override": 97})
     wanted = reference(job, MANY)
 
@@ -234,7 +234,7 @@ def test_killed_engine_harms_nobody(daemon: Daemon, tmp_path: Path) -> None:
 def test_engine_that_dies_before_a_forward_published_nothing_of_it(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Blocks are named before they are written; what was never written is never found."""
+    """A block that was named but never written, because its engine died, is never found."""
     job = sharing(daemon, engine={"max_num_batched_tokens": 128, "max_num_seqs": 4})
     wanted = reference(job, PROMPTS)
 
@@ -271,7 +271,7 @@ def test_engine_killed_and_started_again_is_warm(
 
 
 def test_pool_of_random_bytes_gives_other_tokens(daemon: Daemon, tmp_path: Path) -> None:
-    """What another engine's prefix says really comes from the shared pool."""
+    """Hits of another engine's prefix really read the shared pool: random bytes change the tokens."""
     job = sharing(daemon)
 
     with living(job, tmp_path) as one, living(job, tmp_path) as two:
@@ -286,7 +286,7 @@ def test_pool_of_random_bytes_gives_other_tokens(daemon: Daemon, tmp_path: Path)
 def test_abort_storm_in_two_engines_changes_no_token(
     is_async: bool, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Requests that are aborted in either engine harm none, and leave no block behind."""
+    """Aborted requests of either engine harm no other request, and leave no block behind."""
     job = sharing(daemon, engine=TINY, is_async=is_async)
 
     with living(job, tmp_path) as one, living(job, tmp_path) as two:
@@ -301,7 +301,7 @@ def test_abort_storm_in_two_engines_changes_no_token(
 
 
 def test_engines_of_unequal_steps_share(daemon: Daemon, tmp_path: Path) -> None:
-    """Engines whose longest requests take other numbers of blocks share a pool in which every byte lies alike."""
+    """Engines with different longest requests share a pool if every byte lies alike."""
     words: dict[str, Any] = {"model": "hybrid", "engine": {"max_num_batched_tokens": 128}}
     job, other = (sharing(daemon, is_async=is_async, **words) for is_async in (False, True))
     wanted = reference(job, PROMPTS)
@@ -333,7 +333,7 @@ def test_reset_finds_nothing_of_before(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: Path) -> None:
-    """It runs on memory of its own, and its log says what differs."""
+    """An engine of another layout runs on memory of its own, and its log says what differs."""
     name = {"cache": "ours"}
     with living(sharing(daemon, extra=name), tmp_path):
         other = sharing(daemon, extra={**name, "start_seconds": 0.5}, engine={"block_size": 64})
@@ -346,7 +346,7 @@ def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: P
 
 
 def test_tier_that_the_mode_has_not_is_named_and_not_made(daemon: Daemon, tmp_path: Path) -> None:
-    """The host's memory is for no block of a shared pool; the log says so once."""
+    """Settings of a host pool do nothing in the shared mode: no pool is made, and the log says so once."""
     with living(sharing(daemon, extra={"host_bytes": 1 << 20, "pool_bytes": 1}), tmp_path) as life:
         told = life.told()
         tiers = [pool.tier for cache in daemon.caches() for pool in cache.pools]
@@ -356,7 +356,7 @@ def test_tier_that_the_mode_has_not_is_named_and_not_made(daemon: Daemon, tmp_pa
 
 
 def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None:
-    """An engine of owned memory has all blocks of its pool, so that another one would wait for ever."""
+    """A shared engine refuses an owned pool, whose engine has all blocks, rather than wait for ever."""
     job = sharing(daemon, engine=TINY, extra={"cache": "one", "start_seconds": 0.5})
     transfer = {**(job.kv_transfer_config or {}), "kv_connector": "KVLeaseOwnedConnector"}
     owned = replace(job, kv_transfer_config=transfer)

@@ -1,4 +1,4 @@
-"""Own the proof that sharing hurts no engine while the daemon is away, when its memory ends, and where it never was."""
+"""Prove that sharing hurts no engine when the daemon is away, loses its memory, or was never there."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,7 +24,7 @@ OTHER = PlanInputs(layers=(LAYER,), tokens_per_block=16, device_blocks=64)
 
 @pytest.mark.parametrize("what", ["control killed", "frozen"])
 def test_daemon_that_is_away_for_a_while(what: str, daemon: Daemon, tmp_path: Path) -> None:
-    """Engines go on with what they have, and share again when it is back."""
+    """Engines go on with their blocks while the daemon is away, and share again when it is back."""
     job = sharing(
         daemon,
         engine={**TINY, "num_gpu_blocks_override": 97},
@@ -64,11 +64,11 @@ def _finds(one: Life, two: Life) -> bool:
 
 
 _seeds = count(1000)
-"""Every try has a prompt that was never seen."""
+"""Seeds that give every try a new prompt."""
 
 
 def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
-    """The engine keeps the memory of before and goes on with what it has; nothing wrong is said."""
+    """An engine of a wiped daemon goes on with its old memory, and gives no wrong answer."""
     job = sharing(daemon, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS})
     wanted = reference(job, PROMPTS)
 
@@ -89,7 +89,7 @@ def test_daemon_wiped_under_an_engine(daemon: Daemon, tmp_path: Path) -> None:
 def test_engines_of_a_wiped_daemon_have_room_for_all(
     model: str, daemon: Daemon, tmp_path: Path
 ) -> None:
-    """Each goes on as if alone in the memory of before; what one writes there the other does not see."""
+    """Each engine goes on as if alone in the old memory; neither sees what the other writes there."""
     engine = TINY if model == "llama" else TINY | {"max_model_len": 480}
     job = sharing(
         daemon, model=model, engine=engine, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS}
@@ -119,7 +119,7 @@ def test_engines_of_a_wiped_daemon_have_room_for_all(
 def test_wiped_daemon_that_is_given_another_cache_of_the_name(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """An engine that nothing can be attached to any more has its memory for itself, all of it."""
+    """If the new daemon's cache of that name differs, the engine has all of its old memory for itself."""
     extra = {"retry_seconds": 2, "deadline_ms": HASTY_MS, "cache": "ours"}
     job = sharing(daemon, engine=TINY, extra=extra)
     wanted = reference(job, MANY)
@@ -139,7 +139,7 @@ def test_wiped_daemon_that_is_given_another_cache_of_the_name(
 
 
 def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
-    """The engine runs on memory of its own."""
+    """An engine without a daemon at its start runs on memory of its own."""
     daemon.stop()
     job = sharing(daemon, extra={"start_seconds": 0.2, "deadline_ms": HASTY_MS})
 
@@ -152,7 +152,7 @@ def test_daemon_absent_at_start(daemon: Daemon, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["refused", "frozen"])
 def test_engine_whose_scheduler_is_not_let_in_serves(what: str, tmp_path: Path) -> None:
-    """It has the memory for itself then; what was cached there is as it was for others."""
+    """An engine without its scheduler's attach has the memory for itself, and leaves cached blocks as they were."""
     with serving(tmp_path, "--max-workers", "2") as daemon:
         extra = {"start_seconds": 0.5, "deadline_ms": HASTY_MS, "cache": "ours"}
         held = sharing(

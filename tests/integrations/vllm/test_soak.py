@@ -1,6 +1,6 @@
-"""Real engines and a real daemon, killed and stopped at random: no wrong token, nobody fails or hangs, nothing stays.
+"""Real engines and a real daemon, killed and stopped at random: no wrong token, failure, hang or leak.
 
-It takes three minutes, a third for each mode, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED plays earlier faults again.
+It takes three minutes, a third for each mode, or KVLEASE_SOAK_SECONDS; KVLEASE_SOAK_SEED repeats earlier faults.
 """
 
 import contextlib
@@ -32,27 +32,27 @@ SEED = int(os.environ.get("KVLEASE_SOAK_SEED", "0")) or random.SystemRandom().ra
 SECONDS_TO_REST = 60.0
 FAULTS_PER_SECOND = 0.5
 FAULTS_OF_OURS = ("call_failed", "settling_failed", "tick_failed", "batch_refused")
-"""Events of the daemon's log that tell of a bug, whatever was done to it."""
+"""Events of the daemon's log that always mean a bug, whatever was done to it."""
 NAMES_OF_OTHERS = ("vllm_dist_", "psm_", "kvlease-test-")
-"""How names in /dev/shm begin of engines of several ranks and of tests with tiers there, which may run beside."""
+"""Prefixes of names in /dev/shm that engines of several ranks, or tests running beside this one, make."""
 TIERS_AND_STATES = ("reserved", "filling", "ready_held", "quarantined")
 SETTINGS: dict[str, Any] = {"start_seconds": 3, "retry_seconds": 0.3}
 
 
 def offloading(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
-    """Return engines that are too small for what they are asked, over a pool that is so, too."""
+    """Return engines too small for their requests, over a pool that is too small, too."""
     del seat
     extra = {"pool_bytes": 3 << 20, "host_bytes": 3 << 20}
     return _jobs(daemon, "KVLeaseOffloadingConnector", model, 40, extra)
 
 
 def owned(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
-    """Return engines each of which has a cache of its own that outlives it."""
+    """Return engines that each have a cache of their own, which outlives them."""
     return _jobs(daemon, "KVLeaseOwnedConnector", model, 40, {"cache": f"seat-{seat}"})
 
 
 def shared(daemon: Daemon, model: str, seat: int) -> Callable[[random.Random], Job]:
-    """Return engines that share one pool, in which there is room for half of what they are asked."""
+    """Return engines that share one pool with room for half of their requests."""
     del seat
     return _jobs(daemon, "KVLeaseSharedConnector", model, 65, {})
 
@@ -93,7 +93,7 @@ def test_engines_say_what_they_should_whatever_is_done_to_them(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Every answer is that of an engine without cache and comes in time; then nobody has anything any more."""
+    """Every answer equals that of an engine without a cache and comes in time; then nothing is in use."""
     model = random.Random(f"{request.node.name} {SEED}").choice(["llama", "llama", "hybrid"])  # noqa: S311
     questions = Questions(model)
     before = Traces()
@@ -117,10 +117,10 @@ def test_engines_say_what_they_should_whatever_is_done_to_them(
 
 
 def torment(seats: list[Seat], tormentor: Tormentor) -> None:
-    """Ask all engines and torment everybody until time is over."""
+    """Ask all engines and inflict faults until time is up."""
     for seat in seats:
         seat.tend()
-    # The first start of all takes long, for it imports the engine.
+    # The very first start takes long, because it imports the engine.
     while any(seat.is_starting for seat in seats):
         for seat in seats:
             seat.tend()
@@ -147,11 +147,11 @@ def rest(seats: list[Seat], tormentor: Tormentor) -> None:
 
 
 def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
-    """Ask the daemon what it counts as used, and count what it keeps open."""
+    """Record what the daemon counts as used, and what it keeps open."""
     daemon.wait_until_ready()
     _see(tally, lambda: in_use(daemon), {}, "blocks in use")
     control = daemon.control()
-    # What dead connections had is closed in a moment.
+    # Descriptors of dead connections are closed in a moment.
     had = functools.reduce(operator.and_, (_descriptors(control) for _ in _every_tenth(2.0)))
     daemon.kill_control()
     until(lambda: _control(daemon) not in {0, control}, "no other control process")
@@ -174,7 +174,7 @@ def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
 
 
 def in_use(daemon: Daemon) -> dict[str, int]:
-    """Count the blocks of every cache and tier that somebody has, those of which there are any."""
+    """Count the used blocks of every cache and tier that has any."""
     counts = {
         f"{cache.cache} {pool.tier} {state}": getattr(pool, state)
         for cache in daemon.caches()
@@ -185,7 +185,7 @@ def in_use(daemon: Daemon) -> dict[str, int]:
 
 
 def _every_tenth(seconds: float) -> Iterator[None]:
-    """Go on every tenth of a second for so long."""
+    """Yield every tenth of a second for so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield

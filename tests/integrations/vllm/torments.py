@@ -1,4 +1,4 @@
-"""Own what is done to a daemon and to engines while they are soaked: one fault after the other, undone in time."""
+"""Own the faults that a soak inflicts on a daemon and on engines, one after the other, each undone in time."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from tests.later import Later
 
 
 class Tormentor:
-    """Do one thing after the other to everybody."""
+    """Inflict one fault after the other on daemon and engines."""
 
     def __init__(self, seed: object, daemon: Daemon, seats: Sequence[Seat], tally: Tally) -> None:
         self.random = random.Random(f"torments {seed}")  # noqa: S311 - faults, no secrets
@@ -23,7 +23,7 @@ class Tormentor:
         self._is_away = False
 
     def act(self) -> None:
-        """Do one thing at random."""
+        """Inflict one fault at random."""
         torments: dict[Callable[[], bool], int] = {
             self.kill_control: 4,
             self.stop_control: 4,
@@ -39,27 +39,27 @@ class Tormentor:
             self._tally.faults[torment.__name__] += 1
 
     def undo_due(self) -> None:
-        """Undo what is due."""
+        """Undo the faults that are due."""
         self._later.do_due()
 
     def undo_all(self) -> None:
-        """Undo everything."""
+        """Undo all faults."""
         self._later.do_all()
 
     def kill_control(self) -> bool:
-        """End the process that serves; the supervisor starts it again over the same memory."""
+        """Kill the control process, which the supervisor restarts over the same memory."""
         return self._signal(self._control(), signal.SIGKILL)
 
     def stop_control(self) -> bool:
-        """Have it stand still, mostly for longer than an engine waits."""
+        """Stop the control process, mostly for longer than an engine waits."""
         return self._pause(self._control())
 
     def stop_supervisor(self) -> bool:
-        """Have the supervisor stand still, so that nobody starts what ends."""
+        """Stop the supervisor, so that nobody restarts ended processes."""
         return not self._is_away and self._pause(self._daemon.pid)
 
     def kill_daemon(self) -> bool:
-        """End the whole daemon, and with it its memory; another one comes after a while."""
+        """Kill the whole daemon with its memory; another one starts after a while."""
         if self._is_away:
             return False
         self._is_away = True
@@ -68,7 +68,7 @@ class Tormentor:
         return True
 
     def stop_daemon(self) -> bool:
-        """Have the whole daemon stand still."""
+        """Stop the whole daemon."""
         if self._is_away:
             return False
         self._is_away = True
@@ -77,12 +77,12 @@ class Tormentor:
         return True
 
     def kill_engine(self) -> bool:
-        """End an engine in the middle of anything."""
+        """Kill an engine in the middle of anything."""
         self.random.choice(self._seats).kill()
         return True
 
     def stop_engine(self) -> bool:
-        """Have an engine stand still."""
+        """Stop an engine."""
         seat = self.random.choice(self._seats)
         if not seat.stop():
             return False
@@ -109,7 +109,7 @@ class Tormentor:
         return None
 
     def _moment(self) -> float:
-        """Return some seconds: mostly few, sometimes more than anybody waits."""
+        """Return a number of seconds: mostly few, sometimes more than anybody waits."""
         return min(6.0, self.random.expovariate(0.7))
 
     def _pause(self, process_id: int | None) -> bool:
