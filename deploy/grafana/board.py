@@ -1,6 +1,6 @@
-"""Own the board's looks: write kvlease.json from `panels`, or, with --check, say whether that is what it would write.
+"""Own the board's looks: write kvlease.json from `panels`, or with --check tell whether it is up to date.
 
-It takes grafana-foundation-sdk, which `make test-deploy` installs: `make board`.
+`make board` runs it; it needs grafana-foundation-sdk, which `make test-deploy` installs.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Own what the board shows: rows of panels, each with its question, its unit and its queries; its looks are `board`'s.
+"""Own what the board shows: rows of panels, each with its text, unit and queries; `board` owns their looks.
 
-In a query, @S stands for the chosen jobs and instances, and @C for these and the chosen caches.
+In a query, @S stands for the chosen jobs and instances, and @C for those and the chosen caches.
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ class Panel:
 
     title: str
     text: str
-    """What it tells, and of which metric."""
+    """What the panel tells, and its metric."""
     unit: str
     queries: Mapping[str, str]
-    """By legend."""
+    """Queries by legend."""
     is_stat: bool = False
     is_stacked: bool = False
     warns_above: float | None = None
-    """From where on the number is drawn in yellow."""
+    """Number above which the panel turns yellow."""
     alarms_above: float | None = None
-    """The same in red."""
+    """Number above which the panel turns red."""
 
 
 def _stat(title: str, text: str, unit: str, query: str, *limits: float) -> Panel:

@@ -1,7 +1,7 @@
-"""Own `make observability`: a real Prometheus over a daemon on this machine, with the rules and alerts that lie here.
+"""Own `make observability`: a real Prometheus over a daemon on this machine, with this folder's rules and alerts.
 
-It is the daemon that KVLEASE_ADDRESS names, where it names one. If none is named and none answers, one is started; what
-was started here ends with this program.
+The daemon is the one that KVLEASE_ADDRESS names, if it is set. If none is named and none answers, one is started. All
+that is started here ends with this program.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from kvlease.transports.base import parse_address
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = Path(__file__).parent
 DEFAULT: Final = "http://127.0.0.1:7070"
-"""Where REST of a daemon listens that nobody has told otherwise, such as one that is started here."""
+"""Default REST address of a daemon, such as of one that is started here."""
 SECONDS_TO_START: Final = 60.0
 _POLL_SECONDS: Final = 0.1
 
@@ -77,10 +77,10 @@ def main() -> int:
 
 
 def _choose(arguments: argparse.Namespace, known: str) -> None:
-    """Write down where the daemon is and where its reader's token, as far as the command line does not say.
+    """Fill in the daemon's address and its reader's token file where the command line does not give them.
 
     Raises:
-        InvalidError: the address of the environment is none, or not where Prometheus can read.
+        InvalidError: the environment's address is invalid, or Prometheus cannot read there.
     """
     address = parse_address(known) if known else None
     directory = Path(address.path).parent if address and address.path else runtime_directory()
@@ -100,12 +100,12 @@ def _choose(arguments: argparse.Namespace, known: str) -> None:
             f"--listen-tcp, or write where its REST or its probes listen, as {ADDRESS_VARIABLE}=http://HOST:PORT"
         )
         raise InvalidError(message, resource="address")
-    # What an earlier daemon left is no reason to look for the next one there.
+    # An address that an ended daemon left behind says nothing about the next one.
     arguments.daemon = left if left and (known or _answers(f"{left}/livez")) else DEFAULT
 
 
 def _left_in(directory: Path) -> str:
-    """Return the address of REST on TCP that a daemon left beside its sockets; empty where it left none."""
+    """Return the REST address on TCP that a daemon left beside its sockets, or an empty string."""
     try:
         return (directory / PAGE_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -121,7 +121,7 @@ def _prometheus(arguments: argparse.Namespace) -> list[str]:
     shown = from_environment()
     files = {"ca_file": shown.ca_file, "cert_file": shown.cert_file, "key_file": shown.key_file}
     tls = {name: os.path.abspath(path) for name, path in files.items() if path}  # noqa: PTH100 - no link is followed
-    # JSON is YAML, too.
+    # JSON is valid YAML, too.
     configuration.write_text(
         json.dumps(
             {
@@ -153,7 +153,7 @@ def _prometheus(arguments: argparse.Namespace) -> list[str]:
 
 
 def _program() -> str:
-    """Return Prometheus: the machine's own, or Debian's, unpacked below build/."""
+    """Return the path of Prometheus: the machine's own, or Debian's, unpacked below build/."""
     found = shutil.which("prometheus")
     if found is None:
         sys.path.insert(0, str(ROOT))
@@ -165,7 +165,7 @@ def _program() -> str:
 
 @contextlib.contextmanager
 def _running(command: list[str], url: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run a process, which answers at an address when it is ready."""
+    """Run a process, and wait until it answers at the URL."""
     process = subprocess.Popen(command)  # noqa: S603 - our own
     try:
         give_up_at = time.monotonic() + SECONDS_TO_START

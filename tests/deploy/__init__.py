@@ -1,1 +1,1 @@
-"""What is deployed, checked by the tools that will read it; `make test-deploy` only."""
+"""Tests of deployed files with the tools that will read them; `make test-deploy` only."""

@@ -1,4 +1,4 @@
-"""Own a daemon under attack: how it is started, what is done to it, and how long a worker that means well waits."""
+"""Own a daemon under attack: its start, the attack, and the waits of a well-behaved worker."""
 
 import os
 import re
@@ -22,7 +22,7 @@ CONNECTIONS_MAX: Final = 128
 
 @contextmanager
 def besieged(directory: Path) -> Iterator[Serving]:
-    """Run a daemon with little patience, and a cache."""
+    """Run a daemon with short timeouts and a cache."""
     options = [
         "--listen-tcp",
         "--http-port",
@@ -50,9 +50,9 @@ def besieged(directory: Path) -> Iterator[Serving]:
 def attack(
     serving: Serving, num_requests: int, *, gives_way: bool = False
 ) -> "subprocess.Popen[str]":
-    """Start a program that makes so many hostile requests, and prints what came of them.
+    """Start a program that makes so many hostile requests, and prints their outcomes.
 
-    One that gives way runs when nobody else wants the processor: strangers have machines of their own.
+    If it gives way, it runs only when the processor is idle: real strangers have machines of their own.
     """
     http_port, grpc_port = ports(Path(serving.log.name))
     command = [sys.executable, "-m", "tests.deploy.hostile", str(serving.runtime_dir)]
@@ -64,12 +64,12 @@ def attack(
 
 
 def give_way(pid: int) -> None:
-    """Have a process run only when nobody else wants the processor."""
+    """Make a process run only when the processor is idle."""
     os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def until_ended(foe: "subprocess.Popen[str]") -> Iterator[None]:
-    """Give way for as long as the attack lasts."""
+    """Make this process give way for as long as the attack lasts."""
     while foe.poll() is None:
         yield
 
@@ -85,7 +85,7 @@ def percentile(worker: Worker, num_calls: int) -> float:
 
 
 def ports(log: Path) -> tuple[int, int]:
-    """Return the ports of REST and gRPC, which the daemon tells when it is ready."""
+    """Return the ports of REST and gRPC from the daemon's "ready" event."""
     text = log.read_text()
     http, grpc = (
         re.search(r"http://127.0.0.1:(\d+)", text),

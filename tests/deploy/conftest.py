@@ -1,4 +1,4 @@
-"""Own the fixtures of what is deployed."""
+"""Own the fixtures of deployment tests."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from tests.deploy.tools import Helm
 
 @pytest.fixture(scope="session")
 def helm() -> Iterator[Helm]:
-    """The real Helm SDK."""
+    """Start the real Helm SDK."""
     with Helm.running() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def image() -> Iterator[Image]:
-    """The image, built for real."""
+    """Build the image for real."""
     assert shutil.which("buildah"), "tests/deploy/setup.sh installs it on Debian, as root"
     build("daemon", f"--tag={NAME}", "--build-arg=REVISION=of-the-tests")
     archive = PLACE / "daemon.tar"
@@ -30,7 +30,7 @@ def image() -> Iterator[Image]:
 
 @pytest.fixture(scope="session")
 def engine(image: Image) -> Iterator[Engine]:
-    """Podman, which has the image."""
+    """Give podman, with the image."""
     assert shutil.which("podman"), "tests/deploy/setup.sh installs it on Debian, as root"
     with Engine.running(image.archive) as running:
         yield running

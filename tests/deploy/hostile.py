@@ -1,4 +1,4 @@
-"""Be hostile to a daemon: garbage, huge, slow and half-open requests to all its doors; count what came of each.
+"""Be hostile to a daemon: send garbage, huge, slow and half-open requests to all listeners; count outcomes.
 
 `python -m tests.deploy.hostile RUNTIME_DIR HTTP_PORT GRPC_PORT REQUESTS PER_SECOND` prints a line of JSON at its end.
 """
@@ -15,18 +15,18 @@ from typing import Final
 
 MIB: Final = 1 << 20
 PATIENCE_SECONDS: Final = 8.0
-"""Seconds that a hostile peer waits for the daemon to have had enough of it."""
+"""Seconds that a hostile peer waits for the daemon to hang up."""
 AT_ONCE: Final = 300
-"""Connections that are held at once."""
+"""Most connections at once."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""With which HTTP/2 begins: the words, and empty settings."""
+"""The beginning of HTTP/2: its preface and empty settings."""
 
 
 class Foe:
-    """Whoever does not mean well."""
+    """A hostile peer with many kinds of bad requests."""
 
     def __init__(self, runtime_dir: Path, http_port: int, grpc_port: int, seed: int = 0) -> None:
-        """Look around: it is this user's, so that it may knock at every door."""
+        """Find the listeners; as this user's process it can reach all of them."""
         self._dir = runtime_dir
         self._ports = {"http": http_port, "grpc": grpc_port}
         self._random = random.Random(seed)  # noqa: S311 -- it is to be the same each time
@@ -41,82 +41,82 @@ class Foe:
         )  # fmt: skip
 
     async def garbage_http(self) -> str:
-        """Bytes that are no HTTP."""
+        """Send bytes that are no HTTP."""
         return await self._say("http", self._bytes(400))
 
     async def garbage_grpc(self) -> str:
-        """Bytes behind the beginning of HTTP/2 that are no frames."""
+        """Send bytes that are no frames behind the beginning of HTTP/2."""
         return await self._say("grpc", PREFACE + self._bytes(400))
 
     async def garbage_frame(self) -> str:
-        """A frame of the local socket that is no call."""
+        """Send a frame that is no call to the local socket."""
         return await self._say(
             "kvlease.sock", (64).to_bytes(4, "little") + self._bytes(64), is_asking=True
         )
 
     async def huge_head(self) -> str:
-        """A head that does not end."""
+        """Send a head that does not end."""
         return await self._say(
             "http", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (256 << 10)
         )
 
     async def huge_body(self) -> str:
-        """A body far above the limit, from somebody who may send some."""
+        """Send a body far above the limit, as a caller who may send bodies."""
         return await self._say("http", self._post(self._joiner, 1 << 40) + b" " * (2 * MIB))
 
     async def huge_frame(self) -> str:
-        """A frame that says it is as long as can be."""
+        """Send a frame that claims the greatest length."""
         return await self._say("kvlease.sock", b"\xff\xff\xff\xff" + bytes(64 << 10))
 
     async def deep_json(self) -> str:
-        """Brackets within brackets."""
+        """Send deeply nested JSON."""
         body = b"[" * (512 << 10)
         return await self._say("http", self._post(self._joiner, len(body)) + body, is_asking=True)
 
     async def wrong_token(self) -> str:
-        """A guess."""
+        """Send a guessed token."""
         guess = self._bytes(16).hex()
         return await self._say("http", self._post(guess, 2) + b"{}", is_asking=True)
 
     async def half_open_http(self) -> str:
-        """Nothing at all."""
+        """Send REST nothing at all."""
         return await self._say("http", b"")
 
     async def half_open_grpc(self) -> str:
-        """Nothing at all, to gRPC."""
+        """Send gRPC nothing at all."""
         return await self._say("grpc", b"")
 
     async def half_open_local(self) -> str:
-        """Nothing at all, to the local socket."""
+        """Send the local socket nothing at all."""
         return await self._say("kvlease.sock", b"")
 
     async def slow_head(self) -> str:
-        """A head, a byte at a time."""
+        """Send a head, a byte at a time."""
         return await self._say("http", b"GET /livez HTTP/1.1\r\nX: ", drip=b"x")
 
     async def slow_body(self) -> str:
-        """A body, a byte at a time."""
+        """Send a body, a byte at a time."""
         return await self._say("http", self._post(self._joiner, 4096), drip=b" ")
 
     async def slow_frame(self) -> str:
-        """A frame, a byte at a time."""
+        """Send a frame, a byte at a time."""
         return await self._say("kvlease.sock", (4096).to_bytes(4, "little"), drip=b"\0")
 
     async def unread(self) -> str:
-        """Many questions with long answers, none of which is read."""
+        """Send many requests with long answers, and read none."""
         ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
         return await self._say("http", ask * 16, reads=False)
 
     async def odd_frames(self) -> str:
-        """Many frames of nothing."""
+        """Send many empty frames."""
         return await self._say("kvlease.sock", bytes(4) * 1000, is_asking=True)
 
     async def flood_of_settings(self) -> str:
-        """A thousand settings frames of HTTP/2."""
+        """Send a thousand settings frames of HTTP/2."""
         return await self._say("grpc", PREFACE + (bytes(3) + b"\x04" + bytes(5)) * 1000)
 
     async def rude_end(self) -> str:
-        """A question whose answer is not waited for."""
+        """Send a request, and hang up before the answer."""
         _, writer = await self._open("http")
         writer.write(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
         writer.transport.abort()
@@ -144,7 +144,7 @@ class Foe:
         reads: bool = True,
         is_asking: bool = False,
     ) -> str:
-        """Say something, go on dripping or wait, until the daemon ends it or patience does."""
+        """Send bytes, then drip more or wait, until the daemon hangs up or the patience ends."""
         reader, writer = await self._open(door)
         begun = time.monotonic()
         try:
@@ -175,7 +175,7 @@ class Foe:
 
     @staticmethod
     async def _is_over(reader: asyncio.StreamReader) -> bool:
-        """Tell whether nothing more comes than what was left unread."""
+        """Tell whether nothing comes after the unread bytes."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while await reader.read(MIB):
@@ -188,7 +188,7 @@ class Foe:
 
 
 async def attack(foe: Foe, num_requests: int, per_second: float) -> dict[str, dict[str, int]]:
-    """Be hostile so many times, at an even pace; returns what came of each kind."""
+    """Send so many hostile requests at an even pace; return the outcomes by kind."""
     outcomes: dict[str, Counter[str]] = {kind.__name__: Counter() for kind in foe.kinds}
     room = asyncio.Semaphore(AT_ONCE)
 

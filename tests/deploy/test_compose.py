@@ -1,4 +1,4 @@
-"""Laws of the compose files that we ship, run for real by podman: their daemon becomes ready and is locked."""
+"""Laws of the shipped compose files, run for real by podman: their daemon becomes ready and is locked."""
 
 import json
 import stat
@@ -21,8 +21,8 @@ _FILES: Final = ("deploy/compose.yaml", "examples/vllm/offload.yaml", "examples/
 def daemon(
     request: pytest.FixtureRequest, engine: Engine, helm: Helm, tmp_path: Path
 ) -> Iterator[str]:
-    """The daemon of each file, with our image, without a network to be reached from and with less memory."""
-    # The engines are left out, and with them what they have in common.
+    """Run the daemon of each file with our image, without a network and with less memory."""
+    # The engines and their common part are left out.
     text = (ROOT / request.param).read_text().replace("<<: *engine", "")
     (document,) = helm.load_yaml(text)
     service = document["services"]["kvleased"]
@@ -36,7 +36,7 @@ def daemon(
     }
     volumes = {"sockets": document["volumes"]["sockets"]}
     options = volumes["sockets"]["driver_opts"]
-    # This engine takes the bytes of a volume for a quota of the disk below it, which has none.
+    # This engine reads a volume's size as a quota of the disk below it, which supports none.
     options["o"] = options["o"].removeprefix("size=1m,")
     written = {"name": "composed", "services": {"kvleased": service}, "volumes": volumes}
     (tmp_path / "compose.yaml").write_text(json.dumps(written))
@@ -53,7 +53,7 @@ def daemon(
 
 
 def test_composed_daemon_is_ready_and_locked(engine: Engine, daemon: str) -> None:
-    """It has no right, writes only to a tmpfs of its own, and is ready by the very command that the file calls."""
+    """The daemon has no capability, writes only to its tmpfs, and is ready by the file's own health command."""
     command = engine.inspect(daemon)["Config"]["Healthcheck"]["Test"]
     engine.until(
         daemon, lambda: engine.try_to("healthcheck", "run", daemon).returncode == 0 or None

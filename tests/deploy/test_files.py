@@ -1,4 +1,4 @@
-"""Laws of what is deployed beside the chart: linters are silent, hashes are complete, units and pods are locked."""
+"""Laws of deployed files beside the chart: linters are silent, hashes complete, units and pods locked."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ _DEPLOY: Final = ROOT / "deploy"
 _UNIT: Final = _DEPLOY / "systemd" / "kvleased.service"
 _DOCKERFILE: Final = (ROOT / "Dockerfile").read_text()
 _EXPOSURE_MAX: Final = 2.0
-"""Of ten, by the systemd that rates it."""
+"""Exposure out of ten, as systemd rates it."""
 _SCRIPTS: Final = (
     ROOT / "tests" / "deploy" / "setup.sh",
     ROOT / "tests" / "deploy" / "containers" / "base.sh",
@@ -28,14 +28,14 @@ _LOCKS: Final = {"service": ("service",), "cuda": ("service", "cuda")}
 
 @pytest.mark.parametrize("path", ["Dockerfile", "examples/vllm/Dockerfile"])
 def test_dockerfile_is_clean(path: str) -> None:
-    """The linter of Dockerfiles has nothing to say."""
+    """The linter of Dockerfiles finds nothing."""
     done = run(VENV / "hadolint", ROOT / path)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_daemon_has_no_installer_of_its_base(tmp_path: Path) -> None:
-    """What the last stage removes is all that Python's slim image installs by, and nothing that Python runs on."""
+    """The last stage removes all installers of Python's slim image, and nothing that Python needs to run."""
     base = tmp_path / "usr" / "local"
     library = base / "lib" / "python3.11"
     for kept in ("bin/python3.11", "lib/python3.11/venv/__init__.py", "lib/python3.11/os.py"):
@@ -60,7 +60,7 @@ def test_daemon_has_no_installer_of_its_base(tmp_path: Path) -> None:
 
 
 def test_yaml_is_clean() -> None:
-    """The linter of YAML has nothing to say, not even a warning."""
+    """The linter of YAML finds nothing, not even a warning."""
     done = run(VENV / "yamllint", "-s", "deploy", "helm")
 
     assert (done.stdout, done.returncode) == ("", 0)
@@ -68,14 +68,14 @@ def test_yaml_is_clean() -> None:
 
 @pytest.mark.parametrize("script", _SCRIPTS, ids=lambda path: path.name)
 def test_script_is_clean(script: Path) -> None:
-    """The linter of shell scripts has nothing to say."""
+    """The linter of shell scripts finds nothing."""
     done = run(VENV / "shellcheck", script)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
 
 def test_image_is_nobody_and_starts_without_a_shell() -> None:
-    """The user is a number above 10,000, and signals reach the daemon itself."""
+    """The image's user is a number above 10,000, and signals reach the daemon itself."""
     last = _DOCKERFILE.rpartition("\nFROM ")[2]
 
     assert "\nUSER 10001:10001\n" in last
@@ -86,7 +86,7 @@ def test_image_is_nobody_and_starts_without_a_shell() -> None:
 
 
 def test_every_install_is_locked() -> None:
-    """Pip installs nothing in the image but by hash, or our own wheel without asking anywhere."""
+    """Pip installs only by hash in the image, except our own wheel, which it installs offline."""
     installs = re.findall(r"pip (?:install|wheel) [^\n&]*", _DOCKERFILE)
 
     assert len(installs) == 5
@@ -121,7 +121,7 @@ def test_version_of_the_image_is_the_project_s() -> None:
 
 
 def test_context_has_what_the_image_copies() -> None:
-    """All that the Dockerfile copies is let in, and nothing else is."""
+    """The build context has all that the Dockerfile copies, and nothing else."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
     copies = re.findall(r"^COPY (?!--from)(.*) \S+$", _DOCKERFILE, flags=re.MULTILINE)
@@ -132,14 +132,14 @@ def test_context_has_what_the_image_copies() -> None:
 
 
 def test_sidecar_is_valid_and_locked(helm: Helm) -> None:
-    """Every version of Kubernetes with native sidecars takes the pod, and nothing in it can become more than it is."""
+    """Every Kubernetes with native sidecars accepts the pod, and no container in it can gain privileges."""
     (pod,) = helm.load_yaml((_DEPLOY / "sidecar.yaml").read_text())
 
     for version in ("1.29", "1.31", "1.33", "1.34", "1.37"):
         assert helm.validate(pod, version) == ""
     assert pod["spec"]["automountServiceAccountToken"] is False
     (daemon,) = pod["spec"]["initContainers"]
-    # A daemon that is not ready keeps no engine from starting, and takes no traffic from it.
+    # An unready daemon must neither keep an engine from starting nor take it out of traffic.
     assert [name for name in daemon if name.endswith("Probe")] == ["livenessProbe"]
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         context = container["securityContext"]
@@ -151,7 +151,7 @@ def test_sidecar_is_valid_and_locked(helm: Helm) -> None:
 def test_sidecar_s_daemon_takes_its_environment(
     helm: Helm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pod's settings are settings, and its pools fit into its memory."""
+    """The daemon accepts the pod's settings, and its pools fit into its memory."""
     (pod,) = helm.load_yaml((_DEPLOY / "sidecar.yaml").read_text())
     (daemon,) = pod["spec"]["initContainers"]
     for entry in daemon["env"]:
@@ -165,7 +165,7 @@ def test_sidecar_s_daemon_takes_its_environment(
 
 
 def test_compose_is_locked(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service may write its root or gain rights, no port is open beyond this machine, and settings are settings."""
+    """No service may write its root or gain rights, no port is open beyond this machine, and settings are valid."""
     (compose,) = helm.load_yaml((_DEPLOY / "compose.yaml").read_text())
     services: dict[str, Document] = compose["services"]
 
@@ -182,10 +182,10 @@ def test_compose_is_locked(helm: Helm, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unit_is_understood(tmp_path: Path) -> None:
-    """Systemd knows every word of the unit."""
+    """Systemd knows every directive of the unit."""
     assert shutil.which("systemd-analyze"), "tests/deploy/setup.sh installs it on Debian, as root"
     here = tmp_path / _UNIT.name
-    # The only thing it may miss is the program, which is not installed where this is checked.
+    # Systemd may miss only the program, which is not installed on the testing machine.
     here.write_text(_UNIT.read_text().replace("/opt/kvlease/bin/", f"{ROOT}/.venv/bin/"))
 
     done = run("systemd-analyze", "verify", "--man=no", here)
@@ -194,7 +194,7 @@ def test_unit_is_understood(tmp_path: Path) -> None:
 
 
 def test_unit_may_start_as_long_as_a_pod(helm: Helm) -> None:
-    """No start is ended that the kubelet would still wait for, be the machine busy or the stores large."""
+    """The unit allows a start as much time as the kubelet does, for busy machines and large stores."""
     (values,) = helm.load_yaml((ROOT / "helm" / "kvlease" / "values.yaml").read_text())
     startup = values["probes"]["startup"]
 
@@ -214,10 +214,10 @@ def test_unit_is_hardened() -> None:
 
 
 def test_unit_s_settings_are_settings() -> None:
-    """The file of settings beside the unit is taken as it is."""
+    """The daemon accepts the settings file beside the unit as it is."""
     settings = load(["--config", str(_DEPLOY / "systemd" / "kvleased.toml")])
 
     assert settings.device_bytes_default == 8 << 30
     assert settings.tenants["chat"].weight == 3
-    # Whatever the machine has, the unit's own limit says how much of it pools may take.
+    # The unit's own limit, not the machine's memory, says how much pools may take.
     assert settings.memory_bytes_max == 0

@@ -1,4 +1,4 @@
-"""Laws of the chart: whatever the values, what Helm makes of it is valid, safe, and tells the daemon what it should."""
+"""Laws of the chart: for all values, the rendered documents are valid and safe, and configure the daemon right."""
 
 import json
 import re
@@ -40,17 +40,17 @@ _every = pytest.mark.parametrize("values", COMBINATIONS.values(), ids=COMBINATIO
 
 
 _ROOT_MAY: Final = {"kvleased-host-path"}
-"""The one container that is root, for two capabilities, where a directory of the node must be made."""
+"""The only container that is root, with two capabilities, to make a directory of the node."""
 
 
 def _versions(values: Values, index: int) -> list[str]:
-    """Return the oldest and the first with claims for all, and each other version in turn, if it has what is used."""
+    """Return the oldest version, the first with claims, and another one in turn, as far as the values allow."""
     wanted = {"1.29", "1.34", _VERSIONS[index % len(_VERSIONS)]}
     return sorted(wanted & set(_usable(values)))
 
 
 def _usable(values: Values) -> list[str]:
-    """Return the versions that have the claims that are used, or all."""
+    """Return the versions that support the claims in the values, or all if there are none."""
     gpu = values.get("gpu", {})
     api_version = gpu.get("dra", {}).get("apiVersion", "resource.k8s.io/v1")
     since = _CLAIMS_SINCE[api_version] if gpu.get("kind") == "dra" else _VERSIONS[0]
@@ -58,7 +58,7 @@ def _usable(values: Values) -> list[str]:
 
 
 def test_there_are_enough_combinations() -> None:
-    """At least forty, all different."""
+    """There are at least forty combinations, all different."""
     assert len({json.dumps(values, sort_keys=True) for values in COMBINATIONS.values()}) >= 40
 
 
@@ -66,7 +66,7 @@ def test_there_are_enough_combinations() -> None:
     ("index", "values"), list(enumerate(COMBINATIONS.values())), ids=COMBINATIONS.keys()
 )
 def test_rendered_is_valid(helm: Helm, index: int, values: Values) -> None:
-    """Kubernetes, old and new, takes every document."""
+    """Old and new versions of Kubernetes accept every document."""
     wrong = [
         mistake
         for version in _versions(values, index)
@@ -78,13 +78,13 @@ def test_rendered_is_valid(helm: Helm, index: int, values: Values) -> None:
 
 @_every
 def test_linter_is_silent(helm: Helm, values: Values) -> None:
-    """The linter has no error, no warning and no advice."""
+    """The linter gives no error, warning or advice."""
     assert helm.lint(values) == []
 
 
 @pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
 def test_sample_is_valid(helm: Helm, sample: Path) -> None:
-    """What the samples show works in every version."""
+    """Each sample is valid in every version of Kubernetes."""
     (values,) = helm.load_yaml(sample.read_text())
 
     assert helm.lint(values) == []
@@ -97,7 +97,7 @@ def test_sample_is_valid(helm: Helm, sample: Path) -> None:
     [("", "1.28"), *zip(_CLAIMS_SINCE, ("1.31", "1.32", "1.33"), strict=True)],
 )
 def test_old_kubernetes_is_refused(helm: Helm, api_version: str, kube_version: str) -> None:
-    """What a version of Kubernetes does not have is refused with what it needs."""
+    """Values that a version of Kubernetes does not support are refused with the version that they need."""
     values = {"gpu": {"kind": "dra", "dra": {"apiVersion": api_version}}} if api_version else {}
 
     with pytest.raises(RefusedError, match=f"Kubernetes .*{kube_version}"):
@@ -106,14 +106,14 @@ def test_old_kubernetes_is_refused(helm: Helm, api_version: str, kube_version: s
 
 @pytest.mark.parametrize(("values", "says"), REFUSED.values(), ids=REFUSED.keys())
 def test_wrong_values_are_refused(helm: Helm, values: Values, says: str) -> None:
-    """The refusal names what is wrong."""
+    """Wrong values are refused, and the refusal names what is wrong."""
     with pytest.raises(RefusedError, match=re.escape(says)):
         helm.render(values)
 
 
 @_every
 def test_containers_are_locked(helm: Helm, values: Values) -> None:
-    """No container can write its root, gain rights, or use a capability; but for one, none is root."""
+    """No container can write its root, gain rights or use a capability, and only one is root."""
     for pod in helm.render(values).pods:
         for container in containers_of(pod):
             context = container["securityContext"]
@@ -132,7 +132,7 @@ def test_containers_are_locked(helm: Helm, values: Values) -> None:
 
 @_every
 def test_numbers_are_written_out(helm: Helm, values: Values) -> None:
-    """No number has an exponent, which Kubernetes takes for no whole number, and the daemon's tools for none at all."""
+    """No number has an exponent, which neither Kubernetes nor the daemon's tools read as a whole number."""
     rendered = helm.render(values)
 
     assert re.findall(r"\b[0-9.]+e[+-][0-9]+", "".join(rendered.texts.values())) == []
@@ -212,7 +212,7 @@ def test_memory_includes_the_pools(helm: Helm, values: Values) -> None:
 
 @_every
 def test_daemon_has_its_probes(helm: Helm, values: Values) -> None:
-    """Each probe asks its own path, over the port where there is one, else by a command; two would gate an engine."""
+    """Each probe asks its own path, by port or else by a command; a sidecar has only those that gate no engine."""
     rendered = helm.render(values)
     if not rendered.pods:
         return
@@ -237,7 +237,7 @@ def test_daemon_has_its_probes(helm: Helm, values: Values) -> None:
 
 @_every
 def test_names_and_selectors_agree(helm: Helm, values: Values) -> None:
-    """Names are short enough; what selects pods selects those that there are, by labels that stay."""
+    """Names are short enough, and selectors match the rendered pods by labels that never change."""
     rendered = helm.render(values)
     labels = [
         document["spec"]["template"]["metadata"]["labels"]
@@ -255,7 +255,7 @@ def test_names_and_selectors_agree(helm: Helm, values: Values) -> None:
 
 @_every
 def test_mounts_have_their_volumes(helm: Helm, values: Values) -> None:
-    """Every volume is mounted, and every mount is of a volume."""
+    """Every volume is mounted, and every mount has a volume."""
     for pod in helm.render(values).pods:
         mounted = {
             mount["name"] for container in containers_of(pod) for mount in container["volumeMounts"]
@@ -269,7 +269,7 @@ def test_mounts_have_their_volumes(helm: Helm, values: Values) -> None:
     [("prometheus", "*rules*.yaml", "rules"), ("grafana", "*.json", "dashboards")],
 )
 def test_chart_carries_what_is_deployed(source: str, pattern: str, copies: str) -> None:
-    """Rules and boards of the chart are those of deploy/; `make chart-files` copies them."""
+    """The chart's rules and boards equal those of deploy/, from which `make chart-files` copies them."""
     wanted = {path.name: path.read_text() for path in (ROOT / "deploy" / source).glob(pattern)}
     found = {
         path.name: path.read_text()
@@ -284,7 +284,7 @@ def test_chart_carries_what_is_deployed(source: str, pattern: str, copies: str) 
 def test_daemon_takes_what_is_rendered(
     helm: Helm, values: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The settings in the environment of the container are ones that the daemon starts with."""
+    """The daemon accepts the settings in its container's environment."""
     rendered = helm.render(values)
     if not rendered.pods or values.get("engine", {}).get("enabled") is False:
         return
@@ -296,7 +296,7 @@ def test_daemon_takes_what_is_rendered(
 
 
 def test_readme_lists_every_value(helm: Helm) -> None:
-    """The table has each value with its default, and no other."""
+    """The README's table has each value with its default, and no others."""
     (values,) = helm.load_yaml((CHART / "values.yaml").read_text())
     rows = dict(
         re.findall(
@@ -308,7 +308,7 @@ def test_readme_lists_every_value(helm: Helm) -> None:
 
 
 def test_notes_say_what_was_made(helm: Helm) -> None:
-    """They name the memory, and what does not work together."""
+    """The notes name the memory, and values that do not work together."""
     rendered = helm.render(
         {
             "mode": "daemonset",
@@ -345,7 +345,7 @@ def test_notes_say_what_was_made(helm: Helm) -> None:
     ],
 )
 def test_notes_say_whom_the_policy_keeps_out(helm: Helm, values: Values, says: str) -> None:
-    """They do where the chart makes a policy, and not where a chart of the user's own makes the pod."""
+    """The notes tell whom the policy keeps out if the chart makes one, and not if a user's chart makes the pod."""
     library = {"mode": "sidecar", "engine": {"enabled": False}}
 
     assert says in helm.render(values).notes
@@ -354,14 +354,14 @@ def test_notes_say_whom_the_policy_keeps_out(helm: Helm, values: Values, says: s
 
 @_every
 def test_notes_speak_of_a_test_that_there_is(helm: Helm, values: Values) -> None:
-    """They say to try it exactly where there is a pod to try it with."""
+    """The notes mention `helm test` exactly when there is a test pod."""
     rendered = helm.render(values)
 
     assert ("helm test rel" in rendered.notes) is bool(rendered.of_kind("Pod"))
 
 
 def test_test_pod_runs_where_a_daemon_does(helm: Helm) -> None:
-    """It is bound to the nodes that the daemons are bound to."""
+    """The test pod is bound to the same nodes as the daemons."""
     node = COMBINATIONS["placed"]["affinity"]
 
     rendered = helm.render({"mode": "daemonset", "affinity": {**node, "podAntiAffinity": {}}})
@@ -370,7 +370,7 @@ def test_test_pod_runs_where_a_daemon_does(helm: Helm) -> None:
 
 
 def test_own_schemas_find_mistakes(helm: Helm) -> None:
-    """The small schemas of kinds that Kubernetes does not know are no rubber stamps."""
+    """The small schemas of custom kinds find mistakes."""
     rendered = helm.render({"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}})
 
     for kind in CUSTOM_KINDS:

@@ -1,4 +1,4 @@
-"""Laws of what single values of the chart are for: modes, connectors, GPUs, settings, policies."""
+"""Laws of single values of the chart: modes, connectors, GPUs, settings, policies."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deploy
 
 
 def test_default_daemon_is_a_native_sidecar(helm: Helm) -> None:
-    """It starts before the engine and ends after it; the engine finds its socket and its pool."""
+    """A native sidecar starts before the engine and ends after it, and the engine finds its socket and pool."""
     (pod,) = (
         pod
         for pod in helm.render({}).pods
@@ -38,7 +38,7 @@ def test_default_daemon_is_a_native_sidecar(helm: Helm) -> None:
 
 
 def test_engine_asks_for_every_tier_that_is_paid_for(helm: Helm) -> None:
-    """The connector is told the bytes of each tier below its pool; what the user says of it counts more."""
+    """The connector gets the bytes of each tier below its pool, unless the user sets others."""
     values = {
         "pools": {"deviceMiB": 65536, "hostMiB": 32768, "diskMiB": 204800},
         "remote": {"existingSecret": "r"},
@@ -55,12 +55,12 @@ def test_engine_asks_for_every_tier_that_is_paid_for(helm: Helm) -> None:
         "disk_bytes": 1 << 30,
         "remote_bytes": 1 << 40,
     }
-    # The connector knows each of these names.
+    # The connector must know each of these names.
     ConnectorSettings.read(extra)
 
 
 def test_words_of_the_engine_arrive(helm: Helm) -> None:
-    """Signs that mean something in YAML are the user's own; a variable of the user's counts in place of the chart's."""
+    """Characters special to YAML arrive unchanged, and the user's variables replace the chart's."""
     (words,) = _engines(helm, "words with signs")
     (variables,) = _engines(helm, "variables of the chart's own")
 
@@ -76,7 +76,7 @@ def test_words_of_the_engine_arrive(helm: Helm) -> None:
 
 
 def test_daemon_gates_no_engine_unless_told_to(helm: Helm) -> None:
-    """The kubelet waits for no probe of the sidecar, and liveness gives a start as long as the start's probe would."""
+    """By default no probe of the sidecar delays an engine, and liveness allows a start as long as a start probe."""
     default, gated = helm.render({}).daemon, helm.render({"probes": {"gateEngine": True}}).daemon
 
     assert "startupProbe" not in default
@@ -88,7 +88,7 @@ def test_daemon_gates_no_engine_unless_told_to(helm: Helm) -> None:
 
 
 def test_probes_are_served_to_both_families(helm: Helm) -> None:
-    """A cluster of IPv6 alone reaches them as one of IPv4 does; whoever wants one of them names it."""
+    """Probes listen on IPv4 and IPv6, unless the user names one of them."""
     default, one = helm.render({}), helm.render(COMBINATIONS["one address of metrics"])
 
     assert default.environment["KVLEASED_PROBE_HOST"] == "::"
@@ -96,7 +96,7 @@ def test_probes_are_served_to_both_families(helm: Helm) -> None:
 
 
 def test_upgrade_needs_no_second_gpu(helm: Helm) -> None:
-    """A pod ends before the next starts, and has longer to become ready than vLLM may take."""
+    """On an upgrade a pod ends before the next starts, which gets longer to become ready than vLLM may take."""
     spec = helm.render({}).one("Deployment")["spec"]
 
     (engine,) = spec["template"]["spec"]["containers"]
@@ -106,7 +106,7 @@ def test_upgrade_needs_no_second_gpu(helm: Helm) -> None:
 
 
 def test_disk_of_the_node_is_asked_for(helm: Helm) -> None:
-    """The scheduler knows what emptyDirs may take of a node's disk, and none of them is without a limit."""
+    """Pods request the disk space that their emptyDirs may take, and every emptyDir has a limit."""
     rendered = helm.render({"pools": {"hostMiB": 64, "diskMiB": 204800}})
 
     pod = rendered.one("Deployment")["spec"]["template"]["spec"]
@@ -125,7 +125,7 @@ def test_disk_of_the_node_is_asked_for(helm: Helm) -> None:
 def test_certificate_and_tokens_come_from_secrets(
     helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are mounted as whole directories for owner and group alone; the daemon takes their modes and a renewal."""
+    """Secrets are mounted as whole directories for owner and group; the daemon accepts their modes and renewals."""
     rendered = helm.render(COMBINATIONS["daemonset with TLS and tokens"])
     spec = rendered.one("DaemonSet")["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -162,7 +162,7 @@ def test_certificate_and_tokens_come_from_secrets(
 
 
 def test_egress_of_a_sidecar_is_closed_where_it_is_named(helm: Helm) -> None:
-    """A pod with an engine reaches all, as models must come from somewhere, unless the user says what it may reach."""
+    """A pod with an engine may connect anywhere, to load models, unless the user names what it may reach."""
     default = helm.render({}).one("NetworkPolicy")["spec"]
     closed = helm.render(COMBINATIONS["closed sidecar"]).one("NetworkPolicy")["spec"]
 
@@ -190,7 +190,7 @@ def test_connectors_exist(helm: Helm, connector: str, name: str) -> None:
 
 
 def test_claim_is_shared(helm: Helm) -> None:
-    """With DRA both containers have one claim, and nobody asks the device plugin."""
+    """With DRA both containers have one claim, and neither asks the device plugin."""
     rendered = helm.render({"gpu": {"kind": "dra", "count": 2}})
 
     pod = rendered.one("Deployment")["spec"]["template"]["spec"]
@@ -204,7 +204,7 @@ def test_claim_is_shared(helm: Helm) -> None:
 
 
 def test_device_plugin_gives_to_the_engine_alone(helm: Helm) -> None:
-    """Two containers that ask get two devices, so the daemon does not ask."""
+    """Only the engine asks the device plugin, because two containers that ask would get two devices."""
     rendered = helm.render({"gpu": {"kind": "devicePlugin", "count": 2}})
 
     (engine,) = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"]
@@ -213,7 +213,7 @@ def test_device_plugin_gives_to_the_engine_alone(helm: Helm) -> None:
 
 
 def test_pools_on_a_gpu_are_no_memory_of_the_container(helm: Helm) -> None:
-    """The daemon is told of the GPU, and its container's memory is what lies on the host."""
+    """The daemon is told of the GPU, and its container's memory covers only what lies on the host."""
     values = {
         "mode": "daemonset",
         "gpu": {"kind": "runtimeClass"},
@@ -229,7 +229,7 @@ def test_pools_on_a_gpu_are_no_memory_of_the_container(helm: Helm) -> None:
 
 
 def test_runtime_class_claims_nothing(helm: Helm) -> None:
-    """A daemon of the node sees its GPUs and takes none away."""
+    """With a runtime class the node's daemon sees all GPUs and claims none."""
     rendered = helm.render({"mode": "daemonset", "gpu": {"kind": "runtimeClass"}})
 
     assert rendered.environment["NVIDIA_VISIBLE_DEVICES"] == "all"
@@ -238,7 +238,7 @@ def test_runtime_class_claims_nothing(helm: Helm) -> None:
 
 
 def test_settings_become_environment(helm: Helm) -> None:
-    """Names and numbers arrive as the daemon reads them."""
+    """Settings become environment variables with names and numbers that the daemon reads."""
     values = {
         "settings": {"lease_seconds": 60.5, "populate_chunk_bytes": 1 << 40, "serve_grpc": False},
         "tenants": {"chat": {"min_percent": 40}},
@@ -268,7 +268,7 @@ def test_daemon_takes_its_environment(
 
 
 def test_directories_are_made_private(helm: Helm) -> None:
-    """The daemon takes only directories of its own; they are made before it starts."""
+    """The daemon's directories are made private before it starts, because it accepts no others."""
     rendered = helm.render(COMBINATIONS["daemonset, all tiers"])
 
     made = rendered.one("DaemonSet")["spec"]["template"]["spec"]["initContainers"][1]["args"][0]
@@ -279,7 +279,7 @@ def test_directories_are_made_private(helm: Helm) -> None:
 
 
 def test_policy_of_daemonset_closes_all_but_metrics(helm: Helm) -> None:
-    """Nothing goes out; only the port of metrics lets in."""
+    """The policy of a daemonset allows no egress, and ingress only to the metrics port."""
     policy = helm.render({"mode": "daemonset"}).one("NetworkPolicy")["spec"]
 
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -288,7 +288,7 @@ def test_policy_of_daemonset_closes_all_but_metrics(helm: Helm) -> None:
 
 
 def test_rules_keep_their_own_templates(helm: Helm) -> None:
-    """What Prometheus is to fill in is not touched by Helm."""
+    """Helm leaves the templates that Prometheus fills in alone."""
     rule = helm.render({"prometheusRule": {"enabled": True}}).one("PrometheusRule")
 
     assert "{{ $labels.instance }}" in json.dumps(rule)
@@ -303,14 +303,14 @@ def _engines(helm: Helm, name: str) -> list[Document]:
 
 
 def _transfer_config(engine: Document) -> dict[str, Any]:
-    """Return what vLLM is told of its connector."""
+    """Return vLLM's configuration of its connector."""
     (argument,) = (word for word in engine["args"] if word.startswith("--kv-transfer-config="))
     config: dict[str, Any] = json.loads(argument.partition("=")[2])
     return config
 
 
 def _mount(directory: Path, version: str, names: Sequence[str]) -> None:
-    """Have files in a directory as a kubelet mounts a secret: links by way of a link that a rename points elsewhere."""
+    """Lay out files as a kubelet mounts a secret: links through a link that a rename redirects."""
     (directory / version).mkdir()
     for name in names:
         (directory / version / name).write_text(f"{version}-{name}-{'x' * 16}\n")

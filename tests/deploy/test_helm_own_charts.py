@@ -1,4 +1,4 @@
-"""Laws of the chart beside what users have of their own: pods, alerts and runbooks."""
+"""Laws of the chart beside the users' own pods, alerts and runbooks."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deploy
 
 
 def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
-    """A chart that depends on this one includes the daemon in its own pod, with nothing else made."""
+    """A chart that depends on this one can include the daemon in its own pod, and gets nothing else."""
     rendered = _own_chart(helm, tmp_path, {"pools": {"deviceMiB": 512}})
 
     assert [document["kind"] for document in rendered.documents] == ["Pod"]
@@ -28,7 +28,7 @@ def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) ->
 
 
 def test_monitor_finds_a_pod_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
-    """What the README shows is scraped, and its engine has a /tmp to write to."""
+    """The pod that the README shows is scraped, and its engine has a writable /tmp."""
     rendered = _own_chart(helm, tmp_path, {"podMonitor": {"enabled": True}})
 
     (pod,) = rendered.of_kind("Pod")
@@ -41,7 +41,7 @@ def test_monitor_finds_a_pod_of_the_users_own(helm: Helm, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("values", [{}, {"fullnameOverride": "kv"}, {"nameOverride": "cache"}])
 def test_alert_knows_the_job(helm: Helm, values: Values) -> None:
-    """Whatever the release is called, its job is one that KvleaseDown looks at."""
+    """Whatever the release's name, KvleaseDown looks at its job."""
     monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
     rendered = helm.render(values | monitored)
     monitor = rendered.one("PodMonitor")
@@ -61,7 +61,7 @@ def test_alert_knows_the_job(helm: Helm, values: Values) -> None:
 
 
 def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
-    """Each alert of the chart leads to its runbook where the values say that they are; rules of the user's stay."""
+    """Each alert links to its runbook below the prefix in the values, and the user's own rules stay."""
     own = {
         "name": "own",
         "rules": [{"alert": "Own", "expr": "up", "annotations": {"runbook_url": "x"}}],
@@ -83,7 +83,7 @@ def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
 
 
 def _own_chart(helm: Helm, folder: Path, values: Values) -> Rendered:
-    """Render the chart of the README, which has this one as a dependency."""
+    """Render the README's chart, which has this one as a dependency."""
     chart = folder / "own"
     shutil.copytree(CHART, chart / "charts" / "kvlease")
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: own\nversion: 1.0.0\n")

@@ -1,4 +1,4 @@
-"""Ten thousand hostile requests cost whoever means well neither memory nor descriptors nor patience."""
+"""Ten thousand hostile requests leave memory and descriptors bounded, and every good call answered."""
 
 import json
 import os
@@ -24,7 +24,7 @@ FACTOR_MAX = 2.0
 
 
 class Looks(NamedTuple):
-    """What the process that serves uses."""
+    """What the control process uses."""
 
     rss_kib: int
     num_fds: int
@@ -32,7 +32,7 @@ class Looks(NamedTuple):
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
-    """A daemon that is about to be attacked."""
+    """Run the daemon to be attacked."""
     with besieged(tmp_path / "run") as made:
         yield made
 
@@ -83,7 +83,7 @@ def test_hostile_requests_cost_others_nothing(serving: Serving) -> None:
 
 
 class _Watching(threading.Thread):
-    """Looks at the daemon all the time, and keeps the worst."""
+    """A thread that measures the daemon all the time, and keeps the worst figures."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Watching(threading.Thread):
         self.worst = Looks(0, 0)
 
     def run(self) -> None:
-        """Look."""
+        """Measure until told to stop."""
         while not self.is_over.wait(0.1):
             now = _look(self._pid)
             self.worst = Looks(

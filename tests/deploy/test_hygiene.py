@@ -1,4 +1,4 @@
-"""Laws of hygiene, as checkov knows them: what it finds in what we ship is refused, or excused here with a reason."""
+"""Laws of hygiene as checkov knows them: each finding in shipped files is a failure, or excused here with a reason."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Laws of the image, built for real: it is the daemon by hash and nothing else, is nobody, and writes nothing."""
+"""Laws of the image, built for real: it has only the daemon, by hash, runs as nobody, and writes nothing."""
 
 import json
 import re
@@ -21,11 +21,11 @@ _VERSION: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"
 _OF_THE_USER: Final = re.compile(
     r"etc/((passwd|group|shadow|gshadow|subuid|subgid)-?|\.pwd\.lock|hosts)|run/kvlease"
 )
-"""What making a user changes, the directory that is the user's, and the builder's own names of hosts."""
+"""Files that making a user changes, the user's directory, and the builder's hosts file."""
 _REMOVED: Final = re.compile(
     r"usr(/local(/bin|/lib(/python3\.\d+(/site-packages)?)?)?)?(/\.wh\.[^/]+)?"
 )
-"""The marks of what is removed of the base, and the directories that have them."""
+"""The marks of files removed from the base, and their directories."""
 _TOOLS: Final = {"as", "c++", "cc", "clang", "cpp", "g++", "gcc", "ld", "make", "pip", "pip3", "uv"}
 _REMAINS: Final = {".cache", "ensurepip", "pip", "setuptools", "wheel", "wheels"}
 _LOCKDOWN: Final = (
@@ -41,7 +41,7 @@ _SETTINGS: Final = ("--env=KVLEASED_MEMORY_BYTES_MAX=67108864",)
 
 @pytest.fixture(scope="module")
 def daemon(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A container of the image as it is, and a directory for its sockets as Kubernetes makes them; nothing else."""
+    """Run a container of the unchanged image, with only a directory for its sockets as Kubernetes makes it."""
     sockets = tmp_path_factory.mktemp("sockets")
     shutil.chown(sockets, group=10001)
     sockets.chmod(0o2777)
@@ -52,7 +52,7 @@ def daemon(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def _locked() -> set[tuple[str, str]]:
-    """Return names and versions of the lock; of some packages it has one version for each release of Python."""
+    """Return names and versions of the lock, which has several versions of some packages, by release of Python."""
     lock = (ROOT / "requirements" / "service.lock").read_text()
     return set(re.findall(r"^([a-z0-9-]+)(?:\[\S+\])?==([^\s;]+)", lock, flags=re.MULTILINE))
 
@@ -62,7 +62,7 @@ def _probe(engine: Engine, container: str, probe: str) -> bool | None:
 
 
 def test_configuration_is_as_it_was_written(image: Image) -> None:
-    """Signals reach the daemon itself, health is asked without a shell, and labels say what it is."""
+    """Signals reach the daemon itself, the health command needs no shell, and labels describe the image."""
     config = image.config
     labels = config["Labels"]
 
@@ -81,7 +81,7 @@ def test_configuration_is_as_it_was_written(image: Image) -> None:
 
 
 def test_last_stage_adds_the_daemon_and_its_user(image: Image) -> None:
-    """Beside the daemon's packages there is only a user and its directory: no cache, no log, no file of the build."""
+    """The last stage adds only the daemon's packages, a user and its directory: no cache, log or build file."""
     directories = {"etc", "opt", "run"}
 
     strays = [
@@ -97,7 +97,7 @@ def test_last_stage_adds_the_daemon_and_its_user(image: Image) -> None:
 
 
 def test_last_stage_cannot_build_or_install(image: Image) -> None:
-    """No compiler, no installer and nothing that they leave is in what is added, and nobody but root may write it."""
+    """The last stage adds no compiler or installer or their traces, and only root may write its files."""
     paths = [Path(file.path) for file in image.added]
 
     assert len(paths) > 1000
@@ -109,7 +109,7 @@ def test_last_stage_cannot_build_or_install(image: Image) -> None:
 
 
 def test_bytes_are_those_that_are_told(image: Image) -> None:
-    """The documentation says how many MiB the daemon adds to its base, rounded up to tens."""
+    """The documentation tells how many MiB the daemon adds to its base, rounded up to tens."""
     num_bytes = sum(file.num_bytes for file in image.added)
 
     told = re.search(r"adds\s(\d+) MiB", (ROOT / "docs" / "install.md").read_text())
@@ -119,7 +119,7 @@ def test_bytes_are_those_that_are_told(image: Image) -> None:
 
 
 def test_packages_are_those_of_the_lock(engine: Engine) -> None:
-    """What is installed is what the lock names, in the locked versions, and the daemon itself."""
+    """Only the locked versions of the lock's packages are installed, and the daemon itself."""
     script = (
         "import importlib.metadata as m, json;"
         "print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in m.distributions()}))"
@@ -131,12 +131,12 @@ def test_packages_are_those_of_the_lock(engine: Engine) -> None:
     locked = _locked()
     assert installed.pop("kvlease") == _VERSION
     assert set(installed.items()) <= locked
-    # What other systems need, such as colours of a terminal, is locked too and not installed.
+    # Packages for other systems, such as terminal colours, are locked too but not installed.
     assert len(installed) >= len({name for name, _ in locked}) - 5
 
 
 def test_another_hash_ends_the_build(tmp_path: Path) -> None:
-    """A package that is not the one that was locked is not installed."""
+    """A package with another hash than the lock's ends the build."""
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         path = ROOT / line.removeprefix("!")
         if line.startswith("!") and path.is_dir():
@@ -152,7 +152,7 @@ def test_another_hash_ends_the_build(tmp_path: Path) -> None:
 
 
 def test_daemon_runs_with_a_read_only_root(engine: Engine, daemon: str) -> None:
-    """It becomes ready without any right and without a file that it may write but its sockets, and is found healthy."""
+    """The daemon becomes ready and healthy without any capability, and with nothing writable but its sockets."""
     engine.until(daemon, lambda: _probe(engine, daemon, "readyz"))
 
     assert engine.try_to("healthcheck", "run", daemon).returncode == 0
@@ -175,7 +175,7 @@ def test_daemon_ends_when_it_is_told(engine: Engine, daemon: str) -> None:
 
 
 def test_bill_names_all_that_is_installed(tmp_path: Path) -> None:
-    """The target `sbom` writes CycloneDX with every locked package that is installed, its version and its address."""
+    """The target `sbom` writes CycloneDX with every installed locked package, its version and its address."""
     build("sbom", f"--output=type=local,dest={tmp_path}")
 
     bill: dict[str, Any] = json.loads((tmp_path / "kvlease.cdx.json").read_text())
@@ -187,6 +187,6 @@ def test_bill_names_all_that_is_installed(tmp_path: Path) -> None:
     for name, part in found.items():
         assert (name, part["version"]) in _locked()
         assert part["purl"].startswith(f"pkg:pypi/{name}@{part['version']}")
-    # The same packages give the same bill.
+    # Equal packages must give equal bills.
     assert "serialNumber" not in bill
     assert "timestamp" not in bill["metadata"]

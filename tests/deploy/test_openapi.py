@@ -1,4 +1,4 @@
-"""Whatever is asked of REST, by whomever, the answer is one that the document describes, and never a fault of ours."""
+"""Every answer of REST, to any request and role, is described by the document, and is never a fault of ours."""
 
 import json
 import re
@@ -23,13 +23,13 @@ SCHEMATHESIS = ROOT / "build" / "venv-schemathesis" / "bin" / "schemathesis"
 SECONDS_A_RUN = 600
 ROLES = ("stranger", "reader", "joiner", "worker", "operator")
 EXAMPLES = {"worker": 15, "operator": 15}
-"""Of each operation; those who may little are asked little."""
+"""Examples of each operation, by role; other roles, which may do little, get few."""
 STREAMS = r"^/v1/(events|caches/[^/]+/trace)$"
-"""These have no end, so only their beginnings are asked for."""
+"""Endless answers, of which only the beginnings are tested."""
 ENDLESS = ("/v1/events?with_snapshot=1", "/v1/caches/main/trace")
 """Streams that begin at once."""
 _READERS = {ENDLESS[0]: {"reader"}, ENDLESS[1]: set[str]()}
-"""Who may have a stream, beside operators."""
+"""Roles that may have a stream, beside operators."""
 MALFORMED = (
     "/v1/events?after_sequence=x",
     "/v1/events?after_sequence=-1",
@@ -43,9 +43,9 @@ MALFORMED = (
     "/v1/caches/a%20b/trace",
     "/v1/caches/main/trace?cache=other",
 )
-"""Streams that are not there, or that nobody can mean."""
+"""Streams that do not exist, or have invalid parameters."""
 NOT_CHECKED = "negative_data_rejection,positive_data_acceptance"
-"""Headers that nobody knows are allowed, and what fits the schema may contradict itself."""
+"""Checks left out: unknown headers are allowed, and values that fit the schema may contradict each other."""
 
 
 class Api(NamedTuple):
@@ -62,7 +62,7 @@ class Run(NamedTuple):
     process: "subprocess.Popen[bytes]"
     said: Path
     log: Path
-    """The daemon's."""
+    """The daemon's log."""
 
 
 @contextmanager
@@ -103,9 +103,9 @@ def served(directory: Path) -> Iterator[Api]:
 
 @contextmanager
 def running(api: Api, role: str) -> Iterator[Run]:
-    """Ask for all that the document describes, as a role would."""
+    """Run schemathesis over all that the document describes, in one role."""
     assert SCHEMATHESIS.exists(), "run make test-deploy, which installs what this needs"
-    # A worker that detaches would be a stranger from then on, and what is drained says 503 to whoever comes.
+    # A detached worker would be a stranger from then on, and a drained daemon answers 503 to all.
     ends = {"worker": r"|^/v1/workers/self$", "operator": r"|/drain$"}
     left_out = STREAMS.removesuffix("$") + "$" + ends.get(role, "")
     command = [str(SCHEMATHESIS), "run", f"{api.url}/openapi.json", "--no-color"]
@@ -130,14 +130,14 @@ def running(api: Api, role: str) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A daemon with a cache and a worker, which stay."""
+    """Run a daemon with a cache and a worker, which no test ends."""
     with served(tmp_path_factory.mktemp("api")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def runs(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """A run for each role, beside the others; operators, who end what others use, have a daemon of their own."""
+    """Run all roles side by side; operators, who end what others use, have a daemon of their own."""
     with ExitStack() as stack:
         apis = dict.fromkeys(ROLES, api)
         apis["operator"] = stack.enter_context(served(tmp_path_factory.mktemp("operator")))
@@ -146,7 +146,7 @@ def runs(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_answer_is_described(runs: dict[str, Run], role: str) -> None:
-    """No status, type or body but those of the document, and no 5xx, for any role."""
+    """For every role each answer has a documented status, type and body, and is no 5xx."""
     run = runs[role]
 
     status = run.process.wait(SECONDS_A_RUN)
@@ -156,18 +156,18 @@ def test_every_answer_is_described(runs: dict[str, Run], role: str) -> None:
 
 
 def test_document_needs_no_token(api: Api) -> None:
-    """Whoever comes can read how to ask."""
+    """The document is served without a token."""
     with urllib.request.urlopen(f"{api.url}/openapi.json", timeout=20) as answer:  # noqa: S310 -- loopback
         assert answer.status == 200
 
 
 class Beginning(NamedTuple):
-    """How an answer begins."""
+    """The beginning of an answer."""
 
     status: int
     kind: str
     body: bytes
-    """All of a problem, the first event of a stream."""
+    """A whole problem, or the first event of a stream."""
 
 
 def begun(api: Api, path: str, role: str) -> Beginning:
@@ -185,7 +185,7 @@ def begun(api: Api, path: str, role: str) -> Beginning:
 
 
 def described(api: Api, path: str) -> dict[str, Any]:
-    """Return what the document says of the answers to a stream, by status: kinds, and the fields of their schemas."""
+    """Return a stream's documented answers by status: media types, and the fields of their schemas."""
     with urllib.request.urlopen(f"{api.url}/openapi.json", timeout=20) as answer:  # noqa: S310 -- loopback
         document = json.loads(answer.read())
     route = "/v1/events" if path.startswith("/v1/events") else "/v1/caches/{cache}/trace"
@@ -199,14 +199,14 @@ def described(api: Api, path: str) -> dict[str, Any]:
 
 
 def _fields(document: Any, schema: Any) -> set[str]:
-    """Return the fields of what fits a schema."""
+    """Return the fields of a schema."""
     told = _found(document, schema)
     parts = (_fields(document, part) for part in told.get("allOf", ()))
     return set(told.get("properties", ())).union(*parts)
 
 
 def _found(document: Any, told: Any) -> Any:
-    """Return what is told, where need be where it says that it is."""
+    """Return a part of the document, following a reference if it is one."""
     for name in told.get("$ref", "").split("/")[1:]:
         document = document[name]
     return document if "$ref" in told else told
@@ -215,7 +215,7 @@ def _found(document: Any, told: Any) -> Any:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("path", ENDLESS)
 def test_streams_begin_as_described(api: Api, path: str, role: str) -> None:
-    """Status and type are of the document, and so are the fields of the first event, or of the refusal."""
+    """Each stream's status, type, and fields of its first event or refusal are documented."""
     found = begun(api, path, role)
 
     fields = described(api, path)[str(found.status)][found.kind]
@@ -230,7 +230,7 @@ def test_streams_begin_as_described(api: Api, path: str, role: str) -> None:
 
 @pytest.mark.parametrize("path", MALFORMED)
 def test_malformed_streams_are_refused_as_described(api: Api, path: str) -> None:
-    """What is wrong with a parameter is a documented problem, before any stream begins."""
+    """A malformed parameter gives a documented problem before any stream begins."""
     found = begun(api, path, "operator")
 
     told = json.loads(found.body)

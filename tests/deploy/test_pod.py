@@ -1,7 +1,7 @@
-"""Laws of a pod that we ship, run for real: two locked containers share memory, and each survives the other's end.
+"""Laws of the shipped pods, run for real: two locked containers share memory, and each survives the other's end.
 
-Neither sees a process of the other, so no process id means anything between them: what the daemon knows of a worker's
-end, it knows by the descriptor of a process that the worker passed.
+Neither container sees the other's processes, so no process id has a meaning between them: the daemon learns of a
+worker's end from the process descriptor that the worker passed.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.deploy
 _SETTINGS: Final = {
     "KVLEASED_MEMORY_BYTES_MAX": str(64 << 20),
     "KVLEASED_DEVICE_BYTES_DEFAULT": str(32 << 20),
-    # Time frees nothing while these tests run: what becomes free is freed by the proof of an end.
+    # No lease runs out while these tests run: blocks become free only by the proof of an end.
     "KVLEASED_LEASE_SECONDS": "3600",
     "KVLEASED_HEARTBEAT_SECONDS": "5",
 }
@@ -33,7 +33,7 @@ def pod(
     helm: Helm,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pod]:
-    """Each pod that we ship, running."""
+    """Run each shipped pod."""
     if request.param == "chart":
         template = helm.render({}).one("Deployment")["spec"]["template"]
         document = {"apiVersion": "v1", "kind": "Pod", **template}
@@ -46,7 +46,7 @@ def pod(
 
 
 def test_containers_are_locked(pod: Pod) -> None:
-    """Each is user 10001 with no right at all and a root to read, and has processes of its own and no network."""
+    """Each container is user 10001 without capabilities, with a read-only root, its own processes and no network."""
     pids = [pod.engine.pid(container) for container in (pod.daemon, pod.worker)]
 
     for pid in pids:
@@ -64,7 +64,7 @@ def test_containers_are_locked(pod: Pod) -> None:
 
 
 def test_worker_sees_only_itself_and_the_memory(pod: Pod) -> None:
-    """In its own words: it is the only process there is, may write nothing, and has the pool in its address space."""
+    """A worker reports that it sees only itself, may write nothing, and has the pool in its address space."""
     told = pod.order("who")
 
     assert (told["pid"], told["others"], told["uid"]) == (1, [1], 10001)
@@ -74,7 +74,7 @@ def test_worker_sees_only_itself_and_the_memory(pod: Pod) -> None:
 
 
 def test_what_a_worker_writes_the_daemon_has(pod: Pod) -> None:
-    """The daemon's mover copies what the worker wrote, and what comes back are the same bytes in other blocks."""
+    """The daemon's mover copies what the worker wrote, and the same bytes come back in other blocks."""
     first = pod.order("serve", prompt=1, num_tokens=_TOKENS)
     second = pod.order("serve", prompt=1, num_tokens=_TOKENS)
     evicted = pod.order("evict")
@@ -82,7 +82,7 @@ def test_what_a_worker_writes_the_daemon_has(pod: Pod) -> None:
 
     assert first["are_granted"]
     assert first["device_hit_tokens"] == 0
-    # The last token's block is always computed, so that there is something to go on from.
+    # The last token's block is always computed, to have its logits.
     assert second["device_hit_tokens"] >= _TOKENS - 16
     assert evicted["num_evicted"] > 0
     assert third["host_hit_tokens"] >= _TOKENS - 16
@@ -90,7 +90,7 @@ def test_what_a_worker_writes_the_daemon_has(pod: Pod) -> None:
 
 
 def test_killed_worker_gives_its_blocks_back(pod: Pod) -> None:
-    """SIGKILL frees what the worker held, though no lease has run out; started again, it finds what it committed."""
+    """SIGKILL frees a worker's blocks although no lease has run out; restarted, it finds what it committed."""
     pod.order("serve", prompt=2, num_tokens=_TOKENS)
     before = pod.stats()
     held = pod.order("hold", prompt=3, num_tokens=_TOKENS, num_committed=_TOKENS // 2)
@@ -116,7 +116,7 @@ def test_killed_worker_gives_its_blocks_back(pod: Pod) -> None:
 
 
 def test_killed_control_process_is_not_noticed(pod: Pod) -> None:
-    """SIGKILL of what serves: the worker attaches to the next, ends its request, and finds what was there."""
+    """After SIGKILL of the control process the worker attaches to the next, ends its request, and finds its blocks."""
     pod.order("serve", prompt=5, num_tokens=_TOKENS)
     held = pod.order("hold", prompt=6, num_tokens=_TOKENS, num_committed=_TOKENS // 2)
 
@@ -133,7 +133,7 @@ def test_killed_control_process_is_not_noticed(pod: Pod) -> None:
 
 
 def test_killed_daemon_is_found_again(pod: Pod) -> None:
-    """SIGKILL of the daemon ends its memory: the lease is over, and the same worker goes on with the next daemon."""
+    """SIGKILL of the daemon ends its memory and leases, and the same worker goes on with the next daemon."""
     worker = pod.engine.pid(pod.worker)
     held = pod.order("hold", prompt=7, num_tokens=_TOKENS, num_committed=_TOKENS // 2)
 

@@ -1,4 +1,4 @@
-"""The protocol keeps its rules, and whoever was built against the last release is still understood.
+"""The protocol keeps its rules, and programs built against the last release are still understood.
 
 `protocol/released.binpb` is the protocol of the last release, made by
 `buf build --exclude-source-info -o tests/deploy/protocol/released.binpb client/kvlease/proto` when there is one.
@@ -19,7 +19,7 @@ RELEASED = Path(__file__).with_name("protocol") / "released.binpb"
 
 
 def buf(*arguments: str, cwd: Path = PROTO) -> str:
-    """Run buf over the protocol; returns what it has to say, nothing if all is well."""
+    """Run buf over the protocol; return its complaints, or an empty string."""
     assert BUF.exists(), "run make test-deploy, which installs what this needs"
     run = subprocess.run(
         [BUF, *arguments], check=False, cwd=cwd, capture_output=True, text=True, timeout=120
@@ -33,12 +33,12 @@ def test_protocol_is_well_written() -> None:
 
 
 def test_nothing_that_was_released_breaks() -> None:
-    """No field, method or number of the last release has gone or means something else."""
+    """No field, method or number of the last release is gone or means something else."""
     assert buf("breaking", "--against", str(RELEASED)) == ""
 
 
 def test_a_break_is_found(tmp_path: Path) -> None:
-    """A field that changed its number is told: the comparison compares."""
+    """The comparison finds a field whose number has changed."""
     (tmp_path / "kvlease" / "v1").mkdir(parents=True)
     (tmp_path / "buf.yaml").write_text((PROTO / "buf.yaml").read_text())
     text = (PROTO / "kvlease" / "v1" / "kvlease.proto").read_text()

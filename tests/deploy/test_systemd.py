@@ -21,7 +21,7 @@ systemctl mask systemd-logind.service systemd-udevd.service getty.target console
 
 @pytest.fixture(scope="module")
 def machine(engine: Engine, image: Image) -> Iterator[str]:
-    """A machine, as far as the unit can tell: systemd is its first process, and the daemon is where the unit says."""
+    """Run a container that looks like a machine: systemd is its first process, and the daemon is installed."""
     assert image.archive.exists()
     made = buildah("from", "--pull-never", NAME).strip()
     buildah("run", "--user=root", "--network=host", made, "--", "sh", "-ec", _INSTALL)
@@ -42,7 +42,7 @@ def machine(engine: Engine, image: Image) -> Iterator[str]:
 
 
 def test_unit_starts_locked_and_serves(engine: Engine, machine: str) -> None:
-    """What `start` waits for is a daemon that serves its own user, without any right and behind filters."""
+    """`start` waits for a daemon that serves its own user, without any capability and behind filters."""
     engine.do("exec", machine, "systemctl", "start", "kvleased")
 
     status = engine.do("exec", machine, "cat", f"/proc/{_main(engine)}/status")
@@ -53,7 +53,7 @@ def test_unit_starts_locked_and_serves(engine: Engine, machine: str) -> None:
 
 
 def test_killed_unit_is_started_again(engine: Engine, machine: str) -> None:
-    """SIGKILL of the supervisor ends all of it, and systemd makes another that serves."""
+    """SIGKILL of the supervisor ends the whole daemon, and systemd starts another that serves."""
     engine.do("exec", machine, "systemctl", "start", "kvleased")
     before = _told(engine)
 
@@ -66,7 +66,7 @@ def test_killed_unit_is_started_again(engine: Engine, machine: str) -> None:
 
 
 def test_stopped_unit_ended_well(engine: Engine, machine: str) -> None:
-    """`stop` lets the daemon drain; nothing is killed and nothing is left of its sockets' directory."""
+    """`stop` lets the daemon drain; nothing is killed, and its sockets' directory is gone."""
     engine.do("exec", machine, "systemctl", "start", "kvleased")
 
     engine.do("exec", machine, "systemctl", "stop", "kvleased")
@@ -77,14 +77,14 @@ def test_stopped_unit_ended_well(engine: Engine, machine: str) -> None:
 
 
 def test_settings_that_cannot_work_are_not_tried_again(engine: Engine, machine: str) -> None:
-    """A wrong setting ends the unit at once, with the status that says so."""
+    """A wrong setting ends the unit at once with its own status, and no restart."""
     path = "/etc/kvlease/kvleased.env"
     engine.do("exec", machine, "sh", "-c", f"echo KVLEASED_LEASE_SECONDS=-1 > {path}")
 
     started = engine.try_to("exec", machine, "systemctl", "start", "kvleased")
 
     assert started.returncode != 0
-    # Who waits for the daemon does not go on when it has ended.
+    # Units that wait for the daemon must not go on when it has ended.
     logs = engine.do("exec", machine, "journalctl", "--unit=kvleased", "--lines=60", "--no-pager")
     assert logs.rpartition("lease_seconds")[2].count("No such file or directory") < 20
     assert _ask(engine, "show", "-p", "ExecMainStatus") in {"2", "78"}
@@ -94,7 +94,7 @@ def test_settings_that_cannot_work_are_not_tried_again(engine: Engine, machine: 
 
 
 def _ask(engine: Engine, *command: str) -> str:
-    """Return what systemd says of itself or of the unit."""
+    """Return the output of a command about systemd or the unit."""
     unit = [] if command == ("is-system-running",) else ["kvleased"]
     done = engine.try_to("exec", "machine", "systemctl", *command, *unit)
     return done.stdout.strip().rpartition("=")[2]
@@ -105,7 +105,7 @@ def _main(engine: Engine) -> str:
 
 
 def _told(engine: Engine) -> str:
-    """Return what the daemon tells its user."""
+    """Return the daemon's output to its own user."""
     user = ["setpriv", "--reuid=kvlease", "--regid=kvlease", "--clear-groups"]
     place = ["env", "XDG_RUNTIME_DIR=/run/kvlease"]
     return engine.do("exec", "machine", *user, *place, "/opt/kvlease/bin/kvlease", "status")

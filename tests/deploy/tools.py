@@ -1,4 +1,4 @@
-"""Own the tests' side of the tools: where they are, and how the real Helm SDK is asked in its own process."""
+"""Own the tests' side of the tools: their paths, and the calls to the real Helm SDK in its own process."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """What Helm made of a chart."""
+    """The rendered documents of a chart."""
 
     texts: Mapping[str, str]
     documents: Sequence[Document]
@@ -37,7 +37,7 @@ class Rendered:
 
     @property
     def pods(self) -> list[Document]:
-        """The specifications of all pods, those of tests among them."""
+        """Return the specifications of all pods, including test pods."""
         found = [document["spec"] for document in self.of_kind("Pod")]
         for kind in ("Deployment", "DaemonSet"):
             found += [document["spec"]["template"]["spec"] for document in self.of_kind(kind)]
@@ -45,7 +45,7 @@ class Rendered:
 
     @property
     def daemon(self) -> Document:
-        """The daemon's container."""
+        """Return the daemon's container."""
         (found,) = (
             container
             for pod in self.pods
@@ -56,23 +56,23 @@ class Rendered:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the daemon is told by environment, as far as it stands in the document."""
+        """Return the daemon's environment variables whose values stand in the document."""
         return {entry["name"]: entry.get("value", "") for entry in self.daemon["env"]}
 
     @property
     def notes(self) -> str:
-        """What the user reads in the end."""
+        """Return the notes that the user reads after an install."""
         (text,) = (text for path, text in self.texts.items() if path.endswith("/NOTES.txt"))
         return text
 
 
 def run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run a program, whatever comes of it."""
+    """Run a program, which may fail."""
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def containers_of(pod: Document) -> list[Document]:
-    """Return all containers of a pod's specification, those that start it first."""
+    """Return all containers of a pod's specification, init containers first."""
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
@@ -80,7 +80,7 @@ class Helm:
     """The Helm SDK in a process of its own."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        """Remember whom to ask."""
+        """Remember the process to ask."""
         self._process = process
 
     @classmethod
@@ -101,7 +101,7 @@ class Helm:
     def render(
         self, values: Mapping[str, Any], *, chart: Path = CHART, kube_version: str = KUBE_VERSION
     ) -> Rendered:
-        """Return what the chart is with these values.
+        """Return the chart rendered with these values.
 
         Raises:
             RefusedError: the values are refused.
@@ -114,17 +114,17 @@ class Helm:
         return Rendered(texts=answer["texts"], documents=answer["documents"])
 
     def lint(self, values: Mapping[str, Any], *, kube_version: str = KUBE_VERSION) -> list[Any]:
-        """Return all that the linter has to say."""
+        """Return all messages of the linter."""
         answer = self._ask("lint", chart=str(CHART), values=values, kube_version=kube_version)
         return [*answer["messages"], *answer["errors"]]
 
     def validate(self, document: Document, kube_version: str) -> str:
-        """Return what Kubernetes of a version has against a document; nothing if it is well."""
+        """Return what a version of Kubernetes finds wrong with a document, or an empty string."""
         answer: str = self._ask("validate", document=document, kube_version=kube_version)
         return answer
 
     def load_yaml(self, text: str) -> list[Any]:
-        """Return the documents of a YAML text, in which no key is twice."""
+        """Return the documents of a YAML text, which must have no duplicate key."""
         answer: list[Any] = self._ask("load_yaml", text=text)
         return answer
 

@@ -1,1 +1,1 @@
-"""Own how an image is built, looked into and run in a pod here: by buildah and podman, below build/containers."""
+"""Own the building, inspection and running of images in pods, with buildah and podman, below build/containers."""

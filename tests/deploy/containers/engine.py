@@ -1,4 +1,4 @@
-"""Own the engine that runs containers: podman with a store and settings of its own, which leave nothing behind."""
+"""Own the container engine: podman with a store and settings of its own, which leaves nothing behind."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ cgroup_manager = "cgroupfs"
 runtime = "runc"
 events_logger = "file"
 """
-"""Without systemd, and within the limits of who starts it."""
+"""Settings for a machine without systemd, within the limits of the user who starts it."""
 _WRAPPER: Final = """\
 #!/bin/sh
 export CONTAINERS_CONF='{folder}/containers.conf'
@@ -37,23 +37,23 @@ class Engine:
     """Podman."""
 
     def __init__(self, folder: Path) -> None:
-        """Note where its store is."""
+        """Remember the folder of its store."""
         self._folder = folder
 
     @property
     def wrapper(self) -> Path:
-        """Podman as a program of its own, for those that call it."""
+        """Return the path of a script that runs podman with these settings."""
         return self._folder / "podman"
 
     @property
     def running_place(self) -> Path:
-        """A link to where the engine keeps what ends with it."""
+        """Return the link to the folder of files that end with the engine."""
         return self._folder / "running"
 
     @classmethod
     @contextmanager
     def running(cls, archive: Path) -> Iterator[Self]:
-        """Give an engine that has an image; afterwards nothing of it runs or is stored any more."""
+        """Give an engine with an image; afterwards nothing of it runs or is stored."""
         engine = cls(_STORE)
         engine.remove_all()
         _STORE.mkdir(parents=True)
@@ -76,7 +76,7 @@ class Engine:
         return done.stdout
 
     def try_to(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Carry out a command, whatever comes of it."""
+        """Carry out a command, which may fail."""
         return subprocess.run(
             [self.wrapper, *command],
             capture_output=True,
@@ -86,24 +86,24 @@ class Engine:
         )
 
     def inspect(self, container: str) -> dict[str, Any]:
-        """Return what the engine knows of a container."""
+        """Return the engine's description of a container."""
         (found,) = json.loads(self.do("container", "inspect", container))
         known: dict[str, Any] = found
         return known
 
     def pid(self, container: str) -> int:
-        """Return the first process of a container that runs, by the number that it has outside."""
+        """Return the process id, as seen outside, of a running container's first process."""
         state = self.inspect(container)["State"]
         assert state["Running"], f"{container} has ended: {self.logs(container)}"
         return int(state["Pid"])
 
     def logs(self, container: str) -> str:
-        """Return all that a container has written."""
+        """Return all output of a container."""
         done = self.try_to("logs", container)
         return done.stdout + done.stderr
 
     def until(self, container: str, look: Callable[[], T | None]) -> T:
-        """Look until there is something to see, for as long as a container may take."""
+        """Repeat `look` until it returns something, within the time that a container may take."""
         end = time.monotonic() + SECONDS_MAX
         while (found := look()) is None:
             assert time.monotonic() < end, f"it does not come: {self.logs(container)}"
@@ -111,7 +111,7 @@ class Engine:
         return found
 
     def remove_all(self) -> None:
-        """Remove pods, containers, volumes and images, those of a run that was broken off among them."""
+        """Remove all pods, containers, volumes and images, also those of an interrupted run."""
         if not self.wrapper.exists():
             return
         for kind in ("pod", "container"):
@@ -121,18 +121,18 @@ class Engine:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return what the kernel says of a process."""
+    """Return the kernel's status of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def namespace_of(pid: int, kind: str) -> str:
-    """Return which namespace of a kind a process is in."""
+    """Return the process's namespace of this kind."""
     return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
 
 
 def child_of(pid: int, role: str) -> int | None:
-    """Return the child of a container's first process that has a role, by the number that it has outside."""
+    """Return the process id, as seen outside, of the first process's child with this role."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in map(int, children):

@@ -1,4 +1,4 @@
-"""Own images: how buildah builds one from the Dockerfile as it stands, and what is in the archive that comes of it."""
+"""Own images: how buildah builds one from the unchanged Dockerfile, and what its archive contains."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _LINES_SHOWN: Final = 20
 
 
 class BuildError(Exception):
-    """The build failed; the message is the end of what it said."""
+    """The build failed; the message is the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What an archive says of its image."""
+    """The contents and configuration of an archived image."""
 
     archive: Path
     config: dict[str, Any]
@@ -41,19 +41,19 @@ class Image:
 
     @property
     def added(self) -> Sequence[File]:
-        """The files of all layers but the base's: what the Dockerfile's last stage adds."""
+        """Return the files of all layers but the base's: those that the Dockerfile's last stage adds."""
         return [file for layer in self.layers[1:] for file in layer]
 
 
 def build(target: str, *options: str, context: Path = ROOT) -> None:
-    """Build a stage of the Dockerfile, with the base that stands in for Python's image.
+    """Build a stage of the Dockerfile, with a base that stands in for Python's image.
 
     Raises:
         BuildError: a step failed.
     """
     done = _buildah(
         "bud",
-        # Stages are kept for the next build of a session where that costs no copies.
+        # Stages are cached for the next build if that needs no copies.
         f"--layers={str(driver() == 'overlay').lower()}",
         "--pull=false",
         "--format=docker",
@@ -68,7 +68,7 @@ def build(target: str, *options: str, context: Path = ROOT) -> None:
 
 
 def archived(name: str, archive: Path) -> Image:
-    """Write an image into an archive, and read what it says."""
+    """Write an image into an archive, and read the archive."""
     archive.unlink(missing_ok=True)
     buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
     with tarfile.open(archive) as outer:
@@ -79,7 +79,7 @@ def archived(name: str, archive: Path) -> Image:
 
 
 def forget(name: str) -> None:
-    """Remove an image, and what builds that failed have left."""
+    """Remove an image, and what failed builds have left."""
     _buildah("rm", "--all")
     _buildah("rmi", "--force", name)
     _buildah("rmi", "--prune")
@@ -93,12 +93,12 @@ def buildah(*command: str) -> str:
 
 
 def driver() -> str:
-    """Return how layers are stored here, as tests/deploy/containers/base.sh has found out."""
+    """Return the storage driver that tests/deploy/containers/base.sh has found."""
     return (PLACE / "driver").read_text().strip()
 
 
 def _sources() -> list[str]:
-    """Return the options by which pip finds in a build what it finds outside; nothing of it stays in the image."""
+    """Return the options that give pip in a build the package sources from outside; none stays in the image."""
     options = []
     if _CERTIFICATES.is_dir():
         options.append(f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro")

@@ -1,4 +1,4 @@
-"""Own a pod of daemon and worker: made from a pod that we ship, run by the engine, and what a test does to it."""
+"""Own a pod of daemon and worker: derived from one that we ship, run by the engine, and ordered about by tests."""
 
 import json
 import os
@@ -20,10 +20,10 @@ _SECONDS_MAX: Final = 120.0
 
 
 def runnable(pod: Document, settings: Mapping[str, str]) -> Document:
-    """Return a pod that we ship as this engine can run it, with our own images and small pools.
+    """Return a shipped pod in a form that this engine can run, with our own images and small pools.
 
-    The engine knows no native sidecars, so the daemon is a container like the worker's. Who restarts it, if anybody, is
-    a test. Nothing that locks the containers is changed.
+    The engine knows no native sidecars, so the daemon is a container like the worker's, and only the test restarts it.
+    Nothing that locks the containers is changed.
     """
     made = deepcopy(pod)
     spec = made["spec"]
@@ -36,7 +36,7 @@ def runnable(pod: Document, settings: Mapping[str, str]) -> Document:
     for container in (daemon, worker):
         container["image"] = NAME
         container["resources"] = {"limits": {"memory": "1Gi"}}
-        # Nobody comes from outside, and an engine without systemd calls no probes; the tests call them.
+        # Nobody connects from outside, and an engine without systemd calls no probes; the tests call them.
         for field in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):
             container.pop(field, None)
     daemon["env"] = [one for one in daemon["env"] if one["name"] not in settings]
@@ -50,7 +50,7 @@ def runnable(pod: Document, settings: Mapping[str, str]) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that runs."""
+    """A running pod."""
 
     engine: Engine
     name: str
@@ -58,7 +58,7 @@ class Pod:
     @classmethod
     @contextmanager
     def running(cls, engine: Engine, document: Document, folder: Path) -> Iterator[Self]:
-        """Run a pod with a network that has nothing but its own loopback, until the end."""
+        """Run a pod whose network has only its own loopback, and end it afterwards."""
         program = {"worker.py": _PROGRAM.read_text()}
         made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "program"}}
         (folder / "program.yaml").write_text(json.dumps({**made, "data": program}))
@@ -75,12 +75,12 @@ class Pod:
 
     @property
     def daemon(self) -> str:
-        """The daemon's container."""
+        """Return the name of the daemon's container."""
         return f"{self.name}-kvleased"
 
     @property
     def worker(self) -> str:
-        """The worker's container."""
+        """Return the name of the worker's container."""
         return f"{self.name}-worker"
 
     def wait_until_ready(self) -> None:
@@ -89,27 +89,27 @@ class Pod:
         self.engine.until(self.worker, lambda: self._try_to_order("who"))
 
     def order(self, do: str, **order: object) -> dict[str, Any]:
-        """Have the worker do something, and return what it tells of it."""
+        """Send the worker an order, and return its answer."""
         told = self._try_to_order(do, **order)
         assert told is not None, f"{self.worker} is silent: {self.engine.logs(self.worker)}"
         assert "error" not in told, told["error"]
         return told
 
     def stats(self) -> dict[str, Any]:
-        """Return what the command line says in the daemon's container."""
+        """Return the figures that the command line prints in the daemon's container."""
         text = self.engine.do("exec", self.daemon, "kvlease", "status", "--json")
         (cache,) = json.loads(text)["caches"]
         found: dict[str, Any] = cache
         return found
 
     def kill(self, container: str) -> None:
-        """Kill a container's first process, and so all of them, as an empty memory or a node's operator would."""
+        """Kill a container's first process and thereby all of them, as a lack of memory or an operator would."""
         pid = self.engine.pid(container)
         os.kill(pid, signal.SIGKILL)
         self.engine.do("wait", container)
 
     def kill_control(self) -> None:
-        """Kill the process of the daemon that serves, and wait until there is another."""
+        """Kill the daemon's control process, and wait until there is another."""
         supervisor = self.engine.pid(self.daemon)
         control = child_of(supervisor, "control")
         assert control is not None
@@ -117,7 +117,7 @@ class Pod:
         self.engine.until(self.daemon, lambda: _other(child_of(supervisor, "control"), control))
 
     def restart(self, container: str) -> None:
-        """Start a container again that has ended, as a kubelet does."""
+        """Restart an ended container, as a kubelet does."""
         self.engine.do("start", container)
 
     def _probe(self, probe: str) -> bool:
@@ -127,7 +127,7 @@ class Pod:
     def _try_to_order(self, do: str, **order: object) -> dict[str, Any] | None:
         place = Path(f"/proc/{self.engine.pid(self.worker)}/root/tmp/orders")
         try:
-            # The path is short whatever the directory of the store is, which a socket's address demands.
+            # A socket's path must be short, whatever the store's directory is.
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(_SECONDS_MAX)
                 sock.connect(str(place))
@@ -148,7 +148,7 @@ def device_of(stats: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def reusable(stats: Mapping[str, Any]) -> int:
-    """Count the device blocks that the next request can have."""
+    """Count the device blocks that the next request can get."""
     device = device_of(stats)
     return device["free"] + device["ready"] - device["ready_held"]
 

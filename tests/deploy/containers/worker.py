@@ -1,7 +1,7 @@
-"""Own one inference worker of a pod: what a prompt says it writes into the pool, and it tells what it finds there.
+"""Own one inference worker of a pod: it writes bytes derived from a prompt, and reports what it finds.
 
-It runs in a container of its own, where it has this file and the client. Orders come as JSON lines over a Unix socket
-in the directory of its own temporary files.
+It runs in a container of its own with this file and the client. Orders come as JSON lines over a Unix socket in the
+directory of its temporary files.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ INPUTS = PlanInputs(
 )
 SECONDS_MAX = 90.0
 WAIT_MS = 30_000
-"""What comes back from the host pool must be waited for."""
+"""Time to wait for blocks that come back from the host pool."""
 
 
 class Engine:
-    """An engine that computes nothing: what stands for keys and values follows from prompt and place."""
+    """An engine that computes nothing: its keys and values are functions of prompt and place."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class Engine:
         self._worker = self._attached()
 
     def who(self) -> dict[str, Any]:
-        """Tell what this process is, what it sees of others, and that it may write nothing here."""
+        """Return this process's identity, the processes that it sees, and whether it can write files."""
         try:
             Path("/written").touch()
             refusal = ""
@@ -61,21 +61,21 @@ class Engine:
         }
 
     def serve(self, prompt: int, num_tokens: int) -> dict[str, Any]:
-        """Reserve, map, look at what is found, write the rest, commit and release."""
+        """Reserve, map, compare the hits, write the rest, commit and release."""
         lease, keys, told = self._begun(prompt, num_tokens)
         with lease:
             lease.commit(num_tokens, keys)
         return told
 
     def hold(self, prompt: int, num_tokens: int, num_committed: int) -> dict[str, Any]:
-        """Do the same, but commit only a part, and stay in the middle."""
+        """Do the same as `serve`, but commit only a part and keep the lease."""
         lease, keys, told = self._begun(prompt, num_tokens)
         lease.commit(num_committed, keys[: num_committed // TOKENS_PER_BLOCK * 32])
         self._held = num_tokens, lease, keys
         return told
 
     def finish(self) -> dict[str, Any]:
-        """Commit and release what is held; a lease that is over is told of."""
+        """Commit and release the held lease; report if it has ended."""
         assert self._held is not None, "nothing is held"
         num_tokens, lease, keys = self._held
         self._held = None
@@ -87,7 +87,7 @@ class Engine:
         return {"is_live": True, "epoch": self._worker.epoch}
 
     def evict(self) -> dict[str, Any]:
-        """Have all that is cached moved to the host pool by the daemon."""
+        """Have the daemon move all cached blocks to the host pool."""
         return {"num_evicted": self._worker.evict(num_blocks=NUM_BLOCKS).num_evicted}
 
     def _attached(self) -> Worker:
@@ -110,7 +110,7 @@ class Engine:
                 request_id, num_tokens=num_tokens, keys=keys, wait_ms=WAIT_MS
             )
         except UnknownCacheError:
-            # The daemon came back without its memory: what it had is gone, keys included, and everything begins anew.
+            # The daemon came back without its memory: blocks and keys are gone, so register and attach anew.
             with contextlib.suppress(KVLeaseError):
                 self._worker.close()
             self._worker = self._attached()
@@ -144,7 +144,7 @@ class Engine:
 
 
 def main() -> None:
-    """Attach, and do what is ordered until the container ends."""
+    """Attach, and carry out orders until the container ends."""
     place = Path(sys.argv[1])
     place.unlink(missing_ok=True)
     with (

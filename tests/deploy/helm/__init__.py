@@ -1,1 +1,1 @@
-"""The chart, rendered by the real Helm SDK in a process of its own."""
+"""Rendering of the chart by the real Helm SDK in a process of its own."""

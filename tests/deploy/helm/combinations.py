@@ -1,4 +1,4 @@
-"""Own the combinations of values that the chart is rendered with, and those that it must refuse."""
+"""Own the combinations of values with which the chart is rendered, and those that it must refuse."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Own small schemas of the kinds of Prometheus' operator that the chart makes, which the validator passes over."""
+"""Own small schemas of the Prometheus operator's kinds that the chart uses, which the validator skips."""
 
 from typing import Any, Final
 
@@ -28,11 +28,11 @@ CUSTOM_KINDS: Final[dict[str, _Shape]] = {
     },
     "PrometheusRule": {"groups": [{"name": str, "interval?": str, "rules": [_RULE]}]},
 }
-"""The shape of each kind's `spec`: a name with `?` may be missing, `*` is any name, and nothing else may be there."""
+"""The shape of each kind's `spec`: a name with `?` is optional, `*` is any name, and no other name is allowed."""
 
 
 def mistake_in(document: dict[str, Any]) -> str:
-    """Return what is wrong with a document; nothing if it is well."""
+    """Return what is wrong with a document, or an empty string."""
     shape = CUSTOM_KINDS.get(document["kind"])
     if shape is None or document["apiVersion"] != "monitoring.coreos.com/v1":
         return f"{document['apiVersion']} {document['kind']} is not known"

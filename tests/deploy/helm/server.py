@@ -1,4 +1,4 @@
-"""Own what runs in the tools' environment: the real Helm SDK and the schemas of Kubernetes, asked by lines of JSON."""
+"""Own the server in the tools' environment: the real Helm SDK and Kubernetes' schemas, asked by lines of JSON."""
 
 import functools
 import json
@@ -11,8 +11,8 @@ import yaml
 
 
 def main() -> None:
-    """Answer each line of stdin by one of stdout, until there is no more."""
-    # A validation would read two megabytes of schemas, again and again the same; nothing changes them.
+    """Answer each line of stdin by one of stdout, until stdin ends."""
+    # Each validation would read the same two megabytes of schemas again; they never change.
     for name in ("schema_contents", "all_versions"):
         once = functools.cache(getattr(kubernetes_validate.utils, name))
         setattr(kubernetes_validate.utils, name, once)
@@ -23,18 +23,18 @@ def main() -> None:
 
 @functools.cache
 def _answer(line: str) -> str:
-    """Answer a line; many laws look at the same values, and a chart is read but once."""
+    """Answer a line; answers are cached, because many tests ask for the same values."""
     asked = json.loads(line)
     return json.dumps(_ANSWERS[asked.pop("ask")](**asked)) + "\n"
 
 
 def _render(chart: str, values: dict[str, Any], name: str, kube_version: str) -> dict[str, Any]:
-    """Render, with the values' schema checked as `helm install` does."""
+    """Render, and check the values against their schema as `helm install` does."""
     loaded = _charts.get(chart) or _charts.setdefault(chart, helm_python.Chart.load(chart))
     try:
         loaded.validate_schema(values)
         options = json.dumps({"name": name, "namespace": "inference", "kube_version": kube_version})
-        # `render` has no argument for the version of Kubernetes; what it calls has.
+        # `render` has no argument for the version of Kubernetes, but the function that it calls has.
         rendered = helm_python._native.call_string(
             "helm_render",
             loaded._raw(),
@@ -58,7 +58,7 @@ def _documents(texts: dict[str, str]) -> list[dict[str, Any]]:
 
 
 class _StrictLoader(yaml.CSafeLoader):
-    """Refuses a key that is there twice, which YAML forbids and most readers forgive."""
+    """A loader that refuses duplicate keys, which YAML forbids but most readers accept."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
@@ -77,7 +77,7 @@ def _lint(chart: str, values: dict[str, Any], kube_version: str) -> dict[str, An
 
 
 def _validate(document: dict[str, Any], kube_version: str) -> str:
-    """Return what is wrong with a document of Kubernetes' own kinds; nothing if it is well."""
+    """Return what is wrong with a document of Kubernetes' own kinds, or an empty string."""
     try:
         kubernetes_validate.validate(document, kube_version, strict=True)
     except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:

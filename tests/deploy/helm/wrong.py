@@ -1,11 +1,11 @@
-"""Tell what is wrong with what Helm has made."""
+"""Find mistakes in rendered documents."""
 
 from tests.deploy.helm.custom_kinds import mistake_in
 from tests.deploy.tools import Helm, Rendered
 
 
 def mistakes_in(helm: Helm, rendered: Rendered, version: str) -> list[str]:
-    """Return what is wrong with each document in a version of Kubernetes; nothing where all is well."""
+    """Return the mistakes of all documents for a version of Kubernetes; an empty list if there are none."""
     found = []
     for document in rendered.documents:
         if document["apiVersion"].startswith("monitoring.coreos.com/"):

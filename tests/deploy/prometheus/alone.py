@@ -1,7 +1,7 @@
-"""Daemon and Prometheus in a network of their own: `alone.py FOLDER PROMETHEUS CONFIGURATION HOST` tells of both.
+"""Run daemon and Prometheus in a network of their own: `alone.py FOLDER PROMETHEUS CONFIGURATION HOST`.
 
-It is started in namespaces of a user, of mounts and of a network, so that every port is free, and names are as
-FOLDER/hosts says. The daemon opens its probes at HOST.
+It is started in user, mount and network namespaces, so that every port is free and host names are those of
+FOLDER/hosts. The daemon opens its probes at HOST.
 """
 
 import json
@@ -19,7 +19,7 @@ SECONDS_MAX = 60.0
 
 
 def main(folder: Path, prometheus: str, configuration: str, host: str) -> None:
-    """Run both, and print targets and alerts once all were looked at."""
+    """Run both, and print targets and alerts once all have been evaluated."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "--bind", folder / "hosts", "/etc/hosts"], check=True)
     serve = [sys.executable, "-m", "kvleased", "serve", "--runtime-dir", str(folder / "run")]
@@ -31,7 +31,7 @@ def main(folder: Path, prometheus: str, configuration: str, host: str) -> None:
         _until(lambda: _ask(f"http://{host}:7072/readyz") == b"ready\n", daemon)
         watcher = _running(watch, log, stack)
         _until(_is_scraped, watcher)
-        # One evaluation may have begun before the samples were there to be found.
+        # The first evaluation may have begun before there were samples.
         for _ in range(2):
             before = _evaluations()
             _until(lambda before=before: _is_evaluated_since(before), watcher)  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _until(is_done: Callable[[], bool], process: subprocess.Popen[bytes]) -> Non
 
 
 def _is_scraped() -> bool:
-    """Whether each target was scraped, and each rule evaluated at all."""
+    """Tell whether each target was scraped and each rule evaluated."""
     targets, evaluations = _told("targets").get("activeTargets", []), _evaluations()
     return bool(
         targets and evaluations and all(one["health"] != "unknown" for one in targets)
@@ -66,13 +66,13 @@ def _is_scraped() -> bool:
 
 
 def _is_evaluated_since(before: list[tuple[bool, str]]) -> bool:
-    """Whether each rule was evaluated again, well."""
+    """Tell whether each rule has been evaluated again without an error."""
     pairs = zip(before, _evaluations(), strict=True)
     return all(is_well and at > earlier for (_, earlier), (is_well, at) in pairs)
 
 
 def _evaluations() -> list[tuple[bool, str]]:
-    """Return of each rule whether its last evaluation went well, and when that was."""
+    """Return for each rule whether its last evaluation succeeded, and when it was."""
     groups = _told("rules").get("groups", [])
     rules = [rule for group in groups for rule in group["rules"]]
     return [(rule["health"] == "ok", rule["lastEvaluation"]) for rule in rules]

@@ -1,11 +1,11 @@
-"""When each alert fires and when it does not, and what each recording rule makes of which series."""
+"""Own the series over which each alert fires or does not, and the values of each recording rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 Series = Mapping[str, str]
-"""Values, one a minute, by name and labels; job, instance and, where the name has none, no cache are added."""
+"""Values, one a minute, by name and labels; job and instance are added, and no cache if the name has none."""
 
 CACHE: Final = {"cache": "main"}
 FULL: Final = {
@@ -18,14 +18,14 @@ MADE_SMALLER: Final = {
     'kvlease_blocks{cache="main", tier="device", state="bad"}': "0x10 1x200",
     'kvlease_available_blocks{cache="main"}': "64x10 3x200",
 }
-"""A pool of which all that is left is free."""
+"""A pool that was made smaller, whose remaining blocks are all free."""
 OWNED: Final = {
     'kvlease_blocks{cache="main", tier="device", state="reserved"}': "64x200",
     'kvlease_available_blocks{cache="main"}': "64x10 0x200",
     'kvlease_magazine_blocks{cache="main", magazine="1", state="private"}': "0x10 24x200",
     'kvlease_magazine_blocks{cache="main", magazine="1", state="findable"}': "0x10 40x200",
 }
-"""A pool that one engine has taken as a whole; only the engine knows which of its blocks are in use."""
+"""A pool that one engine has taken as a whole; only the engine knows which blocks are in use."""
 REFUSED: Final = (
     'kvlease_refusals_total{cache="main", verb="reserve", code="POOL_FULL", reason="blocks"}'
 )
@@ -34,18 +34,18 @@ GRANTED: Final = 'kvlease_leases_granted_total{cache="main"}'
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One alert: at a minute it fires over one set of series, and not over another."""
+    """A case of one alert: at a minute it fires over one set of series, and not over another."""
 
     fires: Series
     quiet: Series
     at_minutes: int
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the alert, besides severity, job and instance."""
+    """Labels of the alert beside severity, job and instance."""
     summary: str
     has_instance: bool = True
     has_job: bool = True
     also_quiet: Sequence[Series] = ()
-    """Further series over which it does not fire at any minute until then."""
+    """Further series over which the alert does not fire at any minute until then."""
 
 
 ALERTS: Final[Mapping[str, Case]] = {
@@ -323,4 +323,4 @@ RECORDS: Final[Mapping[str, tuple[Series, float]]] = {
     "kvlease:loop_lag_seconds:p99_rate5m": (ALERTS["KvleaseEventLoopLag"].fires, 0.199),
     "kvlease:memory_used:ratio": (ALERTS["KvleaseMemoryNearLimit"].fires, 0.96),
 }
-"""What is recorded at the tenth minute."""
+"""Series and the value recorded from them at the tenth minute."""

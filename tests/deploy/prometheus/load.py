@@ -1,4 +1,4 @@
-"""Own a load that stirs all that is measured: all tiers, tenants, refusals, waits, regrets, ghosts, magazines."""
+"""Own a load that moves all metrics: tiers, tenants, refusals, waits, regrets, ghosts, magazines."""
 
 import contextlib
 import random
@@ -46,7 +46,7 @@ _OPTIONS: Final = CacheOptions(write_policy="write-through", ghosts=("leaf-lru@1
 
 @contextlib.contextmanager
 def loaded(serving: Serving) -> Iterator[None]:
-    """Keep a daemon busy for a while."""
+    """Keep a daemon busy during the context."""
     ended = threading.Event()
     failures: list[BaseException] = []
 
@@ -87,7 +87,7 @@ def _run(serving: Serving, ended: threading.Event) -> None:
 
 
 class _Requests:
-    """The requests of one worker: a few prompts again and again, more blocks than the device and host have."""
+    """The requests of one worker: a few repeated prompts with more blocks than device and host have."""
 
     def __init__(self, worker: Worker, seed: int) -> None:
         self._worker = worker
@@ -96,7 +96,7 @@ class _Requests:
         self._number = 0
 
     def go_on(self) -> None:
-        """Serve one request, and end the oldest; now and then do what is refused or moves a lease."""
+        """Serve one request, and end the oldest; now and then make a call that is refused or moves a lease."""
         self._number += 1
         tokens = _prompt(int(self._random.expovariate(0.1)) % 40, self._random.randint(3, 6))
         try:
@@ -129,7 +129,7 @@ class _Requests:
         ).release()
 
     def end(self) -> None:
-        """Release all that is kept."""
+        """Release all leases."""
         while self._kept:
             with contextlib.suppress(KVLeaseError):
                 self._kept.popleft().release()

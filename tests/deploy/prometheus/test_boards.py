@@ -1,4 +1,4 @@
-"""Laws of the board: it is what its generator writes, and anybody can read every panel of it on any cluster."""
+"""Laws of the board: it is what its generator writes, and every panel is readable on any cluster."""
 
 import json
 import re
@@ -21,7 +21,7 @@ QUERIES: Final = [target["expr"] for panel in PANELS for target in panel["target
 
 
 def test_board_is_what_its_generator_writes() -> None:
-    """Whoever changes one without the other is told."""
+    """The board's file equals its generator's output."""
     command = [VENV / "python", FOLDER / "board.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -29,7 +29,7 @@ def test_board_is_what_its_generator_writes() -> None:
 
 
 def test_board_has_seven_rows() -> None:
-    """Rows come in the order in which an operator asks."""
+    """The board has seven rows, in the order in which an operator asks."""
     rows = [panel["title"] for panel in BOARD["panels"] if panel["type"] == "row"]
 
     assert rows == [
@@ -45,7 +45,7 @@ def test_board_has_seven_rows() -> None:
 
 
 def test_board_can_be_imported_anywhere() -> None:
-    """It names no data source, job, instance or cache of anybody's, and has an address of its own."""
+    """The board names no particular data source, job, instance or cache, and has an address of its own."""
     names = [variable["name"] for variable in BOARD["templating"]["list"]]
 
     assert names == ["datasource", "job", "instance", "cache"]
@@ -58,7 +58,7 @@ def test_board_can_be_imported_anywhere() -> None:
 
 
 def test_every_panel_can_be_read() -> None:
-    """It has a title of its own, says what it tells and of which metric, has a unit, and each curve has a name."""
+    """Every panel has a unique title, a text with its metric, a unit, and a name for each curve."""
     titles = [panel["title"] for panel in PANELS]
     assert len(set(titles)) == len(titles)
     for panel in PANELS:
@@ -68,7 +68,7 @@ def test_every_panel_can_be_read() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each place of the grid has one panel at most, and each panel a number of its own."""
+    """Each place of the grid has at most one panel, and each panel a number of its own."""
     places = [
         (x, y)
         for at in (panel["gridPos"] for panel in BOARD["panels"])
@@ -83,7 +83,7 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_counters_are_asked_for_as_rates() -> None:
-    """A counter is never drawn as it is, and every rate goes by the interval that the board chooses."""
+    """Every counter is drawn as a rate, over the interval that the board chooses."""
     for query in QUERIES:
         bare = re.sub(r"rate\([^()]*\[\$__rate_interval\]\)", "", query)
         assert "_total" not in bare, query
@@ -92,7 +92,7 @@ def test_counters_are_asked_for_as_rates() -> None:
 
 
 def test_queries_name_what_is_there() -> None:
-    """Every metric is one that the daemon has, or that a rule records; labels are those that it has."""
+    """Every metric is the daemon's or a rule's, with its own labels."""
     known = {one.full_name: {*one.labels} for one in BY_NAME.values()}
     for query in QUERIES:
         for name, inner in re.findall(r"\b(kvlease[_:][\w:]+)\{([^}]*)\}", query):
@@ -105,7 +105,7 @@ def test_queries_name_what_is_there() -> None:
 
 
 def test_every_kind_of_metric_is_on_the_board() -> None:
-    """Histograms are shown as quantiles, and none is forgotten."""
+    """The board shows every kind of metric, and all histograms as quantiles."""
     shown = " ".join(QUERIES + [rule["expr"] for rule in BY_RECORD.values()])
 
     assert all(one.full_name in shown for one in BY_NAME.values() if one.kind is Kind.HISTOGRAM)

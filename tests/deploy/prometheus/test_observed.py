@@ -1,4 +1,4 @@
-"""A real Prometheus over a real daemon under load: every panel and every rule has something to show."""
+"""A real Prometheus over a real daemon under load: every panel and every rule has data."""
 
 import json
 import math
@@ -30,7 +30,7 @@ OBSERVE: Final = ROOT / "deploy" / "prometheus" / "observe.py"
 SECONDS_MAX: Final = 120.0
 POLL_SECONDS: Final = 0.5
 INTERVAL: Final = "20s"
-"""What stands for the interval that Grafana chooses."""
+"""A stand-in for the interval that Grafana chooses."""
 QUERIES: Final = {
     f"{panel['title']} | {target['legendFormat']}": target["expr"]
     for panel in BOARD["panels"]
@@ -58,11 +58,11 @@ STIRRED: Final = (
     "kvlease_plan_waste_bytes",
     "kvlease_ghost_hits_total",
 )
-"""What is 0 where nothing happens, and is not under this load."""
+"""Series that are 0 on an idle daemon, and above 0 under this load."""
 
 
 class Prometheus:
-    """One that is asked over HTTP."""
+    """A Prometheus that is asked over HTTP."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -74,18 +74,18 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def values(self, query: str) -> list[float]:
-        """Return what a query has as its result now, without what is no number."""
+        """Return the numbers of a query's current result, without NaN."""
         found = [float(one["value"][1]) for one in self.ask("query", query=query)["result"]]
         return [one for one in found if math.isfinite(one)]
 
     @property
     def names(self) -> set[str]:
-        """All metrics that it has."""
+        """Return the names of all its metrics."""
         return set(self.ask("label/__name__/values"))
 
 
 def until(is_done: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
+    """Wait until the condition holds."""
     give_up_at = time.monotonic() + SECONDS_MAX
     while not is_done():
         assert time.monotonic() < give_up_at, what
@@ -93,7 +93,7 @@ def until(is_done: Callable[[], bool], what: str) -> None:
 
 
 def probes_of(serving: Serving) -> str:
-    """Return where a daemon's probes and metrics are, without TLS."""
+    """Return the address of a daemon's probes and metrics, without TLS."""
     for line in Path(serving.log.name).read_text().splitlines():
         if line.startswith("{") and "probes" in (told := json.loads(line)):
             return str(told["probes"]).removesuffix("/readyz")
@@ -102,7 +102,7 @@ def probes_of(serving: Serving) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Run `make observability` over a daemon of three tiers, which has a certificate, under load."""
+    """Run `make observability` over a daemon with three tiers and a certificate, under load."""
     folder = tmp_path_factory.mktemp("observed")
     disk = folder / "disk"
     disk.mkdir(mode=0o700)
@@ -145,7 +145,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     ],
 )
 def test_address_that_prometheus_cannot_read_is_refused(address: str, says: str) -> None:
-    """Nothing is started in place of the daemon that is named; what to write instead is told."""
+    """An address that Prometheus cannot read is refused with advice, and no other daemon is started."""
     done = subprocess.run(
         [sys.executable, OBSERVE],
         env={**os.environ, "KVLEASE_ADDRESS": address},
@@ -160,7 +160,7 @@ def test_address_that_prometheus_cannot_read_is_refused(address: str, says: str)
 
 @pytest.mark.parametrize("is_by_socket", [True, False], ids=["by its socket", "by its address"])
 def test_daemon_that_is_named_is_observed(tmp_path: Path, is_by_socket: bool) -> None:
-    """Its socket or its REST, over TLS, is all that Prometheus needs to be told; its token lies beside the socket."""
+    """Its socket's or REST address, over TLS, is enough to observe a daemon; its token lies beside the socket."""
     authority = Authority(tmp_path)
     pair = authority.sign("server")
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
@@ -189,7 +189,7 @@ def test_daemon_that_is_named_is_observed(tmp_path: Path, is_by_socket: bool) ->
 
 @pytest.mark.parametrize("panel", QUERIES)
 def test_panel_has_something_to_show(prometheus: Prometheus, panel: str) -> None:
-    """The query of every curve finds numbers under this load, for all jobs, instances and caches."""
+    """The query of every curve finds numbers under load, for all jobs, instances and caches."""
     query = re.sub(r"\$(?!_)\w+", ".*", QUERIES[panel]).replace("$__rate_interval", INTERVAL)
 
     until(lambda: bool(prometheus.values(query)), f"nothing: {query}")
@@ -197,7 +197,7 @@ def test_panel_has_something_to_show(prometheus: Prometheus, panel: str) -> None
 
 @pytest.mark.parametrize("series", STIRRED)
 def test_load_stirs_what_is_measured(prometheus: Prometheus, series: str) -> None:
-    """Panels show more than zeros: blocks come from each tier and leave each, calls are refused and wait."""
+    """Under load, series that are 0 on an idle daemon are not: tiers, refusals and waits all move."""
     until(lambda: sum(prometheus.values(f"sum({series})")) > 0, f"nothing but zeros: {series}")
 
 
@@ -208,7 +208,7 @@ def test_recording_has_something_to_show(prometheus: Prometheus, record: str) ->
 
 
 def test_every_rule_is_evaluated(prometheus: Prometheus) -> None:
-    """Prometheus has all rules, evaluated each of them, and had no error."""
+    """Prometheus has all rules and has evaluated each without an error."""
 
     def are_evaluated() -> bool:
         rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
@@ -220,7 +220,7 @@ def test_every_rule_is_evaluated(prometheus: Prometheus) -> None:
 
 @pytest.mark.parametrize("alert", BY_ALERT)
 def test_alert_asks_for_what_is_there(prometheus: Prometheus, alert: str) -> None:
-    """Whether it fires or not, each series that an alert looks at exists."""
+    """Each series that an alert looks at exists, whether it fires or not."""
     expr = BY_ALERT[alert]["expr"]
     selectors = re.findall(r"\b(?:kvlease[_:][\w:]+|up)(?:\{[^}]*\})?", expr)
     assert selectors
@@ -233,7 +233,7 @@ def test_alert_asks_for_what_is_there(prometheus: Prometheus, alert: str) -> Non
 
 
 def test_no_name_is_unknown(prometheus: Prometheus) -> None:
-    """Every metric that a panel names is one that Prometheus has seen."""
+    """Prometheus has seen every metric that a panel names."""
     asked = {
         name
         for query in QUERIES.values()
@@ -244,7 +244,7 @@ def test_no_name_is_unknown(prometheus: Prometheus) -> None:
 
 
 def test_daemon_s_books_agree_under_load(prometheus: Prometheus) -> None:
-    """What the accounting alert looks for has not been in any scrape."""
+    """No scrape has shown the mismatch that the accounting alert looks for."""
     expr = BY_ALERT["KvleaseAccountingMismatch"]["expr"]
 
     assert prometheus.values(f"count_over_time(({expr})[5m:1s])") == []
@@ -252,7 +252,7 @@ def test_daemon_s_books_agree_under_load(prometheus: Prometheus) -> None:
 
 
 def test_alerts_of_a_healthy_daemon_are_few(prometheus: Prometheus) -> None:
-    """Nothing that wakes somebody fires over a daemon that merely has too little room."""
+    """No alert that wakes somebody fires over a daemon that merely has too little room."""
     firing = {
         alert["labels"]["alertname"]
         for alert in prometheus.ask("alerts")["alerts"]

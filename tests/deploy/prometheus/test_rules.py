@@ -1,4 +1,4 @@
-"""Laws of the rules: promtool finds nothing, each alert fires when it should and not otherwise, each has a runbook."""
+"""Laws of the rules: promtool finds no fault, each alert fires exactly when it should, and has a runbook."""
 
 import json
 import re
@@ -30,14 +30,14 @@ SECTIONS: Final = ("## What it means", "## What to look at", "## What to do")
 
 
 def promtool(*arguments: str | Path) -> None:
-    """Run promtool, which must find nothing."""
+    """Run promtool, which must find no fault."""
     program = debian.program("promtool", ("prometheus",))
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def evaluate(folder: Path, series: Series, **test: object) -> None:
-    """Have promtool evaluate all rules over series, and compare."""
+    """Have promtool evaluate all rules over series, and compare the results."""
     named = [{"series": _named(name), "values": values} for name, values in series.items()]
     whole = {"interval": "1m", "input_series": named, **test}
     file = folder / "test.yaml"
@@ -67,7 +67,7 @@ def _alert(name: str, case: Case) -> dict[str, object]:
 
 
 def test_rules_and_configuration_are_sound() -> None:
-    """Promtool has nothing to say of the rules, nor of the configuration that names them."""
+    """Promtool finds no fault in the rules, nor in the configuration that names them."""
     promtool("check", "rules", *FILES)
     for configuration in (ROOT / "deploy" / "prometheus").glob("*.yml"):
         promtool("check", "config", configuration)
@@ -75,7 +75,7 @@ def test_rules_and_configuration_are_sound() -> None:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_alert_fires(name: str, tmp_path: Path) -> None:
-    """Over its series it fires, once, with its labels and words."""
+    """An alert fires once over its series, with its labels and texts."""
     case = ALERTS[name]
     expected = {
         "eval_time": f"{case.at_minutes}m",
@@ -87,7 +87,7 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_alert_is_quiet(name: str, tmp_path: Path) -> None:
-    """Over series that are nearly so it does not fire."""
+    """An alert does not fire over series just below its bounds."""
     case = ALERTS[name]
     expected = {"eval_time": f"{case.at_minutes}m", "alertname": name, "exp_alerts": []}
     evaluate(tmp_path, case.quiet, alert_rule_test=[expected])
@@ -98,7 +98,7 @@ def test_alert_is_quiet(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_recording_has_its_value(name: str, tmp_path: Path) -> None:
-    """What a rule records is what its name says."""
+    """A recording rule records the expected value."""
     series, value = RECORDS[name]
     expr = f"round(100000 * sum({name}))"
     expected = {
@@ -110,7 +110,7 @@ def test_recording_has_its_value(name: str, tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    """No alert and no recording goes untried."""
+    """Every alert and every recording rule has a case."""
     assert set(ALERTS) == set(BY_ALERT)
     assert set(RECORDS) == set(BY_RECORD)
 
@@ -125,7 +125,7 @@ def test_every_name_in_a_rule_is_known() -> None:
 
 @pytest.mark.parametrize("name", sorted(BY_ALERT))
 def test_alert_has_a_runbook(name: str) -> None:
-    """Whoever is woken is told what it means, where to look and what to do; only the summary is a template."""
+    """Each alert's runbook says what it means, where to look and what to do; only its summary is a template."""
     rule = BY_ALERT[name]
     runbook = RUNBOOKS / f"{name}.md"
     text = runbook.read_text()
@@ -138,7 +138,7 @@ def test_alert_has_a_runbook(name: str) -> None:
 
 
 def test_every_runbook_is_of_an_alert() -> None:
-    """What nobody is woken for needs no runbook; the list of them is complete."""
+    """Every runbook belongs to an alert, and the list of runbooks is complete."""
     found = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
     listed = set(re.findall(r"\]\((\w+)\.md\)", (RUNBOOKS / "README.md").read_text()))
 

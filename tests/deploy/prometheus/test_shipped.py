@@ -1,4 +1,4 @@
-"""The configurations of Prometheus that we ship, run by it: each finds its daemon, and no alert is about to fire."""
+"""The shipped configurations, run by Prometheus: each finds its daemon, and no alert is about to fire."""
 
 import json
 import shutil
@@ -22,16 +22,16 @@ ALONE: Final = Path(__file__).with_name("alone.py")
 
 @_every
 def test_every_target_of_a_configuration_answers(file: Path, tmp_path: Path) -> None:
-    """With one daemon where the file says, each target is up, and no alert fires or is about to."""
+    """With a daemon where the file expects one, each target is up, and no alert fires or is about to."""
     can = subprocess.run(["unshare", "-rmn", "ip", "link"], capture_output=True, check=False)
     if can.returncode:
         pytest.skip(f"no network of its own can be had: {can.stderr.decode().strip()}")
     folder = tmp_path / "prometheus"
     shutil.copytree(file.parent, folder)
-    # The same, but sooner.
+    # The same configuration with shorter intervals.
     text = file.read_text().replace("15s", "1s\n  evaluation_interval: 1s").replace("10s", "1s")
     (folder / file.name).write_text(text)
-    # Beside compose.yaml the daemon is another machine than Prometheus, with a name.
+    # With compose.yaml the daemon has another address than Prometheus, and a name.
     host = "127.0.0.1" if "local" in file.name else "127.0.0.2"
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.2 kvleased\n")
 
@@ -58,7 +58,7 @@ def _found(folder: Path, config: Path, host: str) -> dict[str, Any]:
 
 @_every
 def test_configuration_is_for_one_place(file: Path) -> None:
-    """A daemon that is not there would page for ever: each file has one job, kvlease, with one target."""
+    """Each file has one job, kvlease, with one target, because a missing daemon would page for ever."""
     (job,) = yaml.safe_load(file.read_text())["scrape_configs"]
 
     assert job["job_name"] == "kvlease"

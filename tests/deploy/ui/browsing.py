@@ -19,7 +19,7 @@ SECONDS_MAX = 120
 
 
 def browser() -> str:
-    """Return a Chromium, which is installed where there is none."""
+    """Return the path of a Chromium, which is installed if missing."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         packages = ["chromium", "fonts-dejavu-core"]
@@ -38,10 +38,10 @@ def browser() -> str:
 
 
 class Eyes:
-    """One browser, which does what it is told and says what it sees."""
+    """One browser that takes orders and reports what it sees."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Start it; it shows the token where it is asked who looks."""
+        """Start the browser, which shows the token when the daemon asks for one."""
         self._url = url
         self._token = token
         self._browser = browser()
@@ -52,9 +52,9 @@ class Eyes:
     def look(
         self, *acts: tuple[object, ...], path: str = "/ui", misses: str = "", **view: Any
     ) -> list[Any]:
-        """Open the page anew, act, and return what each act brought; a script's error or another host's file fails.
+        """Reload the page, act, and return each act's result; a script error or a file of another host fails.
 
-        `misses` are words that the browser may say of what it asked for in vain.
+        `misses` are messages that the browser may log about failed requests.
         """
         job = {
             "url": f"{self._url}{path}#token={self._token}",
@@ -75,7 +75,7 @@ class Eyes:
         return facts
 
     def close(self) -> None:
-        """End it."""
+        """End the browser."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -85,7 +85,7 @@ class Eyes:
 
 @contextmanager
 def loaded(directory: Path) -> Iterator[tuple[str, str, str]]:
-    """Run a daemon and its load; gives the address of its page's host, the token of a reader, and its local address."""
+    """Run a daemon and its load; give its page's address, a reader's token, and its local address."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
     options += ["--lease-seconds", "4", "--heartbeat-seconds", "2"]
     serving = Serving(directory / "run", *options)

@@ -1,4 +1,4 @@
-"""A load that is good to look at: two caches, three tenants, long conversations, refusals and a worker that vanishes.
+"""Own a load that shows well: two caches, three tenants, long conversations, refusals and a vanishing worker.
 
 It runs until its standard input ends: `python -m tests.deploy.ui.load unix:///…/kvlease.sock http://127.0.0.1:… TOKEN`.
 """
@@ -33,7 +33,7 @@ CACHES = {
     "llama-8b": (2400, 1600, ("leaf-lru", "adaptive", "leaf-lru@4800")),
     "gemma-2b": (480, 320, ()),
 }
-"""Device blocks, host slots and ghosts."""
+"""Device blocks, host slots and ghosts of each cache."""
 BLOCKS_LEFT = 400
 """Device blocks that a resize leaves gemma-2b."""
 TENANTS = ("chat", "search", "batch")
@@ -126,14 +126,14 @@ def _options(ghosts: tuple[str, ...]) -> CacheOptions:
 
 
 def _tokens(talk: int, num_blocks: int) -> NDArray[np.int32]:
-    """Return a conversation: it shares its first blocks with others that had the same system prompt."""
+    """Return a conversation, which shares its first blocks with others of the same system prompt."""
     tokens = np.arange(num_blocks * TOKENS_PER_BLOCK, dtype=np.int32) + talk * 1_000_003
     tokens[: 8 * TOKENS_PER_BLOCK] = np.arange(8 * TOKENS_PER_BLOCK) + talk % 5
     return tokens
 
 
 def _vanish(http: str, token: str) -> None:
-    """Have a worker take blocks and never speak again; without the proof of its death they are quarantined."""
+    """Have a worker take blocks and fall silent; they are quarantined, as its death cannot be proven."""
     attached = _post(f"{http}/v1/caches/llama-8b/workers", {"worker_name": "gone"}, token)
     body = {"request_id": "never-ended", "num_tokens": 40 * TOKENS_PER_BLOCK}
     _post(f"{http}/v1/leases", body, attached["token"])

@@ -1,4 +1,4 @@
-"""The page in a real browser over a real daemon under load: it moves, tells, obeys keys, and can be read anywhere."""
+"""The page in a real browser over a real daemon under load: it moves, informs, obeys keys, and fits all screens."""
 
 import asyncio
 import os
@@ -16,9 +16,9 @@ from tests.deploy.ui.browsing import Eyes, loaded
 pytestmark = pytest.mark.deploy
 
 SHOTS = Path(os.environ.get("KVLEASE_SHOTS", ""))
-"""Where screenshots go, such as docs/ui; unset for a temporary directory."""
+"""Directory for screenshots, such as docs/ui; a temporary one if unset."""
 MOMENTS = 45
-"""Looks of the terminal's screen before it is drawn, so that its timelines have something to tell."""
+"""Refreshes of the terminal's screen before it is drawn, to fill its timelines."""
 WAIT = ("wait", "canvas.map >> nth=3")
 LAST_CELL = """(() => {
     const canvas = document.querySelector("canvas.map");
@@ -31,7 +31,7 @@ HOLES = """(() => {
     const painted = [...Array(canvas.width).keys()].filter((column) => data[4 * column + 3]);
     return painted.at(-1) - painted[0] + 1 - painted.length;
 })()"""
-"""Columns of the usage timeline in which nothing is drawn, between its first point and its last one."""
+"""Empty columns of the usage timeline between its first and last points."""
 SILENCE = """(async () => {
     const { Stream } = await import("/ui/live.js");
     const told = [];
@@ -44,7 +44,7 @@ SILENCE = """(async () => {
     window.fetch = real;
     return told;
 })()"""
-"""What the page's stream tells of a daemon that answers and then says nothing."""
+"""What the page's stream reports of a daemon that answers and then falls silent."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_map_moves_while_a_load_runs(eyes: Eyes) -> None:
 
 
 def test_hover_tells_of_a_block(eyes: Eyes, shots: str) -> None:
-    """Under the pointer there is a block with its state, tenant, lease, age and the beginning of its key."""
+    """Hovering over a block shows its state, tenant, lease, age and the beginning of its key."""
     acts: list[tuple[object, ...]] = [WAIT, ("pause", 18000)]
     for left in range(200, 440, 30):
         acts += [
@@ -138,7 +138,7 @@ def test_keys_alone_reach_every_block(eyes: Eyes) -> None:
 
 
 def test_tab_goes_from_top_to_bottom(eyes: Eyes) -> None:
-    """The order of the focus is that of the page: the skip link, the controls, the colours, the maps."""
+    """Tab follows the page's order: the skip link, the controls, the colours, the maps."""
     acts: list[tuple[object, ...]] = [WAIT]
     for _ in range(8):
         acts += [("press", "Tab"), ("focused",)]
@@ -152,7 +152,7 @@ def test_tab_goes_from_top_to_bottom(eyes: Eyes) -> None:
 
 
 def test_skip_link_leads_to_a_map_that_takes_arrows(eyes: Eyes) -> None:
-    """Who skips to the block map walks in it with the next key."""
+    """After the skip link leads to the block map, the next arrow key moves in it."""
     *_, focused, _, _, _, spoken = eyes.look(
         WAIT,
         ("press", "Tab"),
@@ -170,7 +170,7 @@ def test_skip_link_leads_to_a_map_that_takes_arrows(eyes: Eyes) -> None:
 
 @pytest.mark.parametrize("width", [641, 700, 1024, 1181, 1280, 1359, 1361, 1920])
 def test_lists_fit_their_cards(eyes: Eyes, width: int) -> None:
-    """No column is cut off, whatever the window is wide."""
+    """No column is cut off at any width of the window."""
     beside = "(() => { const one = document.querySelector('#leases'); return one.scrollWidth - one.clientWidth; })()"
     lists = eyes.look(
         WAIT, ("wait", "#leases tbody tr"), ("evaluate", beside), width=width, height=900
@@ -180,7 +180,7 @@ def test_lists_fit_their_cards(eyes: Eyes, width: int) -> None:
 
 
 def test_labels_of_charts_are_whole(eyes: Eyes) -> None:
-    """Nothing is drawn on the chart's left edge, which would cut it off."""
+    """No label touches the chart's left edge, where it would be cut off."""
     ink = """[...document.querySelectorAll('canvas.chart')].map((one) => {
       const { data } = one.getContext('2d').getImageData(0, 0, 1, one.height);
       return data.some((value, at) => at % 4 === 3 && value > 0);
@@ -190,7 +190,7 @@ def test_labels_of_charts_are_whole(eyes: Eyes) -> None:
 
 
 def test_dark_view_by_tenant(eyes: Eyes, shots: str) -> None:
-    """In the dark the page is dark, and blocks can be coloured by tenant, tier and cache."""
+    """The page follows a dark colour scheme, and blocks can be coloured by tenant, tier and cache."""
     _, _, _, ground, legend, *_ = eyes.look(
         ("wait", "canvas.map >> nth=1"),
         ("check", "input[value=tenant]"),
@@ -209,7 +209,7 @@ def test_dark_view_by_tenant(eyes: Eyes, shots: str) -> None:
 
 
 def test_phone_view_fits(eyes: Eyes, shots: str) -> None:
-    """On a phone nothing runs out of the screen, and a tap tells what a pointer would."""
+    """On a phone nothing leaves the screen, and a tap shows what hovering would."""
     _, _, overflow, _, _, tip, _ = eyes.look(
         ("wait", "canvas.map >> nth=1"),
         ("pause", 4000),
@@ -232,7 +232,7 @@ def test_phone_view_fits(eyes: Eyes, shots: str) -> None:
 async def test_terminal_shows_the_same_load(
     eyes: Eyes, http: tuple[str, str, str], shots: str
 ) -> None:
-    """`kvlease top` has pools, timelines, leases and tenants on one screen, which is drawn here by the browser."""
+    """`kvlease top` shows pools, timelines, leases and tenants on one screen, which the browser draws here."""
     *_, address = http
     reading = threading.Lock()
 
@@ -246,11 +246,11 @@ async def test_terminal_shows_the_same_load(
             while len(top.moments) < MOMENTS:
                 await pilot.pause(0.5)
             drawing = top.export_screenshot(title="kvlease top")
-        # A read that the screen waits for no more ends before its connection.
+        # A read that the screen has given up must end before its connection.
         with reading:
             client.close()
 
-    # Its letters would come from another host.
+    # The drawing's fonts would come from another host.
     drawing = re.sub(r"@font-face *{.*?}", "", drawing, flags=re.DOTALL)
     _, said, _ = eyes.look(
         ("show", f"<!doctype html><style>body {{ margin: 0 }}</style>{drawing}"),
@@ -273,12 +273,12 @@ CLIPPED = """
     return one.offsetParent && box.width && !one.closest("thead") && (box.right > innerWidth + 1 || box.left < -1
       || (one.scrollWidth > one.clientWidth + 1 && !isInline));
   }).map((one) => `${one.tagName} ${one.textContent.slice(0, 40)}`)"""
-"""What lies beside the screen, or is wider than its place."""
+"""Elements that leave the screen or overflow their place."""
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_phone_clips_nothing_and_folds_its_lists(eyes: Eyes, dark: bool) -> None:
-    """The lists are folded with their sums beside them; what is unfolded is whole, every cell with its title."""
+    """On a phone lists are folded, with their sums; unfolded ones are whole, and every cell has its title."""
     unfold = "document.querySelectorAll('details').forEach((one) => { one.open = true; }), 1"
     _, _, folded, clipped, sums, _, _, opened, titles = eyes.look(
         ("wait", "canvas.map >> nth=1"),
@@ -307,7 +307,7 @@ def test_phone_clips_nothing_and_folds_its_lists(eyes: Eyes, dark: bool) -> None
 
 
 def test_cache_that_is_not_there_is_told(eyes: Eyes) -> None:
-    """An address with the name of no cache shows all caches, and says so until another one is chosen."""
+    """An address with an unknown cache shows all caches, and says so until one is chosen."""
     _, _, words, _, _, is_hidden = eyes.look(
         ("wait", "#tiles .tile"),
         ("wait", "#notice:visible:has-text('nosuch')"),
@@ -325,7 +325,7 @@ def test_cache_that_is_not_there_is_told(eyes: Eyes) -> None:
 
 
 def test_figures_are_told(eyes: Eyes) -> None:
-    """Leases, tenants, transfers, refusals with their reasons, magazines and ghosts are all there."""
+    """The page shows leases, tenants, transfers, refusals with reasons, magazines and ghosts."""
     _, _, *texts = eyes.look(
         WAIT,
         ("wait", "#refusals td"),
@@ -349,7 +349,7 @@ def test_figures_are_told(eyes: Eyes) -> None:
 
 
 def test_blocks_that_were_given_back_are_not_used(eyes: Eyes) -> None:
-    """A pool that was made smaller is as full as what is left of it; tile and legend tell the same number."""
+    """A smaller pool's usage counts its remaining blocks only; tile and legend show the same number."""
     _, _, caption, tile, legend = eyes.look(
         ("wait", "canvas.map >> nth=1"),
         ("wait", "#legend li"),
@@ -371,7 +371,7 @@ def test_blocks_that_were_given_back_are_not_used(eyes: Eyes) -> None:
 
 @pytest.mark.parametrize("by", ["state", "tenant", "tier", "cache"])
 def test_blocks_out_of_use_look_so_whatever_the_map_is_coloured_by(eyes: Eyes, by: str) -> None:
-    """No owner's colour says that nobody can have them."""
+    """Blocks out of use look so under every colouring."""
     _, _, _, colour, legend = eyes.look(
         ("wait", "canvas.map >> nth=1"),
         ("click", f"#colour-by label:has-text('{by}')"),
@@ -387,7 +387,7 @@ def test_blocks_out_of_use_look_so_whatever_the_map_is_coloured_by(eyes: Eyes, b
 
 
 def test_refusals_are_those_of_the_chosen_cache(eyes: Eyes) -> None:
-    """Neither another cache's are told with them, nor those that no cache made."""
+    """The refusals are those of the chosen cache only."""
     _, every = eyes.look(("wait", "#refusals td"), ("text", "#refusals-now"), still=True)
     _, own, words = eyes.look(
         ("wait", "#refusals td"),
@@ -403,7 +403,7 @@ def test_refusals_are_those_of_the_chosen_cache(eyes: Eyes) -> None:
 
 
 def test_time_that_nobody_saw_is_a_hole(eyes: Eyes) -> None:
-    """A line from the point before a pause to the one after it would tell what nobody knows."""
+    """A timeline has a hole where the page was paused, and no line across it."""
     _, _, before, _, _, _, _, after = eyes.look(
         ("wait", "#tiles .tile"),
         ("pause", 4000),
@@ -421,14 +421,14 @@ def test_time_that_nobody_saw_is_a_hole(eyes: Eyes) -> None:
 
 
 def test_daemon_that_goes_silent_is_told(eyes: Eyes) -> None:
-    """Figures come each second; where none have for some, the page does not go on to call itself live."""
+    """When no figures have come for some seconds, the page no longer calls itself live."""
     _, told = eyes.look(("wait", "#tiles .tile"), ("evaluate", SILENCE), still=True)
 
     assert told == [{"state": "lost", "why": "nothing has come for 8 seconds"}]
 
 
 def test_stranger_is_told_how_to_look(http: tuple[str, str, str]) -> None:
-    """Who opens the page without a token is told what prints its address with one, in words for people."""
+    """A visitor without a token is told which command prints the page's address with one."""
     stranger = Eyes(http[0], "")
     try:
         words = stranger.look(("wait", "#token-form:visible"), ("text", "#notice"), misses="401")[
@@ -443,7 +443,7 @@ def test_stranger_is_told_how_to_look(http: tuple[str, str, str]) -> None:
 
 
 def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
-    """As long as a cache, or the daemon, grants nothing new, the page says so and how that ends."""
+    """While a cache or the daemon is drained, the page says so and how to end that."""
     *_, address = http
     notices = []
     with Client(address) as client:
@@ -462,7 +462,7 @@ def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
 
 
 def test_bytes_of_several_caches_are_each_ones_own(eyes: Eyes) -> None:
-    """What all caches moved is the sum of each one's blocks times the bytes of its blocks."""
+    """Bytes moved by all caches are the sum of each one's blocks times its block size."""
     sums = """import("/ui/sums.js").then((sums) => sums.grownBytes([
         { cache: "a", bytes_per_block: 100, counters: { offloads: 7 } },
         { cache: "b", bytes_per_block: 3, counters: { offloads: 5 } },
@@ -472,7 +472,7 @@ def test_bytes_of_several_caches_are_each_ones_own(eyes: Eyes) -> None:
 
 
 def test_every_part_has_a_name(eyes: Eyes) -> None:
-    """Whatever can be focused has a name, each section a heading, each table head a scope, and there is one h1."""
+    """Every focusable part has a name, each section a heading, each table head a scope, and there is one h1."""
     nameless = """
       [...document.querySelectorAll("button, select, input, canvas, [tabindex='0'], img")].filter((one) => !(
         ["aria-label", "aria-labelledby", "alt", "aria-hidden"].some((name) => one.hasAttribute(name))

@@ -78,7 +78,7 @@ def test_engine_publishes_nothing_of_memory_that_was_lost_at_its_start(
 
 @pytest.mark.parametrize("what", ["refused", "frozen"])
 def test_engine_whose_scheduler_is_not_let_in_serves(what: str, tmp_path: Path) -> None:
-    """It has its memory for itself then; what was cached there is as it was for the next life."""
+    """An engine without its scheduler's attach has the memory for itself, and cached blocks stay for the next life."""
     settings = {"start_seconds": 0.5, "deadline_ms": HASTY_MS}
     with serving(tmp_path, "--max-workers", "2") as daemon:
         with living(job(daemon, engine=TINY, settings={"cache": "one"}), tmp_path) as life:

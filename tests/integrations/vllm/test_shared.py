@@ -29,7 +29,7 @@ LONG = [
     for index in range(2)
 ]
 CALLS_IN_ADVANCE_MAX = 12
-"""Calls of each engine beyond one for each step: to begin, to fill its stock, and to end."""
+"""Calls of each engine beyond one for each step: to begin, those that it has banked, and to end."""
 
 
 def free_blocks(daemon: Daemon) -> int:
