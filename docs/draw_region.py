@@ -12,7 +12,7 @@ from kvleased.planning import plan
 PICTURE = Path(__file__).with_name("region.svg")
 NUM_BLOCKS = 4
 COLOURS = ("#a6cee3", "#b2df8a", "#fdbf6f", "#cab2d6")
-"""One for each block."""
+"""A colour for each block."""
 STYLE = """<style>
 text { font: 13px sans-serif }
 .title { font-weight: bold }
@@ -20,11 +20,11 @@ text { font: 13px sans-serif }
 .middle { text-anchor: middle }
 </style>"""
 WIDTH, LEFT, RIGHT, ROW, GAP = 1000, 120, 35, 54, 10
-"""Pixels of the picture, of its margins, of a group's row and between rows."""
+"""Pixels of the picture's width, its margins, a group's row and the gap between rows."""
 
 
 def planned(layout: str) -> CachePlan:
-    """Return the plan of two layers that keep all tokens and two that keep a window, in four blocks."""
+    """Return the plan, in four blocks, of two layers that keep all tokens and two that keep a window."""
     reader = BackendInputs(name="reader", exact_tokens=(16,), multiples_tokens=())
     whole = BackendInputs(name="reader", multiples_tokens=(16,))
     fields = {"head_size": 64, "dtype": "float16", "backend": "reader"}
@@ -47,7 +47,7 @@ def planned(layout: str) -> CachePlan:
 
 
 def panel(found: CachePlan, top: int, title: str) -> Iterator[str]:
-    """Yield the drawing of one region: a row for every group, all over the same bytes."""
+    """Yield the drawing of one region: a row for every group, all of the same bytes."""
     (rank,) = found.ranks
     scale = (WIDTH - LEFT - RIGHT) / rank.device_bytes
     bottom = top + 44 + len(found.groups) * (ROW + GAP)

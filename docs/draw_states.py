@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("states.md")
 
 
 def meaning(kind: type[State] | type[Event] | type[Phase], source: str) -> dict[str, str]:
-    """Return what each member means, as its docstring in the source says."""
+    """Return each member's meaning: its docstring in the source."""
     lines = source[source.index(f"class {kind.__name__}(") :].splitlines()
     found: dict[str, str] = {}
     for line, after in pairwise(lines):
@@ -42,7 +42,7 @@ def diagram(transitions: Transitions) -> str:
 
 
 def table(transitions: Transitions) -> str:
-    """Return the transitions as a table: states down, events across, an empty cell where there is none."""
+    """Return the transitions as a table: states down, events across, empty cells for no transition."""
     events = [event for event in Event if any(event in row for row in transitions.values())]
     head = "| from | " + " | ".join(event.name.lower() for event in events) + " |"
     rule = "|---" * (len(events) + 1) + "|"
@@ -72,7 +72,7 @@ def _place(phase: Phase) -> str:
 
 
 def phase_table() -> str:
-    """Return the life of a lease as a table: phases down, the phases that follow across, and what leads there."""
+    """Return the life of a lease as a table: phases down, next phases across, and in the cells what leads there."""
     head = "| from | " + " | ".join(f"to {phase.name}" for phase in Phase) + " | after a restart |"
     rows = [
         f"| **{before.name}** | "
@@ -84,12 +84,12 @@ def phase_table() -> str:
 
 
 def prose(text: str | None) -> str:
-    """Return what a module's docstring says after its first sentence."""
+    """Return a module's docstring after its first sentence."""
     return (text or "").split("\n\n", 1)[1].strip()
 
 
 def meanings(kind: type[State] | type[Event] | type[Phase], module: ModuleType) -> str:
-    """Return the rows of a table of what each member means."""
+    """Return the rows of a table of each member's meaning."""
     found = meaning(kind, Path(str(module.__file__)).read_text())
     return "\n".join(f"| **{name}** | {text} |" for name, text in found.items())
 

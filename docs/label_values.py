@@ -1,4 +1,4 @@
-"""What the values of labels mean, for docs/metrics.md; a test holds them against the code that gives them."""
+"""Meanings of label values, for docs/metrics.md; a test compares them with the code that sets the labels."""
 
 from collections.abc import Mapping
 from typing import Final

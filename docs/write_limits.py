@@ -71,7 +71,7 @@ def _told(value: Any) -> str:
 
 
 def _constants(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """Go through the public numbers of a module whose names end in MAX."""
+    """Yield the public numbers of a module whose names end in MAX."""
     body = ast.parse(path.read_text()).body
     for at, node in enumerate(body):
         if not (
@@ -118,7 +118,7 @@ def _docs_of(path: Path, kind: str) -> dict[str, str]:
 
 
 def page(now: str) -> str:
-    """Return the page with its tables as they are today."""
+    """Return the page with up-to-date tables."""
     for name, rows in (("settings", settings()), ("tenants", tenants()), ("fixed", fixed())):
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         head, _, rest = now.partition(begin)
@@ -128,7 +128,7 @@ def page(now: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or with --check say whether it is as it would be written."""
+    """Write the page, or with --check tell whether it is up to date."""
     now = PAGE.read_text()
     if "--check" in sys.argv[1:]:
         return int(page(now) != now)

@@ -23,7 +23,7 @@ _BOUNDS = {
 
 
 def page(text: str) -> str:
-    """Return the page with its tables written anew."""
+    """Return the page with up-to-date tables."""
     before, _, rest = text.partition(_START)
     _, _, after = rest.partition(_END)
     return f"{before}{_START}\n{_tables()}\n{_END}{after}"

@@ -1,7 +1,7 @@
-"""Write what `kvlease plan` prints into docs/sizing.md: `python docs/write_sizing.py` does, `--check` compares.
+"""Write the output of `kvlease plan` into docs/sizing.md: `python docs/write_sizing.py`; `--check` compares it.
 
-The page has the commands, each in a console block behind `$ kvlease plan`; what stands below one is what it prints
-today, up to the equations.
+The page has the commands, each in a console block behind `$ kvlease plan`; below each is its output today, up to the
+equations.
 """
 
 import os
@@ -22,7 +22,7 @@ _COLUMNS: Final = "110"
 def printed(arguments: str) -> str:
     """Return what a command prints, up to the equations."""
     os.environ |= {"COLUMNS": _COLUMNS, "NO_COLOR": "1", "TERM": "dumb"}
-    # Imported here: the console learns its width when it is made.
+    # Imported here, because the console takes its width when it is made.
     from kvlease.cli.app import app  # noqa: PLC0415
 
     done = CliRunner().invoke(app, shlex.split(arguments))
@@ -32,7 +32,7 @@ def printed(arguments: str) -> str:
 
 
 def page(now: str) -> str:
-    """Return the page with what its commands print today."""
+    """Return the page with its commands' output of today."""
 
     def block(found: re.Match[str]) -> str:
         return f"```console\n$ kvlease {found[1]}\n{printed(found[1])}\n```"
@@ -41,7 +41,7 @@ def page(now: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or with --check say whether it is as it would be written."""
+    """Write the page, or with --check tell whether it is up to date."""
     os.chdir(PAGE.parents[1])
     now = PAGE.read_text()
     if "--check" in sys.argv[1:]:

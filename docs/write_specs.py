@@ -1,4 +1,4 @@
-"""Write the tables of docs/specs.md from the code: `python docs/write_specs.py` does, `--check` compares them."""
+"""Write the tables of docs/specs.md from the code: `python docs/write_specs.py`; `--check` compares them."""
 
 import ast
 import dataclasses
@@ -22,7 +22,7 @@ _SEVERAL = {int: "integers", str: "strings"}
 
 
 def page(text: str) -> str:
-    """Return the page with its tables written anew."""
+    """Return the page with up-to-date tables."""
     before, _, rest = text.partition(_START)
     _, _, after = rest.partition(_END)
     return f"{before}{_START}\n{_tables()}\n{_END}{after}"
@@ -47,7 +47,7 @@ def _values(of: str, values: Any) -> str:
 
 
 def _table(spec: type[LayerSpec], parents: tuple[type[LayerSpec], ...]) -> str:
-    """Return the fields that a class adds to its parents', or whose defaults it changes."""
+    """Return a table of the fields that a class adds to its parents', or whose defaults it changes."""
     known = {field.name: field for parent in parents for field in dataclasses.fields(parent)}
     rows = [
         _row(spec, field)
@@ -90,7 +90,7 @@ def _range(spec: type[LayerSpec], name: str) -> str:
 
 
 def _doc(spec: type[LayerSpec], name: str) -> str:
-    """Return what the code says below a field, in the class that says it last."""
+    """Return a field's docstring, from the last class that has one."""
     for kind in spec.__mro__:
         said = _docs(kind).get(name) if issubclass(kind, LayerSpec) else None
         if said:
@@ -113,7 +113,7 @@ def _docs(kind: type) -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the page, or with --check say whether it is as it would be written."""
+    """Write the page, or with --check tell whether it is up to date."""
     now = PAGE.read_text()
     if "--check" in sys.argv[1:]:
         return int(page(now) != now)

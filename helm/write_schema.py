@@ -1,4 +1,4 @@
-"""Write what values.schema.json says of settings and tenants from the daemon's own: `python helm/write_schema.py`."""
+"""Write the settings and tenants of values.schema.json from the daemon's settings: `python helm/write_schema.py`."""
 
 import json
 import sys
@@ -38,21 +38,22 @@ MADE_BY_THE_CHART: Final = frozenset(
         "trace_file",
     }
 )
-"""What follows from other values, is of no use where TCP is loopback, or would fill the pod's small /tmp; refused below
-`settings`."""
+"""Settings that follow from other values, are useless with TCP on loopback, or would fill the pod's small /tmp.
+
+The schema refuses them below `settings`."""
 _KEPT: Final = (
     "type", "enum", "pattern", "minimum", "exclusiveMinimum", "maximum", "description",
 )  # fmt: skip
-"""What the chart's schema says of a value; defaults are the daemon's."""
+"""JSON Schema keywords that the chart's schema keeps of a value; defaults are the daemon's."""
 _BOUNDS: Final = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum"}
 _BYTES_PATTERN: Final = r"^\s*[0-9]{1,16}(\.[0-9]{1,6})?\s*([KkMmGgTt][Ii]?)?[Bb]?\s*$"
-"""What `kvlease.units.parse_bytes` reads."""
+"""The numbers of bytes that `kvlease.units.parse_bytes` reads."""
 
 
 def settings() -> dict[str, Any]:
-    """Return what may stand below `settings`, by name."""
+    """Return the schemas of the names below `settings`."""
     found = _properties(Settings)
-    # Life is shown once a second, so that less than some would end every control process.
+    # Signs of life come once a second, so a limit below a few seconds would end every control process.
     seconds = found["control_silent_seconds_max"]
     least = {"minimum": SECONDS_MIN, "maximum": seconds.pop("maximum")}
     del seconds["minimum"]
@@ -61,7 +62,7 @@ def settings() -> dict[str, Any]:
 
 
 def tenants() -> dict[str, Any]:
-    """Return what `tenants` is; which names are the daemon's own is told by the templates, in words."""
+    """Return the schema of `tenants`; the templates, in words, refuse names that are the daemon's own."""
     return {
         "type": "object",
         "propertyNames": {"maxLength": TENANT_CHARACTERS_MAX},
@@ -74,7 +75,7 @@ def tenants() -> dict[str, Any]:
 
 
 def schema(now: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with these two as they are today."""
+    """Return the schema with up-to-date `settings` and `tenants`."""
     return now | {
         "properties": now["properties"]
         | {
@@ -85,19 +86,19 @@ def schema(now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what the fields of a model may be, as JSON Schema has it; any number of bytes also with a unit."""
+    """Return a model's fields as JSON Schema; a number of bytes may also have a unit."""
     described = model.model_json_schema()["properties"]
     found = {}
     for name, field in model.model_fields.items():
         one = {key: described[name][key] for key in _KEPT if key in described[name]}
-        # What stands behind a validator is not in pydantic's own.
+        # Pydantic's schema lacks bounds that stand behind a validator.
         one |= {
             key: getattr(bound, kind.__name__.lower())
             for bound in field.metadata
             for kind, key in _BOUNDS.items()
             if isinstance(bound, kind)
         }
-        # Of what is written with a unit a schema cannot tell the bounds.
+        # A schema cannot tell bounds of numbers written with a unit.
         if WRITTEN in field.metadata and (one["minimum"], one["maximum"]) == (0, BYTES_MAX):
             description = one.pop("description", None)
             one = {"anyOf": [one, {"type": "string", "pattern": _BYTES_PATTERN}]}

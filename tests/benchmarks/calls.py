@@ -1,4 +1,4 @@
-"""Own the figures of calls: local socket, REST, gRPC and a scheduler step, each beside a server that only answers."""
+"""Own the figures of calls: local socket, REST, gRPC and a scheduler step, each beside a server that does no work."""
 
 import http.client
 import itertools
@@ -33,9 +33,9 @@ NUM_TOKENS: Final = NUM_BLOCKS * TOKENS_PER_BLOCK
 NUM_REQUESTS: Final = 256
 """Requests of one scheduler step."""
 NUM_ROUNDS: Final = 31
-"""Of calls that are measured beside an echo: they take so little time that a machine's moods would show in fewer."""
+"""Rounds of calls beside an echo; fewer of such short calls would show the machine's fluctuations."""
 CALLS_A_ROUND: Final = 60
-"""So few that all steps together find room: each request grows by a token in every one of them."""
+"""Calls in a round, few enough that all requests, which grow by a token each step, fit the pool."""
 CACHE: Final = "bench"
 OVERHEAD_US_MAX: Final = 1000
 DEADLINE_SECONDS: Final = 5.0
@@ -45,7 +45,7 @@ DEADLINE_SECONDS: Final = 5.0
 def bench_node(
     directory: Path, placed: Callable[[], AbstractContextManager[None]] = cores.apart
 ) -> Iterator[Node]:
-    """Run a daemon with one cache of small blocks: no figure here moves a byte of them."""
+    """Run a daemon with one cache of small blocks, as no figure here moves their bytes."""
     with placed(), Node(directory / "node") as node:
         node.register(CACHE, bytes_per_token=4, num_blocks=32_768)
         yield node
@@ -53,7 +53,7 @@ def bench_node(
 
 @contextmanager
 def attached(address: str, tenant: str = "") -> Iterator[Worker]:
-    """Attach a worker that raises what goes wrong."""
+    """Attach a worker that raises all errors."""
     client = Client(address, deadline_seconds=DEADLINE_SECONDS, on_doubt="raise")
     with client, client.attach(CACHE, tenant=tenant) as worker:
         yield worker
@@ -74,7 +74,7 @@ def step(directory: Path) -> list[Figure]:
 def _beside_echo(
     directory: Path, name: str, measured: Callable[[Worker], Once], *, times: float
 ) -> list[Figure]:
-    """Measure with client and server apart, which counts, and wherever the scheduler has them, which is to be known."""
+    """Measure with client and server on two cores, which has the goal, and as scheduled, for information."""
     figures = []
     for where, placed in (("apart", cores.apart), ("free", nullcontext)):
         with ExitStack() as stack:
@@ -107,7 +107,7 @@ def _pairs(worker: Worker) -> Once:
 
 
 def _steps(worker: Worker) -> Once:
-    """Return a step; each request begins at another place of its block."""
+    """Return a step whose requests begin at different places of their blocks."""
     num_tokens = np.arange(NUM_REQUESTS, dtype=np.int32) % TOKENS_PER_BLOCK + 1
     leases = [
         worker.reserve(f"step-{index}", num_tokens=count)
@@ -215,7 +215,7 @@ def _reserve_by(worker: Worker) -> Once:
 
 
 def _send_by(transport: Transport, worker: Worker) -> Once:
-    """Measure the same call by the library's transport to a server that does nothing."""
+    """Measure the same call by the library's transport to a server that does no work."""
     names = map("floor-{}".format, itertools.count())
 
     def once() -> int:
@@ -233,7 +233,7 @@ def _send_by(transport: Transport, worker: Worker) -> Once:
 
 
 class _RawRest:
-    """A reserve by http.client with the very request of the library, made before the clock starts."""
+    """A reserve by http.client with the library's request, built before the clock starts."""
 
     def __init__(self, path: Path, worker: Worker) -> None:
         self._connection = UnixHttp(path)
@@ -306,7 +306,7 @@ def _raw_grpc(path: Path, worker: Worker) -> Iterator[Once]:
 
 
 class _Tap:
-    """A transport that remembers what went through it."""
+    """A transport that records the calls and answers through it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -340,7 +340,7 @@ def tapped(worker: Worker) -> Iterator[list[tuple[Outgoing, Message]]]:
 
 
 class Echo:
-    """The client's end of an echo: frames of the same bytes as a call of ours and its answer."""
+    """The client's end of an echo: frames as long as a call of ours and its answer."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

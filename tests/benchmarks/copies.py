@@ -1,4 +1,4 @@
-"""Own the figures of copies: evict and reload of leases of scattered blocks beside a loop of memcpy over such lists."""
+"""Own the figures of copies: evict and reload of leases with scattered blocks, beside a memcpy loop over such lists."""
 
 import ctypes
 import mmap
@@ -26,18 +26,18 @@ from kvlease.v1 import kvlease_pb2 as pb
 CACHE: Final = "bench"
 KIB: Final = 1 << 10
 SIZES: Final = ((16 * KIB, 16384), (64 * KIB, 4096), (256 * KIB, 1024))
-"""Bytes of a block, and blocks of either pool: 256 MiB, so that hardly one is in a cache when it is copied again."""
+"""Bytes of a block, and blocks of either pool: 256 MiB, so that hardly any is in a CPU cache when copied again."""
 BLOCKS_PER_SMALL_LEASE: Final = 512
-"""Blocks of leases that are moved one after the other, to show what a call costs beside its copies."""
+"""Blocks of each lease that is moved in turn, to show what a call costs beyond its copies."""
 OPERATIONS_A_STEP: Final = 512
 ROUNDS: Final = 15
 SHARE_OF_FLOOR_MIN: Final = 0.9
 SHARE_OF_FLOOR_MIN_SMALL: Final = 0.75
-"""The same for blocks below 64 KiB."""
+"""The smallest share of the floor's bytes per second for blocks below 64 KiB."""
 SHARE_OF_FLOOR_MIN_SUMMED: Final = 0.7
-"""Of the floor's bytes per second with checksums, which the floor takes none of."""
+"""The smallest share with checksums, which the floor does not compute."""
 NEIGHBOURS_MAX: Final = 0.05
-"""The share of blocks that follow their predecessor in the pool, up to which a list counts as scattered."""
+"""The largest share of blocks that directly follow their predecessor in a list that counts as scattered."""
 
 _LOOP: Final = """
 #include <stdint.h>
@@ -54,7 +54,7 @@ Copy = Callable[[int, int, Ids, Ids, int], None]
 
 
 class Copies(Protocol):
-    """Copies without anybody to ask, which take nanoseconds."""
+    """Copies without a daemon; each returns its nanoseconds."""
 
     device_ids: Ids
     processor_seconds: float
@@ -71,18 +71,18 @@ class Copies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is moved, and how."""
+    """The blocks of one measurement, and how they are moved."""
 
     bytes_per_block: int
     num_blocks: int
     integrity: str
     note: str
     slots_are_apart: bool = False
-    """Whether every second slot is in use, so that none is free next to another; else all are, as after a start."""
+    """Whether every second slot is in use, so that no two free slots are neighbours; else all are free."""
 
     @property
     def num_slots(self) -> int:
-        """Slots, of which as many are free as there are blocks."""
+        """Return the number of slots, of which as many are free as there are blocks."""
         return 2 * self.num_blocks if self.slots_are_apart else self.num_blocks
 
     @property
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def share_min(self) -> float:
-        """The share of the floor's bytes per second that is wanted of one lease of all blocks."""
+        """Return the goal for one lease of all blocks, as a share of the floor's bytes per second."""
         if self.integrity != "none":
             return SHARE_OF_FLOOR_MIN_SUMMED
         return SHARE_OF_FLOOR_MIN_SMALL if self.bytes_per_block < 64 * KIB else SHARE_OF_FLOOR_MIN
@@ -123,7 +123,7 @@ def evict_and_reload(directory: Path) -> list[Figure]:
 def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
     figures = []
-    # What copies takes turns with its floor on one core: another may be half as fast for minutes.
+    # Copies and their floor take turns on one core, because another may be half as fast for minutes.
     with (
         attached(case, directory) as (node, worker),
         SameMemory(copy, case, node) as floor,
@@ -138,7 +138,7 @@ def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
 
 @contextmanager
 def attached(case: Case, directory: Path, *options: str) -> Iterator[tuple[Node, Worker]]:
-    """Give a daemon of a case's own, with its cache, whose free blocks are scattered, and a worker."""
+    """Give a case's own daemon and worker, with a cache whose free blocks are scattered."""
     with ExitStack() as stack:
         stack.enter_context(cores.awake())
         apart = "apart" if case.slots_are_apart else "together"
@@ -220,7 +220,7 @@ def _speed(
 
 
 def _cost(name: str, seconds: float, floor: Copies, gb: float) -> Figure:
-    """Return the figure of what all processes of the daemon spent for each GB."""
+    """Return the figure of the processor time of all the daemon's processes for each GB."""
     return Figure(
         name=name,
         ours=seconds / gb,
@@ -241,13 +241,13 @@ def _timed(leases: list[Lease], move: Callable[[Lease], object]) -> int:
 
 
 def scatter(worker: Worker, num_blocks: int) -> None:
-    """Have blocks be free in a random order; of slots a daemon takes those that come first, in their order."""
+    """Free blocks in a random order; slots are taken in their order, whatever the order of release."""
     leases = singles(worker, "random", num_blocks)
     release(worker, [leases[at] for at in np.random.default_rng(1).permutation(num_blocks)])
 
 
 def part_slots(worker: Worker, num_blocks: int) -> None:
-    """Have every second slot be in use."""
+    """Put every second slot in use."""
     in_slots: list[Lease] = []
     for half in "first", "second":
         leases = singles(worker, f"{half} half", num_blocks)
@@ -286,7 +286,7 @@ def release(worker: Worker, leases: Sequence[Lease]) -> None:
 
 
 class Floor:
-    """Two pools of the same kind of memory, and the copies between them without anybody to ask."""
+    """Two pools of the same kind of memory, and copies between them without a daemon."""
 
     def __init__(self, copy: Copy, case: Case) -> None:
         self._copy = copy
@@ -295,14 +295,14 @@ class Floor:
         self._host_ids = np.random.default_rng(1).permutation(case.num_blocks).astype(np.int32)
 
     def _descriptors(self, case: Case) -> tuple[int, int]:
-        """Return those of the device pool and of the host pool, whose memory is all there."""
+        """Return descriptors of the device and host pools, with their memory populated."""
         device, host = (os.memfd_create(f"bench:{name}") for name in ("device", "host"))
         for fd in device, host:
             os.posix_fallocate(fd, 0, case.pool_bytes)
         return device, host
 
     def __enter__(self) -> Self:
-        """Have the pools."""
+        """Make the pools."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -335,9 +335,9 @@ class Floor:
 
 
 class SameMemory(Floor):
-    """The very copies that a daemon has just made: in its pools, of the same blocks, in the order of the lease.
+    """The same copies as the daemon's: in its own pools, of the same blocks, in the lease's order.
 
-    Which pages memory happens to get makes copies from pool to pool differ by a sixth, each for as long as it lives.
+    The memory pages that pools happen to get change the speed of copies by a sixth, for as long as the pools live.
     """
 
     def __init__(self, copy: Copy, case: Case, node: Node) -> None:
@@ -350,7 +350,7 @@ class SameMemory(Floor):
         return device, host
 
     def begin(self, device_ids: Ids) -> None:
-        """Mark these blocks with numbers, which copies of them carry along: each is found by its own."""
+        """Mark these blocks with numbers, by which their copies are found."""
         super().begin(device_ids)
         self._mark += len(device_ids)
         self._pools[0].mark(device_ids, self._mark)
@@ -390,7 +390,7 @@ class _Pool:
 
 
 def compiled(directory: Path) -> tuple[Copy, str]:
-    """Return the loop in C, or one in Python where there is no compiler, and what to say of it."""
+    """Return the loop in C, or in Python if there is no compiler, and a note about it."""
     compiler = shutil.which("cc")
     if compiler is None:
         return _without_compiler, "no cc: the floor is a loop of ctypes.memmove"

@@ -1,4 +1,4 @@
-"""Own the figures of the core in process: what the state itself costs, without sockets; there is no floor to it."""
+"""Own the figures of the core in process: the cost of the state itself, without sockets and without a floor."""
 
 import itertools
 import os
@@ -66,7 +66,7 @@ def _release(reserved: Reserved) -> None:
 
 
 def _pair(names: Iterator[str], keys: bytes) -> Once:
-    """Measure with the same keys each time; the last token is always the request's own to compute."""
+    """Measure a reserve and its release with the same keys each time; the last token is never a hit."""
     num_tokens = NUM_BLOCKS * SHAPE.hash_tokens + (1 if keys else 0)
     num_hits = len(keys) // BYTES_PER_KEY
 
@@ -93,7 +93,7 @@ def _misses(names: Iterator[str]) -> Once:
 
 
 def _committed(names: Iterator[str]) -> bytes:
-    """Return the keys of blocks that are cached."""
+    """Commit blocks, and return their keys."""
     keys = os.urandom(NUM_BLOCKS * BYTES_PER_KEY)
     num_tokens = NUM_BLOCKS * SHAPE.hash_tokens
     reserved = _reserve(next(names), keys, num_tokens)

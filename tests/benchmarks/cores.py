@@ -1,8 +1,8 @@
-"""Own where client and server run while calls are measured: on two cores, apart from each other and both awake.
+"""Own the placement of client and server in measurements: on two separate cores, both kept awake.
 
-A virtual core that has nothing to do is halted, and to wake it takes up to 50 µs, but only from some 8 µs of idleness
-on: a server that computes nothing would never pay for that, every other would pay twice a call. And where two processes
-hand over to each other without a pause the scheduler may put both on one core, or not, from run to run.
+An idle virtual core is halted after some 8 µs, and waking it takes up to 50 µs: a server that computes nothing answers
+sooner and would never pay for that, but any other would pay twice a call. And when two processes hand over to each other without a
+pause, the scheduler may put both on one core or not, from run to run.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Final
 ALL: Final = frozenset(os.sched_getaffinity(0))
 """The cores of this process."""
 SHARED: Final = max(ALL)
-"""The core of those that take turns."""
+"""The core of processes that take turns."""
 
 _SPIN: Final = """
 import os
@@ -29,7 +29,7 @@ while os.getppid() == %d:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep two cores from being halted, by processes that only run when nobody else wants to."""
+    """Keep two cores from being halted, by processes that run only when the cores are idle."""
     source = [_SPIN % (core, os.getpid()) for core in sorted(ALL)[:2]]
     spinning = [subprocess.Popen([sys.executable, "-c", each]) for each in source]
     try:
@@ -42,7 +42,7 @@ def awake() -> Iterator[None]:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Keep this process on one core and what it starts by `for_servers` on another, both awake."""
+    """Keep this process on one core, and processes started in `for_servers` on another, both awake."""
     with awake():
         if len(ALL) > 1:
             os.sched_setaffinity(0, {min(ALL)})
@@ -54,7 +54,7 @@ def apart() -> Iterator[None]:
 
 @contextmanager
 def for_servers() -> Iterator[None]:
-    """Start processes on the core that this process keeps off."""
+    """Start processes on the core that this process leaves free."""
     own = os.sched_getaffinity(0)
     if own == ALL:
         yield
@@ -68,10 +68,10 @@ def for_servers() -> Iterator[None]:
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Keep this process and what it starts on one core, for those that never run at once.
+    """Keep this process and its children, which never run at once, on one core.
 
-    The cores of a virtual machine share theirs with others' work, each with another's: two processes on two of them are
-    slowed down by what has nothing to do with them, for minutes, to half their speed.
+    Each core of a virtual machine shares a real one with the work of others, which for minutes may slow one of two
+    processes on two cores to half its speed.
     """
     os.sched_setaffinity(0, {SHARED})
     try:

@@ -1,4 +1,4 @@
-"""Own `make bench-vllm`: what the connectors cost vLLM 0.32 and what they save it, beside vLLM alone in the same run.
+"""Own `make bench-vllm`: the connectors' cost to vLLM 0.32 and their savings, beside vLLM alone in the same run.
 
 `tests/benchmarks/engines.py [--only scheduler|first_token|throughput] [--mode offload|owned|shared]`. Nothing here is a
 test: machines are noisy, and only ratios taken in one run mean anything.
@@ -41,11 +41,11 @@ MODES: Final = {
 _TOKENS_PER_BLOCK: Final = 32
 _BLOCKS: Final = (16, 256, 4096, 8192)
 _GOALS_MS: Final = {16: 0.2, 256: 1.0, 4096: 10.0}
-"""What finding and taking the blocks of one request may add to vLLM's own time."""
+"""Most milliseconds that finding and taking a request's blocks may add to vLLM's own time, by blocks."""
 _POOL_BLOCKS: Final = 4 * max(_BLOCKS)
 _ALONE: Final = "offload without a daemon"
 _MORE_TOKENS: Final = 7
-"""Tokens of a request after the first: steps of their own, in which what the first stored is planned, copied and
+"""Tokens of a request after the first: further steps, in which the first one's stores are planned, copied and
 published, as any engine has between one request and the next."""
 _ROUNDS: Final = 7
 _THROUGHPUT_ROUNDS: Final = 15
@@ -78,14 +78,14 @@ def main() -> int:
     return 0
 
 
-# What the scheduler pays.
+# Costs of the scheduler.
 
 
 def scheduler(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield the scheduler's time of a new request by its blocks, and of a step, per mode beside vLLM's own.
 
-    The model computes nothing: a prompt of 8,192 blocks would take this machine an hour. All modes take turns. Beside
-    *offload* stands its connector without a daemon: what vLLM's own offloading costs before anything of ours is done.
+    The model computes nothing: a prompt of 8,192 blocks would take this machine an hour. All modes take turns. The
+    connector of *offload* is also measured without a daemon, which shows the cost of vLLM's own offloading.
     """
     alone = (_ALONE,) if "offload" in modes else ()
     with _engines(folder, ("none", *alone, *modes), _HOLLOW) as lives:
@@ -120,7 +120,7 @@ _HOLLOW: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spent:
-    """What the scheduler spent on one request."""
+    """The scheduler's time for one request."""
 
     seconds: float
     cpu_seconds: float
@@ -128,12 +128,12 @@ class _Spent:
 
 
 _CASES: Final = ("new", "found", "after")
-"""What is measured: the scheduler's time of a new request until its first step is scheduled, of one that is found the
-second time, and of a new one all that comes after, its publication for one."""
+"""The cases: the scheduler's time of a new request until its first step is scheduled, the same of a request that is
+found the second time, and of a new one all that comes after, such as its publication."""
 
 
 def _of_requests(lives: Mapping[str, Life], num_blocks: int) -> dict[str, dict[str, list[_Spent]]]:
-    """Return what requests of so many blocks took in each mode, by case; the modes take turns."""
+    """Return the times of requests of so many blocks in each mode, by case; the modes take turns."""
     rounds = _ROUNDS if num_blocks <= max(_GOALS_MS) else 3
     spent: dict[str, dict[str, list[_Spent]]] = {
         mode: {case: [] for case in _CASES} for mode in lives
@@ -160,13 +160,13 @@ def _of_step(life: Life, round_: int) -> float:
 
 
 def _until_scheduled(done: Round) -> _Spent:
-    """Return what a request took until its prompt was scheduled, in however many steps."""
+    """Return a request's time until its prompt was scheduled, in any number of steps."""
     last = len(done.spans["schedule"]) - _MORE_TOKENS
     return _spent(done, {"add_request": slice(None), "schedule": slice(last)})
 
 
 def _afterwards(done: Round) -> _Spent:
-    """Return what it took from then on."""
+    """Return a request's time after its prompt was scheduled."""
     last = len(done.spans["schedule"]) - _MORE_TOKENS
     return _spent(done, {"update_from_output": slice(None), "schedule": slice(last, None)})
 
@@ -182,7 +182,7 @@ def _spent(done: Round, parts: Mapping[str, slice]) -> _Spent:
 def _beside(
     mode: str, case: str, num_blocks: int, found: Mapping[str, Mapping[str, Sequence[_Spent]]]
 ) -> Figure:
-    """Return a figure of medians; the goal is held against the least, which the machine's load spoils least."""
+    """Return a figure of medians; the goal is compared with the minimum, which the machine's load affects least."""
     ours, floor = found[mode][case], found["none"][case]
     goal_ms = None if case == "after" or mode == _ALONE else _GOALS_MS.get(num_blocks)
     least_ms = 1e3 * (min(one.seconds for one in ours) - min(one.seconds for one in floor))
@@ -202,12 +202,12 @@ def _beside(
     )
 
 
-# What a user waits for.
+# A user's wait.
 
 
 def first_token(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield the seconds to a first token of 2,000 tokens: computed, cached by the engine, and found by each mode."""
-    # Room for all of them, and for the blocks of a step that owned memory keeps free for its engine.
+    # There is room for all prompts, and for the step's blocks that owned memory keeps free for its engine.
     job = {
         "engine": {
             "kv_cache_memory_bytes": 4 * KV_BYTES,
@@ -233,7 +233,7 @@ def _warm(
     questions: Sequence[Sequence[int]],
     cold: float,
 ) -> Figure:
-    """Return the time of an engine whose life before was killed."""
+    """Return the first token's time of an engine whose previous life was killed."""
     with living(_job(mode, words, daemon.address), folder) as life:
         _first_tokens(life, questions)
         life.generate([prompt(8, seed=1)], sampling={"max_tokens": 16})
@@ -257,14 +257,14 @@ def _asked(life: Life, questions: Sequence[Sequence[int]]) -> list[Round]:
     return [life.generate([one], sampling={"max_tokens": 1}) for one in questions]
 
 
-# What it costs where nothing is found.
+# Costs without hits.
 
 
 def throughput(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield tokens a second with a connector and no hit, as a ratio to the engine without; they take turns.
 
-    The ratio is the median over rounds in which all did the same one after the other. Beside it stand that of the
-    engine processes' processor time, on which the machine's other load bears less, and the cost of one step.
+    The ratio is the median over rounds in which all engines did the same in turn. Beside it are the ratio of the
+    engines' processor time, which the machine's other load affects less, and the cost of one step.
     """
     for model, (what, num_rounds) in _MODELS.items():
         place = folder / model
@@ -279,14 +279,14 @@ _MODELS: Final = {
     "llama": ("4 layers of 64", 31),
     "stout": ("8 layers of 512", 5),
 }
-"""Models, and in how many rounds each is measured; beside the first no connector's work is small."""
+"""Models, with their rounds; compared with the first one's short steps, every connector's work shows."""
 _PROMPTS: Final = 12
 _PROMPT_TOKENS: Final = 384
 _SAID_TOKENS: Final = 32
 
 
 def _rounds(lives: Mapping[str, Life], num_rounds: int) -> dict[str, list[Round]]:
-    """Have all engines answer the same new prompts in turn; return what each said in each round."""
+    """Have all engines answer the same new prompts in turn; return each one's rounds."""
     done: dict[str, list[Round]] = {mode: [] for mode in lives}
     order = list(lives)
     for round_ in range(_WARM_UP_ROUNDS + num_rounds):
@@ -327,7 +327,7 @@ def _rate(what: str, ours: Sequence[Round], floor: Sequence[Round]) -> Figure:
 def _engines(
     folder: Path, modes: Sequence[str], words: Mapping[str, Any]
 ) -> Iterator[dict[str, Life]]:
-    """Run an engine of each mode, each with a daemon of its own; one that waits for an order takes no time."""
+    """Run an engine of each mode with a daemon of its own; waiting engines use no processor time."""
     with ExitStack() as stack:
         lives = {}
         for mode in modes:
@@ -343,7 +343,7 @@ def _engines(
 
 
 def _settle(daemon: Daemon) -> None:
-    """Wait until a daemon has started to its end: it imports what it serves REST and gRPC with after it is ready."""
+    """Wait until a daemon's start is over: it imports the libraries of REST and gRPC only after it is ready."""
     tasks = Path(f"/proc/{daemon.control()}/task")
 
     def is_idle() -> bool:
@@ -359,7 +359,7 @@ def _cpu_seconds(tasks: Path) -> float:
 
 
 def _job(mode: str, words: Mapping[str, Any], address: str) -> Job:
-    """Return an engine; one of a mode goes to the daemon at an address."""
+    """Return the job of an engine; one with a connector uses the daemon at this address."""
     if not address:
         return Job(**words)
     kind = mode.split(maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Own the servers that do nothing but answer: what a transport costs at least. Run as `floors.py KIND PATH REPLY`.
+"""Own servers that only answer, which show a transport's least cost. Run as `floors.py KIND PATH REPLY`.
 
 KIND is echo, fastapi or grpc; PATH the Unix socket; REPLY what to answer, in base64. Nothing of the service is here.
 """
@@ -20,7 +20,7 @@ START_SECONDS_MAX: Final = 20.0
 BYTES_OF_LENGTH: Final = 4
 ZEROS: Final = bytes(1 << 20)
 _IDLE_SECONDS_MAX: Final = 3600
-"""Rounds take turns, so on a busy machine a connection rests for longer than the five seconds that uvicorn gives it."""
+"""On a busy machine, connections of rounds that take turns idle for longer than uvicorn's five seconds."""
 
 
 @contextmanager
@@ -43,15 +43,15 @@ def floor_server(kind: str, path: Path, reply: bytes = b"") -> Iterator[Path]:
 
 
 class Echo(asyncio.Protocol):
-    """Answer each frame with one of as many bytes as its first four say."""
+    """Answer each frame with one whose length is in its first four bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the connection's transport."""
         self._transport: Any = transport
         self._partial = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer all frames that are whole in one write."""
+        """Answer all complete frames in one write."""
         data = self._partial + data
         begin, replies = 0, []
         while len(data) - begin >= BYTES_OF_LENGTH:

@@ -1,4 +1,4 @@
-"""Own the figures of copies between a GPU and the host: as `copies`, beside the driver's own copies of such lists."""
+"""Own the figures of copies between a GPU and the host: as in `copies`, beside the driver's copies of such lists."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def _figures(case: Case, gpu: Gpu, directory: Path) -> list[Figure]:
 
 
 class GpuFloor:
-    """A pool on the GPU and a pinned one of the host, and the driver's copies between them without anybody to ask."""
+    """A pool on the GPU and a pinned host pool, and the driver's copies between them without a daemon."""
 
     def __init__(self, gpu: Gpu, case: Case) -> None:
         self._gpu = gpu
@@ -52,7 +52,7 @@ class GpuFloor:
         self._host_ids = np.random.default_rng(1).permutation(case.num_blocks).astype(np.int32)
 
     def __enter__(self) -> Self:
-        """Have the pools."""
+        """Make the pools."""
         fd = self._gpu.allocate(self._case.pool_bytes)
         self._device = self._gpu.map(fd, self._case.pool_bytes)
         os.close(fd)

@@ -1,8 +1,8 @@
-"""Own the figure of an attack: how long a worker that means well waits meanwhile, beside what it waits in peace.
+"""Own the figure of an attack: how long a worker's calls take meanwhile, beside their time in peace.
 
-What is measured is what strangers cost the daemon, not who of five processes gets one of two processors: whoever
-attacks over a network brings his own. So the attackers give way to everybody else (SCHED_IDLE), and in peace, too, a
-process that gives way burns what processor time is left, so that neither floor nor figure has a machine at rest.
+The figure is what strangers cost the daemon, not which of five processes gets one of two processors: real attackers
+have machines of their own. So the attackers give way to all other processes (SCHED_IDLE), and in peace a process
+that gives way, too, burns the remaining processor time, so that neither floor nor figure has an idle machine.
 """
 
 import subprocess
@@ -31,7 +31,7 @@ NUM_REQUESTS: Final = 10_000
 NUM_CALLS: Final = 3_000
 CALLS_A_ROUND: Final = 750
 NUM_ROUNDS: Final = 8
-"""Before the attack, and as many after it."""
+"""Rounds before the attack, and as many after it."""
 RATIO_MAX: Final = 2.0
 US_PER_SECOND: Final = 1e6
 
@@ -67,7 +67,7 @@ def hostile(directory: Path) -> list[Figure]:
 
 
 def _in_peace(worker: Worker) -> list[float]:
-    """Return what it is in each round without an attack, beside a process that only burns what nobody else wants."""
+    """Return each round's percentile without an attack, beside a process that burns idle processor time."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burning:
         give_way(burning.pid)
         rounds = [percentile(worker, CALLS_A_ROUND) for _ in range(NUM_ROUNDS)]

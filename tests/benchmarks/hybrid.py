@@ -30,6 +30,6 @@ def hybrid(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark g
 
 
 def two_groups(table_blocks: int) -> tuple[GroupShape, ...]:
-    """Return full attention and a sliding window, which has all blocks of a request until they are computed."""
+    """Return full attention and a sliding window, which keeps all blocks of a request until they are computed."""
     (full,) = one_group(table_blocks)
     return full, replace(full, keeps=Keeps.WINDOW, kept_tokens=WINDOW_TOKENS - 1)

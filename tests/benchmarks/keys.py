@@ -1,6 +1,6 @@
-"""Own the figures of hashing: a prompt's keys beside the hashing alone, and beside the hashing inside vLLM.
+"""Own the figures of hashing: a prompt's keys beside the bare hashing, and beside vLLM's.
 
-The first floor is a call of blake3 a block over the very same bytes, packed and cut before; the second runs in a
+The first floor is one blake3 call a block over the same bytes, packed and cut beforehand; the second runs in a
 process of its own, round by round in turns with ours, on the same token ids.
 """
 
@@ -22,7 +22,7 @@ from kvlease.keys import BlockKeys
 TOKENS_PER_BLOCK: Final = 16
 BYTES_PER_TOKEN: Final = 4
 CALLS: Final = {1_024: 100, 8_192: 30, 131_072: 5}
-"""Tokens of a prompt, and how often it is hashed in a round."""
+"""Tokens of a prompt, and how often the prompt is hashed in a round."""
 ROUNDS: Final = 7
 TIMES_OF_HASHING_MAX: Final = 1.5
 TIMES_FASTER_MIN: Final = 2
@@ -37,10 +37,10 @@ def keys(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark get
 
 
 class Prompt:
-    """The token ids of one prompt, in each way in which they may be held."""
+    """The token ids of one prompt, as a list and as an array."""
 
     def __init__(self, num_tokens: int) -> None:
-        """Make up the tokens, the same for every size's beginning."""
+        """Make up the tokens; a longer prompt begins with a shorter one's."""
         self.tokens = np.random.default_rng(1).integers(0, VOCABULARY, num_tokens, np.int32)
         self.listed = self.tokens.tolist()
         self._naming = BlockKeys(TENANT_KEY, "layout", "model")
@@ -59,14 +59,14 @@ class Prompt:
         return perf_counter_ns() - start
 
     def hash_bare(self) -> int:
-        """Hash what the keys are made of, block by block, with nothing around it."""
+        """Hash the bytes behind the keys, block by block, and nothing else."""
         start = perf_counter_ns()
         for step in self._steps:
             blake3(step, key=TENANT_KEY).digest()
         return perf_counter_ns() - start
 
     def _cut(self) -> list[bytes]:
-        """Return parent and tokens of each block, as they are hashed."""
+        """Return the bytes that are hashed for each block: its parent's key and its tokens."""
         chain = self._naming.root + self._naming.chain(self.tokens, TOKENS_PER_BLOCK)
         packed, bytes_per_block = self.tokens.tobytes(), TOKENS_PER_BLOCK * BYTES_PER_TOKEN
         return [
@@ -151,7 +151,7 @@ def _beside(num_tokens: int, ours: list[float], floor: list[float]) -> Figure:
 
 
 def _decoding() -> Figure:
-    """Return what a growing request's tokens cost, one by one."""
+    """Return the cost of a growing request's tokens, one by one."""
     prompt = Prompt(min(CALLS))
     single = [[token] for token in prompt.listed]
     naming = BlockKeys(TENANT_KEY, "layout", "model")

@@ -1,6 +1,6 @@
-"""Own the figure of the event loop's lag: how late the control process hears a clock while 2 GiB move beside it.
+"""Own the figure of the event loop's lag: how late the control process's ticks are while 2 GiB move beside it.
 
-Run as `lag.py move ADDRESS` or `lag.py copy DIRECTORY` it moves bytes for each line that it is told, and as
+As `lag.py move ADDRESS` or `lag.py copy DIRECTORY` it moves bytes for each line of input, and as
 `lag.py bare` it is a loop with nothing to do.
 """
 
@@ -30,14 +30,14 @@ CASE: Final = copies.Case(bytes_per_block=64 << 10, num_blocks=4096, integrity="
 BYTES_MOVED: Final = 2 << 30
 MOVES: Final = BYTES_MOVED // CASE.pool_bytes
 TURNS_A_ROUND: Final = 5
-"""Turns that a side has in a round, one by one: their ticks together are enough that the latest in 100 are several."""
+"""A side's turns in a round; together they have enough ticks that the latest 1 % are several."""
 ROUNDS: Final = 9
 PERCENT: Final = 99
 TIMES_MAX: Final = 1.5
 MS_PER_SECOND: Final = 1e3
 
 _Side = tuple["Notes", "subprocess.Popen[bytes]"]
-"""What a loop notes, and what moves beside it."""
+"""A loop's notes, and the process that moves bytes beside it."""
 
 
 def lag(directory: Path) -> list[Figure]:
@@ -62,7 +62,7 @@ def lag(directory: Path) -> list[Figure]:
             (ours, stack.enter_context(_running("move", node.local))),
             (floor, stack.enter_context(_running("copy", str(directory)))),
         )
-        _round(sides, num_turns=1)  # what is done for the first time
+        _round(sides, num_turns=1)  # the first round only warms up
         rounds = [_round(sides, TURNS_A_ROUND) for _ in range(ROUNDS)]
     late = [
         [float(np.percentile(ticks, PERCENT)) for ticks in side]
@@ -85,7 +85,7 @@ def lag(directory: Path) -> list[Figure]:
 
 
 def _round(sides: Sequence[_Side], num_turns: int) -> list[NDArray[np.float64]]:
-    """Have each side move in turns; return how late its ticks were heard in all of them, in seconds."""
+    """Have the sides move in turns; return the seconds by which each side's ticks were late."""
     taken: list[list[NDArray[np.float64]]] = [[] for _ in sides]
     for _ in range(num_turns):
         for (notes, mover), found in zip(sides, taken, strict=True):
@@ -94,7 +94,7 @@ def _round(sides: Sequence[_Side], num_turns: int) -> list[NDArray[np.float64]]:
 
 
 class Notes:
-    """What a loop noted of its clock."""
+    """The ticks that a loop has noted."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -104,13 +104,13 @@ class Notes:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Have processes that start now note here."""
+        """Have processes that start now note their ticks here."""
         path = os.pathsep.join([str(Path(probe.__file__).parent), os.environ.get("PYTHONPATH", "")])
         with mock.patch.dict(os.environ, {probe.FILE: str(self._path), "PYTHONPATH": path}):
             yield
 
     def while_moving(self, mover: "subprocess.Popen[bytes]") -> NDArray[np.float64]:
-        """Have bytes moved once; return how late its ticks were heard meanwhile, in seconds."""
+        """Move the bytes once; return the seconds by which ticks were late meanwhile."""
         assert mover.stdin is not None
         assert mover.stdout is not None
         stdin, stdout = mover.stdin, mover.stdout
@@ -125,7 +125,7 @@ class Notes:
         return taken
 
     def during(self, act: Callable[[], object]) -> NDArray[np.float64]:
-        """Do something; return how late the ticks were heard meanwhile, in seconds."""
+        """Call `act`; return the seconds by which ticks were late meanwhile."""
         before = self._count
         act()
         return np.array(self._notes[before + 1 : self._count + 1])
@@ -150,7 +150,7 @@ def _running(kind: str, where: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def _serve(move: Callable[[], object]) -> None:
-    """Move once for each line."""
+    """Move once for each line of input."""
     sys.stdout.write("\n")
     sys.stdout.flush()
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""Own the figures of the block manager: the core alone beside the manager inside vLLM, on the same requests.
+"""Own the figures of the block manager: the core alone beside vLLM's manager, on the same requests.
 
-Then the cost per block over pools of growing size, which has no floor: it ought to be the same in all of them; and what
-the pool remembers of a block. Caches of several groups are in `hybrid`.
+Then the cost per block in pools of growing size, which has no floor but should be the same in all of them; and the
+bytes that the pool keeps for a block. Caches of several groups are in `hybrid`.
 """
 
 import itertools
@@ -31,7 +31,7 @@ NUM_RUNNING: Final = 64
 BLOCKS_TO_GROW: Final = 4_096
 ROUNDS: Final = 7
 CALLS: Final = {64: 60, 512: 30, 8_192: 9}
-"""Blocks of a request, and how often it is measured in a round, of which the first few find the caches cold."""
+"""Blocks of a request, and its measurements in a round; the first few find the CPU's caches cold."""
 TIMES: Final = {
     "reserve": ("reserve, no hit", 3),
     "hit": ("reserve, all hit", 3),
@@ -41,12 +41,12 @@ TIMES: Final = {
     "evict": ("evict", 3),
     "churn": ("reserve that evicts, and commit", 3),
 }
-"""What the figures are called, and how many times faster than the floor they ought to be."""
+"""Titles of the figures, and how many times faster than the floor they should be."""
 TIMES_OF_LARGE: Final = {"hit": 10, "churn": 5}
 BLOCKS_EACH: Final = 64
-"""Blocks of the requests to pools of different sizes."""
+"""Blocks of each request to the pools of different sizes."""
 BLOCKS_AT_ONCE: Final = 512
-"""Blocks of the chains that a pool is filled with before."""
+"""Blocks of each chain with which a pool is filled beforehand."""
 CHAINS_KNOWN_MIN: Final = 8
 POOLS: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 WORKER: Final = WorkerId(1)
@@ -55,14 +55,14 @@ POOL_AT_WORST: Final = 2**20 + 1
 """Tables have a power of two places, so a pool of just more than one has the most places for a block."""
 
 Groups = Callable[[int], tuple[GroupShape, ...]]
-"""The groups of a cache whose leases have so many places in each."""
+"""Returns the groups of a cache whose leases have so many places in each."""
 
 _names = map(str, itertools.count())
 
 
 def manager(directory: Path) -> list[Figure]:  # noqa: ARG001 - every benchmark gets one
     """Measure requests of each size beside their floor, then pools of each size."""
-    keep_freed_memory()  # as the process does whose state this is
+    keep_freed_memory()  # as the control process does
     with reference() as process:
         figures = [one for num_blocks in CALLS for one in _beside(num_blocks, process)]
     return figures + _over_pools() + [_memory(POOL_AT_WORST)]
@@ -75,7 +75,7 @@ class Holder:
     """A cache and its only worker."""
 
     def __init__(self, num_blocks: int, groups: tuple[GroupShape, ...]) -> None:
-        """Start with everything free."""
+        """Start with all blocks free."""
         shape = CacheShape(
             num_blocks=num_blocks + 1,
             null_blocks=1,
@@ -109,7 +109,7 @@ class Holder:
         self.cache.handle(command, monotonic())
 
     def release(self, lease_id: LeaseId) -> None:
-        """End a lease, with all that it leaves to be done."""
+        """End a lease, and do all that this leaves to be done."""
         self.cache.handle(commands.Release(worker_id=WORKER, lease_id=lease_id), monotonic())
         self.cache.settle()
 
@@ -120,7 +120,7 @@ class Holder:
         assert reply.num_evicted == num_blocks
 
     def cache_keys(self, keys: bytes) -> None:
-        """Have blocks cached under new keys."""
+        """Cache blocks under new keys."""
         num_tokens = len(keys) // BYTES_PER_KEY * TOKENS_PER_BLOCK
         lease_id = self.reserve(num_tokens, keys).lease_id
         self.commit(lease_id, keys)
@@ -161,7 +161,7 @@ class Sizes:
         return taken
 
     def extend(self) -> int:
-        """Let every running request take a block."""
+        """Extend every running request by a block."""
         self.tokens_each += TOKENS_PER_BLOCK
         command = commands.Step(
             worker_id=WORKER,
@@ -228,7 +228,7 @@ class Sizes:
 
 
 def _beside(num_blocks: int, process: Process | None) -> list[Figure]:
-    """Return the figures of requests of one size, each with what it ought to be."""
+    """Return the figures of requests of one size, each with its goal."""
     times = {name: times for name, (_, times) in TIMES.items()}
     if num_blocks == max(CALLS):
         times |= TIMES_OF_LARGE
@@ -288,7 +288,7 @@ def _over_pools() -> list[Figure]:
 
 
 def _memory(num_in_pool: int) -> Figure:
-    """Return the bytes of all arrays that a pool keeps for itself, beside the records with the keys in them."""
+    """Return the bytes of all arrays that a pool keeps, besides the records that contain the keys."""
     pool = Holder(num_in_pool, one_group(1)).cache._state.device
     arrays = [
         one
@@ -308,12 +308,12 @@ def _memory(num_in_pool: int) -> Figure:
 
 
 class FullPool:
-    """A pool of nothing but cached blocks."""
+    """A pool with only cached blocks."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Fill it, a large request at a time."""
+        """Fill the pool, one large request at a time."""
         self.holder = Holder(num_blocks, one_group(BLOCKS_AT_ONCE))
-        # The oldest ones may have been evicted again.
+        # The oldest chains may have been evicted again.
         num_known = max(CHAINS_KNOWN_MIN, num_blocks // BLOCKS_AT_ONCE // 2)
         self.known: deque[bytes] = deque(maxlen=num_known)
         for at_once, count in (
@@ -337,7 +337,7 @@ class FullPool:
         return taken
 
     def churn(self) -> int:
-        """Let new blocks take the place of cached ones."""
+        """Reserve new blocks in the place of cached ones."""
         keys = os.urandom(BLOCKS_EACH * BYTES_PER_KEY)
         start = perf_counter_ns()
         self.holder.cache_keys(keys)

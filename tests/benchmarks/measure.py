@@ -1,4 +1,4 @@
-"""Own how figures are taken, in turns with their floors; what is measured is the other modules' business."""
+"""Own how figures are taken, in turns with their floors; the other modules own what is measured."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 Once = Callable[[], int]
-"""Do one call and return the nanoseconds that count; what prepares it and cleans up after it does not."""
+"""Makes one call and returns its nanoseconds, without those of preparation and cleanup."""
 
 ROUNDS: Final = 7
 WARM_UP_CALLS: Final = 30
@@ -18,7 +18,7 @@ NS_PER_MS: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row of the table; without a goal it is there to be known."""
+    """One row of the table; a row without a goal is for information."""
 
     name: str
     ours: float
@@ -59,8 +59,8 @@ def median_of(once: Once, num_calls: int) -> float:
 def without_collector() -> Iterator[None]:
     """Collect garbage once, and not again until the end.
 
-    A collection leaves the caches of a processor cold for some forty calls: one before each round would be measured in
-    most of its calls, and the longer the code the more.
+    A collection leaves a processor's caches cold for some forty calls: one before each round would affect most of its
+    calls, and more so for longer code.
     """
     gc.collect()
     gc.disable()
@@ -73,7 +73,7 @@ def without_collector() -> Iterator[None]:
 def at_most(name: str, ours: Sequence[float], floor: Sequence[float], *, times: float) -> Figure:
     """Return the figure of calls that may take no longer than `times` their floor.
 
-    The ratio is the median of the rounds' own ratios: two rounds side by side saw the same machine.
+    The ratio is the median of the rounds' own ratios, because adjacent rounds see the same machine.
     """
     ratio = paired(ours, floor)
     return Figure(

@@ -1,4 +1,4 @@
-"""Own a real daemon in a directory of its own for the time of a figure, and the caches that figures need."""
+"""Own a real daemon in a directory of its own while a figure is measured, and the caches that figures need."""
 
 import http.client
 import os
@@ -22,15 +22,15 @@ START_SECONDS_MAX: Final = 60.0
 POLL_SECONDS: Final = 0.005
 IDLE_SECONDS: Final = 0.4
 IDLE_SHARE_MAX: Final = 0.1
-"""The share of a core below which a daemon counts as idle, seen over so many seconds."""
+"""The share of a core below which a daemon counts as idle, measured over IDLE_SECONDS."""
 TOKENS_PER_BLOCK: Final = 16
 
 
 class UnixHttp(http.client.HTTPConnection):
-    """HTTP over a Unix socket, kept alive: the leanest client that Python brings."""
+    """HTTP over a Unix socket that is kept alive: the leanest client in Python's library."""
 
     def __init__(self, path: Path) -> None:
-        """Remember where the socket is."""
+        """Remember the socket's path."""
         super().__init__("localhost", timeout=5)
         self._path = str(path)
 
@@ -45,13 +45,13 @@ class Node:
     """`kvleased serve`, as an operator starts it; a context manager."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        """Remember where it shall live and with which flags."""
+        """Remember its directory and its options."""
         self.directory = directory
         self._options = options
         self._process: subprocess.Popen[bytes]
 
     def __enter__(self) -> Self:
-        """Start it, and wait until it is ready."""
+        """Start the daemon, and wait until it is ready."""
         self.directory.mkdir(mode=0o700, parents=True)
         arguments = [sys.executable, "-m", "kvleased", "serve", "--no-listen-tcp"]
         arguments += ["--runtime-dir", str(self.directory), "--drain-seconds", "0", *self._options]
@@ -143,11 +143,11 @@ class Node:
         return ready_at - _started_at(pid)
 
     def processor_seconds(self) -> float:
-        """Return what the processes that live now have used of the cores."""
+        """Return the processor seconds that the living processes have used."""
         return sum(map(_processor_seconds, (self._process.pid, *self._children())))
 
     def put_movers_on(self, core: int) -> None:
-        """Keep those that copy on one core."""
+        """Keep the movers on one core."""
         for pid in self._children():
             if b"\0mover\0" in _command_line(pid):
                 os.sched_setaffinity(pid, {core})
@@ -165,7 +165,7 @@ class Node:
         return [int(pid) for pid in found.split()]
 
     def wait_idle(self) -> None:
-        """Wait until its processes have done what a start leaves to be done after "ready"."""
+        """Wait until its processes have done the work that follows "ready"."""
         seconds = -1.0
         give_up_at = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < give_up_at:
@@ -176,7 +176,7 @@ class Node:
             time.sleep(IDLE_SECONDS)
 
     def wait_ready(self, pid: int) -> None:
-        """Ask /readyz until the answer is yes."""
+        """Ask /readyz until the daemon is ready."""
 
         def is_ready() -> bool:
             assert self._process.poll() is None, (self.directory / "log").read_text()
@@ -218,5 +218,5 @@ def _started_at(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on."""
+    """Return the fields of a process's /proc stat, from its state on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

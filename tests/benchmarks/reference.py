@@ -1,4 +1,4 @@
-"""Own the talk with vLLM's own block manager, the floor of ours, and the figures that come of it.
+"""Own the exchange with vLLM's block manager, the floor of ours, and the figures of both.
 
 The floor runs in a process of its own, round by round in turns with ours; hashing is on neither side.
 """
@@ -24,7 +24,7 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def reference() -> Iterator[Process | None]:
-    """Start the process that has the floor, if it can be had, on the core that this one keeps to meanwhile."""
+    """Start the floor's process, if it is available, and keep it and this process on one core meanwhile."""
     with cores.shared():
         if REFERENCE.exists():
             yield from _started()
@@ -59,7 +59,7 @@ def ask(process: Process, num_blocks: int, num_calls: int, window_tokens: int) -
 
 
 def figure(title: str, ours: list[float], floor: list[float], times: int) -> Figure:
-    """Return the figure of what ought to be so many times faster than its floor."""
+    """Return a figure whose goal is to be so many times faster than its floor."""
     if not floor:
         return Figure(name=title, ours=median(ours) / NS_PER_US, unit="µs", note=NO_FLOOR)
     ratio = paired(ours, floor)

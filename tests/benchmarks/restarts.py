@@ -13,9 +13,9 @@ from starts import import_seconds
 from kvlease import Client
 
 SIZES: Final = ((100_000, 1.0), (1_000_000, 5.0))
-"""Blocks in the host pool, and the seconds in which the first hit is wanted."""
+"""Blocks in the host pool, and the most seconds until the first hit."""
 BYTES_PER_BLOCK: Final = 64
-"""Few, so that it is the blocks' entries that count."""
+"""Few bytes, so that the blocks' entries determine the time."""
 BYTES_PER_KEY: Final = 32
 BLOCKS_PER_LEASE: Final = 10_000
 KILLS: Final = 5
@@ -23,7 +23,7 @@ MIB: Final = 1 << 20
 
 
 def many_blocks(directory: Path) -> list[Figure]:
-    """Measure until a prefix is found again; the sizes take turns, and the floor."""
+    """Measure until a prefix is found again; the sizes and the floor take turns."""
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(_Filled(directory / str(num_blocks), num_blocks))
@@ -55,13 +55,13 @@ class _Filled(Node):
     """A daemon whose host pool is full of cached blocks."""
 
     def __init__(self, directory: Path, num_blocks: int) -> None:
-        """Remember how many."""
+        """Remember the number of blocks."""
         super().__init__(directory, "--max-leases", "64", "--memory-bytes-max", str(1024 * MIB))
         self._num_blocks = num_blocks
         self._keys = b""
 
     def __enter__(self) -> Self:
-        """Start it, and fill the host pool by way of the device pool."""
+        """Start the daemon, and fill the host pool through the device pool."""
         super().__enter__()
         self.register(
             "bench",

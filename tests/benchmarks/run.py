@@ -56,7 +56,7 @@ _COLUMNS_OF_A_FILE: Final = 190
 
 
 def main() -> int:
-    """Measure what was asked for and print it."""
+    """Measure the chosen figures and print them."""
     parser = argparse.ArgumentParser(description="Measure kvlease, each figure beside its floor.")
     parser.add_argument(
         "--only", action="append", choices=BENCHMARKS, help="measure this alone; may be repeated"
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def print_table(figures: list[Figure]) -> None:
-    """Print the table that a person reads; into a file or a pipe it is as wide as it must be to be read there, too."""
+    """Print the table; in a file or a pipe it is as wide as its content."""
     is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     Console(highlight=False, width=_COLUMNS_OF_A_FILE if is_narrow else None).print(
         table_of(figures)
@@ -90,7 +90,7 @@ def print_table(figures: list[Figure]) -> None:
 
 
 def table_of(figures: list[Figure]) -> Table:
-    """Return the table that a person reads."""
+    """Return the table for people."""
     table = Table(
         title="kvlease beside its floors",
         caption="Medians of rounds that take turns with their floor; ratios are of neighbouring rounds.",

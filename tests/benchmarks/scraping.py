@@ -1,4 +1,4 @@
-"""Own the figures of a scrape: how long one takes over a large cache, and how late the loop hears a clock meanwhile."""
+"""Own the figures of a scrape: its time over a large cache, and how late the loop's ticks are meanwhile."""
 
 import os
 import time
@@ -28,7 +28,7 @@ MS_PER_SECOND: Final = 1e3
 
 
 def scraping(directory: Path) -> list[Figure]:
-    """Measure scrapes of a full cache of many tenants' blocks, mixed, with leases that live."""
+    """Measure scrapes of a full cache with the mixed blocks of many tenants, and live leases."""
     notes = Notes(directory / "ticks")
     with ExitStack() as stack:
         stack.enter_context(cores.awake())
@@ -77,7 +77,7 @@ def scraping(directory: Path) -> list[Figure]:
 
 
 def _fill(workers: list[Worker]) -> None:
-    """Fill the cache with blocks of all tenants, no two neighbours of one, and keep some leases."""
+    """Fill the cache with blocks of all tenants, no two neighbours of the same tenant, and keep some leases."""
     kept: list[Lease] = []
     num_rounds = NUM_BLOCKS // BLOCKS_A_LEASE // len(workers) + 1
     for number in range(num_rounds):

@@ -1,4 +1,4 @@
-"""Own the figures of a serving engine's calls: a step of running requests, and a long prompt that is cached whole."""
+"""Own the figures of a serving engine's calls: a step of running requests, and a fully cached long prompt."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ HIT_US_MAX: Final = 5_000
 
 
 def serving(directory: Path) -> list[Figure]:
-    """Measure both over the local socket; the library and the way there are counted, too."""
+    """Measure both over the local socket, including the library and the transport."""
     return [
         _figure(directory / "step", f"step of {NUM_RUNNING} running requests", _steps, STEP_US_MAX),
         _figure(
@@ -35,7 +35,7 @@ def serving(directory: Path) -> list[Figure]:
 
 
 def _figure(directory: Path, name: str, measured: Callable[[Worker], Once], most_us: int) -> Figure:
-    """Measure a call beside an echo of the same bytes, which is the way there and back."""
+    """Measure a call beside an echo of the same bytes, which shows the transport's cost."""
     with ExitStack() as stack:
         node = stack.enter_context(bench_node(directory))
         worker = stack.enter_context(attached(node.local))
@@ -58,7 +58,7 @@ def _figure(directory: Path, name: str, measured: Callable[[Worker], Once], most
 
 
 def _steps(worker: Worker) -> Once:
-    """Return a step in which a request grows by a token or not at all, one in 16 of them into a new block."""
+    """Return a step whose requests grow by a token or not at all, one in 16 into a new block."""
     num_tokens = np.arange(NUM_RUNNING, dtype=np.int32) % TOKENS_PER_BLOCK + 1
     leases = [
         worker.reserve(f"running-{index}", num_tokens=count)
@@ -79,7 +79,7 @@ def _steps(worker: Worker) -> Once:
 
 
 def _hits(worker: Worker) -> Once:
-    """Return the reserve of a prompt that is cached to its last block; its release is not counted."""
+    """Return the reserve of a prompt that is cached up to its last block; its release is not counted."""
     keys = os.urandom(BLOCKS_OF_PROMPT * BYTES_PER_KEY)
     num_tokens = BLOCKS_OF_PROMPT * TOKENS_PER_BLOCK
     with worker.reserve("first", num_tokens=num_tokens, keys=keys) as lease:

@@ -1,4 +1,4 @@
-"""Own the figure of starts: the control process killed and started again over kept memory of several sizes."""
+"""Own the figure of starts: the control process is killed and restarted over kept memory of several sizes."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ IMPORTS: Final = (
     "import asyncio, google.protobuf, httptools, numpy, prometheus_client, structlog, uvloop\n"
     "import fastapi, uvicorn"
 )
-"""What a control process of these libraries cannot do without; a bare interpreter that imports it is the floor."""
+"""Libraries that a control process needs; a bare interpreter that imports them is the floor."""
 BYTES_PER_BLOCK: Final = 64 << 10
 BYTES_PER_KEY: Final = 32
 BLOCKS_PER_LEASE: Final = 8192
@@ -33,7 +33,7 @@ SPREAD_MAX: Final = 1.2
 
 
 def restarts(directory: Path) -> list[Figure]:
-    """Measure from the start of the new control process until /readyz says yes; the sizes take turns, and the floor."""
+    """Measure from the new control process's start until it is ready; the sizes and the floor take turns."""
     sizes = [mib for mib in POOL_MIB if mib * MIB * 2 <= _memory_bytes()]
     with ExitStack() as stack:
         nodes = [stack.enter_context(_Filled(directory / str(mib), mib)) for mib in sizes]
@@ -72,7 +72,7 @@ def import_seconds() -> float:
 
 
 class _Filled(Node):
-    """A daemon with one pool, half of whose blocks are cached: there is an index to bring back."""
+    """A daemon with one pool, half of whose blocks are cached, so that there is an index to restore."""
 
     def __init__(self, directory: Path, mib: int) -> None:
         limit_bytes = (mib + 256) * MIB
@@ -80,7 +80,7 @@ class _Filled(Node):
         self._num_blocks = mib * MIB // BYTES_PER_BLOCK
 
     def __enter__(self) -> Self:
-        """Start it, and fill the pool."""
+        """Start the daemon, and fill the pool."""
         super().__enter__()
         self.register(
             "bench",

@@ -1,8 +1,8 @@
-"""Own the figure of what the clock tells a tenant: how often it guesses right whether another tenant has a prompt.
+"""Own the figure of what timing tells a tenant: how often it guesses right whether another tenant has a prompt.
 
-It guesses from how long one reserve and release of that prompt take. Prompts that another has cached and prompts that
-nobody has take turns in an order that is drawn, so that both see the same machine. The figure is the chance that of two
-calls, one of each kind, the longer is told from the shorter the right way: 50 % is no more than a coin knows.
+It guesses from the time of one reserve and release of that prompt. Prompts that another tenant has cached and prompts
+that nobody has alternate in random order, so that both see the same machine. The figure is the chance to tell the
+kinds of two calls apart by which is longer; 50 % is no better than a coin.
 """
 
 import random
@@ -22,13 +22,13 @@ NUM_BLOCKS: Final = 16
 NUM_TOKENS: Final = NUM_BLOCKS * TOKENS_PER_BLOCK
 NUM_CALLS: Final = 6_000
 WAIT_MS: Final = 1_000
-"""For blocks that are zeroed because another tenant had them."""
+"""Time to wait for blocks that are zeroed because another tenant had them."""
 PERCENT_MAX: Final = 53.0
 PERCENT: Final = 100.0
 
 
 def tenants(directory: Path) -> list[Figure]:
-    """Measure what another tenant's prompts tell, beside what one's own do."""
+    """Measure what timing tells of another tenant's prompts, beside what it tells of one's own."""
     with (
         bench_node(directory) as node,
         Client(node.local, on_doubt="raise") as operator,
@@ -53,7 +53,7 @@ def tenants(directory: Path) -> list[Figure]:
 
 
 def _told(operator: Client, holder: Worker, curious: Worker) -> float:
-    """Return how many of a hundred guesses are right, of one who knows which of the two takes longer."""
+    """Return how many of a hundred guesses are right, for a guesser who knows which kind takes longer."""
     coin = random.Random(0)  # noqa: S311 -- it is to be the same each time
     held: list[float] = []
     nobodys: list[float] = []
@@ -77,7 +77,7 @@ def _told(operator: Client, holder: Worker, curious: Worker) -> float:
 
 
 def _chance(shorter: NDArray[np.float64], longer: NDArray[np.float64]) -> float:
-    """Return the chance that one drawn from `shorter` is below one from `longer`; half of it where they are equal."""
+    """Return the chance that a draw from `shorter` is below one from `longer`; ties count half."""
     ranked = np.sort(longer)
     below, up_to = (
         np.searchsorted(ranked, shorter, "left"),

@@ -1,4 +1,4 @@
-"""Own the figures of offloading from vLLM: what a new request's lookup costs, and a reload beside a loop of memcpy.
+"""Own the figures of offloading from vLLM: the cost of a new request's lookup, and a reload beside a memcpy loop.
 
 `python vllm_offload.py` starts a daemon and then itself with the reference engine's Python, which has vLLM's own types.
 """
@@ -20,9 +20,9 @@ import numpy as np
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOOKUP_BLOCKS: Final = {16: 0.2, 256: 1.0, 4096: 10.0, 8192: 20.0}
-"""Blocks of a request, and the milliseconds that its lookup and hold shall take at most."""
+"""Blocks of a request, and the most milliseconds that its lookup and hold should take."""
 RELOAD_TO_FLOOR_MAX: Final = 1.3
-"""Processor seconds of a reload beside those of the loop over the same pages."""
+"""Most processor seconds of a reload, as a multiple of the loop's over the same pages."""
 ROUNDS: Final = 21
 LAYERS: Final = 16
 BYTES_PER_PAGE: Final = 64 << 10
@@ -43,7 +43,7 @@ def measured(address: str) -> list[dict[str, Any]]:
 
 
 def lookups(address: str) -> list[dict[str, Any]]:
-    """Return what first lookups of requests that the pool has whole take, with all holds, and the steps after them."""
+    """Return the times of first lookups of fully cached requests, with all holds, and of the steps after them."""
     from vllm.v1.kv_offload.base import (  # noqa: PLC0415 - only there
         LookupResult,
         ReqContext,
@@ -194,7 +194,7 @@ def spent(work: Callable[[], None]) -> float:
 
 
 def floor() -> tuple[Callable[[Any, Any, int], None], str]:
-    """Return a loop of memcpy over addresses, compiled where there is a compiler."""
+    """Return a memcpy loop over addresses, compiled if there is a compiler, and a note about it."""
     if (compiler := shutil.which("cc")) is None:
 
         def slow(targets: Any, sources: Any, num_bytes: int) -> None:
@@ -231,7 +231,7 @@ def floor() -> tuple[Callable[[Any, Any, int], None], str]:
 
 
 def main() -> None:
-    """Measure, print a line for each figure, and fail where one is missed by far."""
+    """Measure, print a line for each figure, and fail if one is missed by far."""
     if len(sys.argv) > 1:
         for figure in measured(sys.argv[1]):
             sys.stdout.write(json.dumps(figure) + "\n")

@@ -16,7 +16,7 @@ from kvlease.spec import FullAttention
 from tests.acceptance.serving import ROOT, Serving
 
 PER_SECOND: Final = 250.0
-"""At which the machine has room for both; what is measured is what a stranger costs, not who gets the processor."""
+"""Hostile requests a second, few enough to leave processor time: the figure is the daemon's cost of strangers."""
 CONNECTIONS_MAX: Final = 128
 
 

@@ -44,7 +44,7 @@ _ROOT_MAY: Final = {"kvleased-host-path"}
 
 
 def _versions(values: Values, index: int) -> list[str]:
-    """Return the oldest version, the first with claims, and another one in turn, as far as the values allow."""
+    """Return the oldest version, the first with stable claims, and one more in turn, as far as the values allow."""
     wanted = {"1.29", "1.34", _VERSIONS[index % len(_VERSIONS)]}
     return sorted(wanted & set(_usable(values)))
 
@@ -212,7 +212,7 @@ def test_memory_includes_the_pools(helm: Helm, values: Values) -> None:
 
 @_every
 def test_daemon_has_its_probes(helm: Helm, values: Values) -> None:
-    """Each probe asks its own path, by port or else by a command; a sidecar has only those that gate no engine."""
+    """Each probe asks its own path, by port or else by a command; a sidecar that gates no engine has only liveness."""
     rendered = helm.render(values)
     if not rendered.pods:
         return

@@ -94,7 +94,7 @@ def test_settings_that_cannot_work_are_not_tried_again(engine: Engine, machine: 
 
 
 def _ask(engine: Engine, *command: str) -> str:
-    """Return the output of a command about systemd or the unit."""
+    """Return the value that a `systemctl` command prints of the system or of the unit."""
     unit = [] if command == ("is-system-running",) else ["kvleased"]
     done = engine.try_to("exec", "machine", "systemctl", *command, *unit)
     return done.stdout.strip().rpartition("=")[2]
@@ -105,7 +105,7 @@ def _main(engine: Engine) -> str:
 
 
 def _told(engine: Engine) -> str:
-    """Return the daemon's output to its own user."""
+    """Return what `kvlease status` prints to the daemon's own user."""
     user = ["setpriv", "--reuid=kvlease", "--regid=kvlease", "--clear-groups"]
     place = ["env", "XDG_RUNTIME_DIR=/run/kvlease"]
     return engine.do("exec", "machine", *user, *place, "/opt/kvlease/bin/kvlease", "status")

@@ -1,4 +1,4 @@
-"""Every test here runs twice: on a GPU (`make test-gpu`), and over a stand-in of the driver wherever there is none."""
+"""Every test here runs on a GPU (`make test-gpu`), and everywhere over a stand-in of the driver."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["standing"]
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the stand-in, and have this process use it."""
+    """Build the stand-in, and load it into this process."""
     if reason := driver.why_none():
         pytest.skip(reason)
     path = driver.built(tmp_path_factory.mktemp("driver"))
@@ -23,7 +23,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# No longer than a module: tests elsewhere start daemons that are to look for no device.
+# The scope is a module, because daemons of other tests must look for no device.
 @pytest.fixture(
     scope="module",
     autouse=True,
@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Name the device for `kvleased serve`, in whose environment it is, too."""
+    """Give the device's name, which is also set in the environment of `kvleased serve`."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "gpu":
             try:
@@ -43,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         else:
             library: Path = request.getfixturevalue("library")
             patch.setenv("LD_LIBRARY_PATH", str(library.parent))
-            # Bindings may be newer than the driver that the stand-in plays; on a GPU their word counts.
+            # The bindings may be newer than the stand-in's driver version; only on a GPU does their warning matter.
             patch.setenv("CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING", "1")
         patch.setenv("KVLEASED_DEVICE", "cuda:0")
         yield "cuda:0"

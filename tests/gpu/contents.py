@@ -1,4 +1,4 @@
-"""Bytes of a GPU, as tests look at them: each look is a copy, and nothing is seen before it has ended."""
+"""A GPU's bytes as tests see them: each look is a copy, and returns only when that has ended."""
 
 import time
 from typing import Any

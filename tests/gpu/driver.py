@@ -1,4 +1,4 @@
-"""Which driver the tests of this folder run on: NVIDIA's own, or a stand-in over memory of the host."""
+"""The driver of this folder's tests: NVIDIA's own, or a stand-in over host memory."""
 
 import ctypes
 import importlib.util
@@ -12,7 +12,7 @@ SOURCE: Final = Path(__file__).with_name("standin.c")
 
 
 def built(directory: Path) -> Path:
-    """Build the stand-in in a directory, which then is one to look for libraries in."""
+    """Build the stand-in in a directory, which can then be on the library path."""
     path = directory / "libcuda.so.1"
     options = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
     command = ["cc", *options, "-Wl,-soname,libcuda.so.1", "-o", str(path), str(SOURCE)]
@@ -21,12 +21,12 @@ def built(directory: Path) -> Path:
 
 
 def why_none() -> str:
-    """Say why the stand-in cannot be had here; empty where it can."""
+    """Return why the stand-in is unavailable here, or an empty string."""
     if importlib.util.find_spec("cuda") is None:
         return "kvlease[cuda] is not installed"
     return "" if shutil.which("cc") else "there is no C compiler"
 
 
 def load(path: Path) -> None:
-    """Have this process use the stand-in, whatever else there is: libraries are known by their names."""
+    """Load the stand-in into this process, which then uses it for every library of that name."""
     ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""A daemon whose device pools are memory of a GPU keeps what it promises on a CPU, whichever process of it ends."""
+"""A daemon with device pools on a GPU keeps the promises it keeps on a CPU, whichever of its processes ends."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ with Client(sys.argv[1], on_doubt="raise") as client, client.attach("main") as w
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A daemon on the GPU, which its environment names."""
+    """Run a daemon on the GPU that its environment names."""
     directory = tmp_path_factory.mktemp("daemon") / "run"
     directory.mkdir(mode=0o700)
     with served(directory) as serving:
@@ -45,7 +45,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def worker(serving: Serving) -> Iterator[Worker]:
-    """A worker of a new cache."""
+    """Attach a worker to a new cache."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.register("main", INPUTS, CacheOptions(write_policy="write-through"))
         serving.until(lambda: client.get_cache("main").status == "ready")
@@ -56,7 +56,7 @@ def worker(serving: Serving) -> Iterator[Worker]:
 
 
 def filled(worker: Worker) -> bytes:
-    """Leave half a pool of cached blocks, block i full of i + 1; returns their keys."""
+    """Leave half a pool of cached blocks, block i full of the byte i + 1; return their keys."""
     keys = worker.keys.chain(range(NUM_TOKENS), TOKENS_PER_BLOCK)
     with worker.reserve("fill", num_tokens=NUM_TOKENS) as lease:
         pool = pool_of(worker)
@@ -66,7 +66,7 @@ def filled(worker: Worker) -> bytes:
 
 
 def hits(worker: Worker, keys: bytes) -> tuple[int, int]:
-    """Reserve the prefix, compare every byte of what was found, and tell the tokens found on the device and below."""
+    """Reserve the prefix, compare every byte of its hits, and return the tokens hit on device and host."""
     with worker.reserve(
         "again", num_tokens=NUM_TOKENS + TOKENS_PER_BLOCK, keys=keys, wait_ms=20_000
     ) as lease:
@@ -76,18 +76,18 @@ def hits(worker: Worker, keys: bytes) -> tuple[int, int]:
 
 
 def child_of(serving: Serving, role: str) -> int:
-    """Return the process of a role; 0 where there is none just now."""
+    """Return the process id of a role, or 0 if there is none just now."""
     children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text()
     for pid in children.split():
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        # One that has just ended has no words any more.
+        # A process that has just ended has no command line any more.
         if role.encode() in words[4:5]:
             return int(pid)
     return 0
 
 
 def test_worker_maps_memory_of_the_gpu(worker: Worker) -> None:
-    """The device pool is no memory of the host, and the block table is."""
+    """The device pool is not host memory, but the block table is."""
     assert worker.device is None
     assert worker.gpu is not None
     assert len(worker.gpu) == worker.plan.ranks[0].device_bytes
@@ -95,7 +95,7 @@ def test_worker_maps_memory_of_the_gpu(worker: Worker) -> None:
 
 
 def test_another_process_sees_the_same_bytes(serving: Serving, worker: Worker) -> None:
-    """What one worker writes to a block, another one of the cache reads there."""
+    """Another worker of the cache reads what the first writes to a block."""
     with worker.reserve("mine", num_tokens=2 * TOKENS_PER_BLOCK) as lease:
         blocks = lease.block_ids.tolist()
         pool_of(worker)[blocks] = np.array([[17], [99]], np.uint8)
@@ -107,7 +107,7 @@ def test_another_process_sees_the_same_bytes(serving: Serving, worker: Worker) -
 
 
 def test_blocks_come_back_from_the_host(worker: Worker) -> None:
-    """Blocks that left the device are found on the host, and have their bytes."""
+    """Blocks that left the device are hits on the host, with their bytes."""
     keys = filled(worker)
     with worker.reserve(
         "all", num_tokens=(NUM_BLOCKS - 1) * TOKENS_PER_BLOCK, wait_ms=20_000
@@ -132,7 +132,7 @@ def test_bytes_outlive_the_control_process(serving: Serving, worker: Worker) -> 
 
 
 def test_bytes_outlive_the_mover_that_made_them(serving: Serving, worker: Worker) -> None:
-    """The mover is killed, and the next one copies the same blocks."""
+    """When the mover that made the memory is killed, the next one copies the same blocks."""
     keys = filled(worker)
     mover = child_of(serving, "mover")
 
@@ -145,7 +145,7 @@ def test_bytes_outlive_the_mover_that_made_them(serving: Serving, worker: Worker
 
 
 def test_new_cache_is_other_memory(serving: Serving, worker: Worker) -> None:
-    """A cache that was deleted and made anew is not taken for the old one, though all GPU memory has one inode."""
+    """A cache that is registered anew has another memory identity, though all GPU memory has one inode."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.register("other", INPUTS)
         serving.until(lambda: client.get_cache("other").status == "ready")
@@ -162,7 +162,7 @@ def test_new_cache_is_other_memory(serving: Serving, worker: Worker) -> None:
 
 
 def test_pool_that_the_gpu_has_no_room_for_is_refused(serving: Serving) -> None:
-    """The registration is refused with what is needed and what there is, and nothing is left of it."""
+    """A pool too large for the GPU is refused with the bytes needed and available, and leaves nothing behind."""
     inputs = PlanInputs(layers=INPUTS.layers, tokens_per_block=16, device_bytes=1 << 42)
     with Client(serving.address("unix"), on_doubt="raise") as client:
         with pytest.raises(PoolFullError, match="lower device_bytes"):
@@ -172,7 +172,7 @@ def test_pool_that_the_gpu_has_no_room_for_is_refused(serving: Serving) -> None:
 
 
 def test_smaller_pool_keeps_its_memory_and_its_promises(serving: Serving, worker: Worker) -> None:
-    """A pool on a GPU grants fewer blocks when it is told to, and gives nothing back that is still mapped."""
+    """A smaller pool on a GPU grants fewer blocks, and gives no mapped memory back."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
         smaller = client.resize("main", "device", NUM_BLOCKS // 2)
         larger = client.resize("main", "device", NUM_BLOCKS - 1)
@@ -196,7 +196,7 @@ def test_no_driver_where_calls_are_answered(serving: Serving, role: str) -> None
 
 
 def test_control_process_says_that_it_has_no_cuda(serving: Serving) -> None:
-    """`/livez?verbose` names no module that belongs in no control process."""
+    """`/livez?verbose` names no module that must not be in a control process."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(serving.runtime_dir / "http.sock"))
         connection.sendall(

@@ -1,4 +1,4 @@
-"""The mover of a GPU answers every batch, of both directions at once, and hands over the memory that it makes."""
+"""A GPU's mover answers every batch, in both directions at once, and hands over the memory that it makes."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ POOLS: Final = PoolMap(
     num_blocks=NUM_BLOCKS,
     num_slots=NUM_SLOTS,
     bytes_per_slot=BYTES_PER_BLOCK,
-    # The second rank keeps no layer.
+    # The second rank has no layer.
     device_bytes=(DEVICE_BYTES, 0),
     pieces=tuple(
         Piece(
@@ -85,17 +85,17 @@ class Node:
         return Completion.decode(self.link.recv(protocol.PACKET_BYTES_MAX))
 
     def fill(self) -> NDArray[np.uint8]:
-        """Fill the device pool with random bytes, and return them: layer, block, byte."""
+        """Fill the device pool with random bytes, and return them, indexed by layer, block and byte."""
         content = np.random.default_rng(3).integers(0, 256, DEVICE_BYTES, np.uint8)
         write(self.memory, content)
         return content.reshape(NUM_LAYERS, NUM_BLOCKS, PAGE_BYTES)
 
     def blocks(self) -> NDArray[np.uint8]:
-        """Return the device pool: layer, block, byte."""
+        """Return the device pool, indexed by layer, block and byte."""
         return read(self.memory).reshape(NUM_LAYERS, NUM_BLOCKS, PAGE_BYTES)
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
-        """Return a slot: layer, byte."""
+        """Return a slot, indexed by layer and byte."""
         found = os.pread(self.host_fd, BYTES_PER_BLOCK, slot * BYTES_PER_BLOCK)
         return np.frombuffer(found, np.uint8).reshape(NUM_LAYERS, PAGE_BYTES)
 
@@ -110,14 +110,14 @@ class Node:
 
 @pytest.fixture
 def node(device: str) -> Iterator[Node]:
-    """A mover with one cache."""
+    """Run a mover with one cache."""
     node = Node(device)
     yield node
     node.close()
 
 
 def test_mover_says_what_it_made(node: Node) -> None:
-    """With the descriptor comes what another process must know to map it."""
+    """The mover sends, with the descriptor, all that another process needs to map the memory."""
     assert node.made.number == 7
     assert node.made.device_uuid == node.memory.device.uuid
     assert node.made.mapped_bytes >= DEVICE_BYTES
@@ -125,7 +125,7 @@ def test_mover_says_what_it_made(node: Node) -> None:
 
 
 def test_memory_that_is_not_there_is_told_and_the_mover_goes_on(node: Node) -> None:
-    """A refusal of the driver is an answer with the reason, and nothing else ends by it."""
+    """A refusal by the driver is answered with its reason, and the mover goes on."""
     node.link.send(Allocate(number=8, num_bytes=1 << 46).encode())
     packet, fds, _, _ = socket.recv_fds(node.link, protocol.PACKET_BYTES_MAX, 1)
     node.send(1, Direction.SCRUB, [], [0])
@@ -137,7 +137,7 @@ def test_memory_that_is_not_there_is_told_and_the_mover_goes_on(node: Node) -> N
 
 
 def test_blocks_go_down_and_come_back(node: Node) -> None:
-    """Offloaded blocks lie in their slots with all layers, and reloaded ones are as they were."""
+    """Offloaded blocks are in their slots with all layers, and reloaded ones have their old bytes."""
     before = node.fill()
 
     node.send(1, Direction.OFFLOAD, [5, 6, 40], [3, 9, 4])
@@ -158,7 +158,7 @@ def test_blocks_go_down_and_come_back(node: Node) -> None:
 
 
 def test_batches_of_all_directions_are_under_way_at_once(node: Node) -> None:
-    """Every one of many batches is answered once, whatever their order, and each has moved its own bytes."""
+    """Each of many batches in all directions is answered once, in any order, and has moved its own bytes."""
     before = node.fill()
     node.send(1, Direction.OFFLOAD, list(range(32)), list(range(32)))
     assert node.answer().is_done
@@ -177,7 +177,7 @@ def test_batches_of_all_directions_are_under_way_at_once(node: Node) -> None:
 
 
 def test_batch_out_of_bounds_is_refused(node: Node) -> None:
-    """A batch that names what is not there is refused, and the next one is carried out."""
+    """A batch with blocks out of bounds is refused, and the next one is carried out."""
     before = node.fill()
 
     node.send(1, Direction.RELOAD, [0, 1], [0, NUM_BLOCKS])
@@ -189,7 +189,7 @@ def test_batch_out_of_bounds_is_refused(node: Node) -> None:
 
 
 def test_pools_are_let_go_of_after_what_was_sent_before(node: Node) -> None:
-    """A batch right before the unmapping is done, one after it is refused."""
+    """A batch right before the unmapping is carried out; one after it is refused."""
     before = node.fill()
 
     node.send(1, Direction.OFFLOAD, list(range(NUM_BLOCKS)), list(range(NUM_SLOTS)))

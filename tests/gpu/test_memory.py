@@ -1,4 +1,4 @@
-"""Memory of a GPU lives as long as a descriptor of it, and every process that has one sees the same bytes."""
+"""GPU memory lives as long as a descriptor of it, and every process that has one sees the same bytes."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ PATTERN: Final = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
 
 @pytest.fixture
 def gpu(device: str) -> Gpu:
-    """The GPU."""
+    """Return the GPU."""
     return Gpu.opened(device)
 
 
@@ -48,7 +48,7 @@ def _made(gpu: Gpu) -> DeviceMemory:
 
 
 def test_memory_outlives_the_process_that_made_it(gpu: Gpu) -> None:
-    """A mover is killed at any time; whoever has the descriptor has the bytes."""
+    """A process that has the descriptor keeps the bytes, also after its maker is killed."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
     child = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
@@ -68,19 +68,19 @@ def test_memory_outlives_the_process_that_made_it(gpu: Gpu) -> None:
 
 
 def test_new_memory_is_zero(gpu: Gpu) -> None:
-    """Nobody finds in a new pool what another program, or another cache, left there."""
+    """A new pool holds no bytes that another program or cache left there."""
     assert not read(_made(gpu)).any()
 
 
 def test_memory_is_made_in_whole_units(gpu: Gpu) -> None:
-    """What is made is as long as was asked for, rounded up to what the driver can make."""
+    """Memory has the requested size, rounded up to the driver's units."""
     assert gpu.allocation_bytes(1) == gpu.allocation_bytes(gpu.bytes_per_unit) == gpu.bytes_per_unit
     assert gpu.allocation_bytes(gpu.bytes_per_unit + 1) == 2 * gpu.bytes_per_unit
     assert len(_made(gpu)) == NUM_BYTES
 
 
 def test_descriptor_is_not_inherited(gpu: Gpu) -> None:
-    """No child of a mover keeps memory alive unknowingly."""
+    """A mover's child does not inherit the descriptor, and so keeps no memory alive."""
     fd = gpu.allocate(1)
 
     assert not os.get_inheritable(fd)
@@ -88,7 +88,7 @@ def test_descriptor_is_not_inherited(gpu: Gpu) -> None:
 
 
 def test_too_much_memory_is_refused_with_the_numbers(gpu: Gpu) -> None:
-    """A pool that the GPU has no room for is refused with what it needs and what there is."""
+    """A pool that the GPU has no room for is refused with the bytes needed and available."""
     with pytest.raises(InvalidError, match="lower device_bytes") as refused:
         gpu.allocate(1 << 46)
 
@@ -98,7 +98,7 @@ def test_too_much_memory_is_refused_with_the_numbers(gpu: Gpu) -> None:
 
 
 def test_more_than_there_is_cannot_be_mapped(gpu: Gpu) -> None:
-    """A descriptor of less than was said is refused, and leaves nothing behind."""
+    """A descriptor of less memory than claimed is refused, and leaves nothing behind."""
     fd = gpu.allocate(1)
 
     with pytest.raises(InvalidError, match="cuMemMap failed"):
@@ -118,7 +118,7 @@ def test_what_is_no_memory_of_a_gpu_is_refused(gpu: Gpu) -> None:
 
 
 def test_gpu_is_known_by_its_uuid(gpu: Gpu) -> None:
-    """The number of a GPU is each process's own; its UUID is not, and another one is refused with those there are."""
+    """A GPU is known by its UUID, because processes number GPUs differently; an unknown UUID is refused."""
     assert device_of(gpu.device.uuid) == device_at(gpu.device.ordinal) == gpu.device
     assert gpu.facts().uuid == gpu.device.uuid
 
@@ -128,13 +128,13 @@ def test_gpu_is_known_by_its_uuid(gpu: Gpu) -> None:
 
 
 def test_gpu_that_is_not_there_is_refused() -> None:
-    """A number beyond those that are visible is refused, and told how they count."""
+    """A number beyond the visible GPUs is refused, with an explanation of how they are counted."""
     with pytest.raises(InvalidError, match="CUDA_VISIBLE_DEVICES"):
         Gpu.opened("cuda:99")
 
 
 def test_memory_is_unmapped_with_its_last_reference(gpu: Gpu) -> None:
-    """A region that nobody looks at any more takes no addresses: as many can be mapped as one likes."""
+    """A region without references takes no addresses, so any number can be mapped one after the other."""
     fd = gpu.allocate(1)
 
     addresses = {gpu.map(fd, 1).address for _ in range(100)}
@@ -148,7 +148,7 @@ def test_memory_is_unmapped_with_its_last_reference(gpu: Gpu) -> None:
 def test_scattered_copies_move_their_bytes_and_no_others(
     gpu: Gpu, num_copies: int, *, is_batched: bool
 ) -> None:
-    """Batched or one by one, in both directions, every span arrives and nothing beside it."""
+    """Batched or one by one, in both directions, every span arrives and nothing else changes."""
     streams, memory = GpuStreams.opened(gpu), _made(gpu)
     stream = GpuStream(gpu, streams.others._handle, is_batched=is_batched)
     host = np.frombuffer(bytearray(PATTERN.tobytes()), np.uint8)
@@ -174,7 +174,7 @@ def test_scattered_copies_move_their_bytes_and_no_others(
 
 
 def test_zeroed_spans_are_zero_and_no_others(gpu: Gpu) -> None:
-    """Scrubbing leaves its neighbours alone."""
+    """Zeroing spans leaves their neighbours alone."""
     streams, memory = GpuStreams.opened(gpu), _made(gpu)
     write(memory, np.full(NUM_BYTES, 7, np.uint8))
     places = np.array([0, 1000, NUM_BYTES - 10]) + memory.address
@@ -191,7 +191,7 @@ def test_zeroed_spans_are_zero_and_no_others(gpu: Gpu) -> None:
 
 
 def test_pinned_memory_cannot_be_pinned_twice(gpu: Gpu) -> None:
-    """The driver says so, and a range that was let go of can be pinned again."""
+    """Pinning memory twice is refused by the driver, and an unpinned range can be pinned again."""
     host = np.zeros(1 << 16, np.uint8)
     gpu.pin(host.ctypes.data, len(host))
 

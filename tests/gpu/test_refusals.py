@@ -1,4 +1,4 @@
-"""A GPU that cannot be used is refused before anything starts; a driver that fails later costs a mover, no bytes."""
+"""An unusable GPU is refused before anything starts; a driver that fails later costs a mover, but no bytes."""
 
 import os
 import signal
@@ -28,14 +28,14 @@ EX_CONFIG: Final = 78
 
 @pytest.fixture(autouse=True)
 def is_told_to_fail(device: str, request: pytest.FixtureRequest) -> None:
-    """Only the stand-in can be told to fail."""
+    """Skip the test on a real GPU, because only the stand-in can be told to fail."""
     assert device
     if "stand-in" not in request.node.name:
         pytest.skip("a GPU cannot be told to fail")
 
 
 def _refusal(tmp_path: Path, **variables: str) -> str:
-    """Return what `kvleased serve` has against the device."""
+    """Return why `kvleased serve` refuses the device."""
     command = [sys.executable, "-m", "kvleased", "serve", "--runtime-dir", str(tmp_path / "run")]
     refused = subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
@@ -59,7 +59,7 @@ def _refusal(tmp_path: Path, **variables: str) -> str:
 def test_gpu_that_cannot_be_used_is_refused_at_once(
     tmp_path: Path, variables: dict[str, str], reason: str
 ) -> None:
-    """The refusal is one line that says what to do, and nothing was made."""
+    """An unusable GPU is refused with one line that says what to do, and nothing is made."""
     refusal = _refusal(tmp_path, **variables)
 
     assert refusal.startswith("kvleased: --device cuda:")
@@ -68,7 +68,7 @@ def test_gpu_that_cannot_be_used_is_refused_at_once(
 
 
 def test_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
-    """A look that does not end is given up."""
+    """A start gives up on a driver that hangs."""
     from kvleased.directories import UnusableError  # noqa: PLC0415 - one of the service's
     from kvleased.supervision.looking import look_at  # noqa: PLC0415 - the same
 
@@ -93,7 +93,7 @@ THOROUGH = pytest.mark.thorough
     ]
 )
 def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
-    """A daemon over a driver with a fault of its own, which counts copies in a file."""
+    """Run a daemon over a driver that has a fault and counts copies in a file."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in request.param.items():
             patch.setenv(name, value)
@@ -106,7 +106,7 @@ def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]
 def test_copies_are_right_however_they_are_made(
     serving: Serving, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Batched, one by one, from pinned memory or not: blocks come back from the host as they went."""
+    """Blocks come back from the host with their bytes, batched or one by one, from pinned memory or not."""
     with Client(serving.address("unix"), on_doubt="raise") as client:
         client.register("main", INPUTS, CacheOptions(write_policy="write-through"))
         serving.until(lambda: client.get_cache("main").status == "ready")
@@ -127,7 +127,7 @@ def test_copies_are_right_however_they_are_made(
 
 
 def test_failed_copy_costs_the_mover_and_no_bytes(tmp_path: Path) -> None:
-    """Where the driver fails, the mover ends and another one begins; what it was to copy is recomputed, not wrong."""
+    """When the driver fails, the mover ends and another starts; lost copies are recomputed, and never wrong."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLEASE_STANDIN_FAIL", "cuMemcpyBatchAsync")
         (tmp_path / "run").mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def test_failed_copy_costs_the_mover_and_no_bytes(tmp_path: Path) -> None:
 
 
 def test_worker_that_does_not_see_the_gpu_is_told_which_it_is(tmp_path: Path) -> None:
-    """Whether a worker has the daemon's GPU is a question of its UUID, whatever number each of them counts it by."""
+    """A worker that does not see the daemon's GPU is told its UUID; the two may number it differently."""
     (tmp_path / "run").mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLEASE_STANDIN_DEVICES", "2")
@@ -162,7 +162,7 @@ def test_worker_that_does_not_see_the_gpu_is_told_which_it_is(tmp_path: Path) ->
                 assert worker.gpu is not None
                 assert worker.gpu.device.ordinal == 1
 
-            # From now on this process sees the first one alone.
+            # From now on this process sees only the first GPU.
             patch.setenv("KVLEASE_STANDIN_DEVICES", "1")
             with pytest.raises(InvalidError, match="CUDA_VISIBLE_DEVICES") as refused:
                 client.attach("main")
@@ -173,10 +173,10 @@ def test_worker_that_does_not_see_the_gpu_is_told_which_it_is(tmp_path: Path) ->
 
 
 def test_mover_that_is_killed_in_mid_copy_costs_no_bytes(tmp_path: Path) -> None:
-    """Blocks whose copy was cut off are not found below, and what is found is what was committed."""
+    """Blocks whose copy was cut off are not hits, and all hits have the committed bytes."""
     (tmp_path / "run").mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
-        # Half a pool takes more than half a second.
+        # Copying half a pool now takes more than half a second.
         patch.setenv("KVLEASE_STANDIN_MICROSECONDS", "20000")
         with (
             served(tmp_path / "run") as serving,
@@ -191,5 +191,5 @@ def test_mover_that_is_killed_in_mid_copy_costs_no_bytes(tmp_path: Path) -> None
                 with worker.reserve("all", num_tokens=NUM_TOKENS, wait_ms=20_000) as lease:
                     pool_of(worker)[lease.block_ids] = 0xEE
 
-                # Bytes are compared for whatever is found.
+                # `hits` compares the bytes of all hits.
                 assert sum(hits(worker, keys)) <= NUM_TOKENS

@@ -1,4 +1,4 @@
-"""The very scenarios of pools in CPU memory, with pools on a GPU: nothing of them knows where the blocks lie."""
+"""The scenarios of pools in CPU memory, run with pools on a GPU: none of them depends on where blocks lie."""
 
 import pytest
 

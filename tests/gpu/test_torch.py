@@ -1,4 +1,4 @@
-"""Tensors over a pool on a GPU are views of it: what torch writes, other processes of the cache see."""
+"""Tensors over a pool on a GPU are views of it: other processes of the cache see what torch writes."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ __all__ = ["serving", "worker"]
 
 
 def test_tensors_are_views_of_the_pool(worker: Worker) -> None:
-    """A layer's keys are where the plan says, on the GPU, and stay so without the worker's memory object."""
+    """A layer's keys are on the GPU where the plan says, and stay there without the worker's memory object."""
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA, or no GPU")
     assert worker.gpu is not None

@@ -1,1 +1,1 @@
-"""The reference engine itself, asked about random configurations; `make test-vllm` only."""
+"""Comparisons with the reference engine over random configurations; `make test-vllm` only."""

@@ -1,6 +1,6 @@
-"""Ask the connectors' planning about random configurations of the reference: whether plans agree, number by number.
+"""Check that the connectors' planning agrees with the reference's plans of random configurations, in each number.
 
-Run by the interpreter of .venv-vllm: reads vectors from standard input and writes, for each, what differs.
+Runs with .venv-vllm's interpreter: reads vectors from standard input and writes the differences of each.
 """
 
 import copy
@@ -20,7 +20,7 @@ from vllm.v1.core import kv_cache_utils as planner
 
 
 def answer(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of one configuration."""
+    """Return the answer about one configuration."""
     config = config_of(given["config"])
     workers = given["workers"]
     maps = [
@@ -64,7 +64,7 @@ def _is_changed(maps: list[Any], found: list[Any]) -> bool:
 
 
 def _complete(config: SimpleNamespace) -> None:
-    """Add what the whole configuration has and planning alone does not read."""
+    """Add the parts of the whole configuration that planning alone does not read."""
     config.parallel_config.prefill_context_parallel_size = 1
     config.cache_config.kv_cache_layout = None
 

@@ -1,4 +1,4 @@
-"""Own random configurations of planning, in the golden vectors' words and without answers; the same for a seed."""
+"""Own random configurations for planning, in the golden vectors' words and without answers, repeatable by seed."""
 
 from collections.abc import Callable
 from random import Random
@@ -11,7 +11,7 @@ _MEMORY_BYTES = (2**20, 2**23, 2**26, 2**30, 2**33)
 
 
 def vectors(count: int, seed: int) -> dict[str, Any]:
-    """Return vectors of so many models, each of the next family, one for every operation."""
+    """Return vectors of so many models, of the families in turn, one vector for every operation."""
     random = Random(seed)  # noqa: S311  # for variety, not for secrets
     families = list(FAMILIES.items())
     made = []
@@ -109,7 +109,7 @@ _BUILDERS: dict[str, Callable[[Random, dict[str, Words], Layers], Words]] = {
     "layout_strides": _strides_input,
     "allocate_views": _views_input,
 }
-"""What is asked of the reference about every model, by the operation's name."""
+"""Builders of the input of every operation, by its name; the reference answers each for every model."""
 
 
 def _config(random: Random, specs: dict[str, Words]) -> Words:
@@ -145,7 +145,7 @@ def _config(random: Random, specs: dict[str, Words]) -> Words:
 
 
 def _workers(random: Random, config: Words, layers: Layers) -> list[Words]:
-    """Return tensor ranks for every pipeline stage; a stage has a stretch of the layers."""
+    """Return tensor ranks for every pipeline stage, each with a consecutive part of the layers."""
     stages = min(config["pipeline_parallel_size"], len(layers))
     cuts = sorted(random.sample(range(1, len(layers)), stages - 1))
     bounds = list(zip([0, *cuts], [*cuts, len(layers)], strict=True))

@@ -1,4 +1,4 @@
-"""Own the families of models that live comparisons draw from: their kinds of layers, in the golden vectors' words."""
+"""Own the families of models for live comparisons: their kinds of layers, in the golden vectors' words."""
 
 from collections.abc import Callable
 from random import Random
@@ -139,7 +139,7 @@ def _state(random: Random, block_size: int, **more: Any) -> Words:
 
 
 def _runs(random: Random, *names: str) -> Layers:
-    """Return layers in a pattern that repeats, some of the last period missing."""
+    """Return layers in a repeating pattern, whose last period may be incomplete."""
     pattern = [name for name in names for _ in range(random.randint(1, 3))]
     count = random.randint(len(names), 24)
     picked = [pattern[index % len(pattern)] for index in range(count)]

@@ -20,7 +20,7 @@ VOCABULARY = 128_000
 
 
 def request_of(num_tokens: int) -> Request:
-    """Return a request of the tokens that the other side hashes, too, with no key yet."""
+    """Return a request with the other side's tokens, whose keys are not yet computed."""
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, num_tokens, np.int32)
     return Request(
         request_id="prompt",
@@ -31,7 +31,7 @@ def request_of(num_tokens: int) -> Request:
 
 
 def main() -> None:
-    """Answer round after round until nobody asks any more."""
+    """Answer round after round until standard input ends."""
     init_none_hash(sha256)
     hash_blocks = get_request_block_hasher(TOKENS_PER_BLOCK, sha256)
     requests: dict[int, Request] = {}

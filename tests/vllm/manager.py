@@ -1,4 +1,4 @@
-"""Own the floor of the block manager's figures: the same requests to vLLM's own, in this process; for .venv-vllm only.
+"""Own the floor of the block manager's figures: the same requests to vLLM's manager; for .venv-vllm only.
 
 Reads one line a round, `num_blocks num_calls window_tokens`, and answers with one line of JSON: the median nanoseconds
 by figure. With a window there are two groups, full attention and the window's; with 0 tokens there is one.
@@ -55,7 +55,7 @@ def manager_of(num_blocks: int, longest_request_tokens: int, window_tokens: int)
 
 
 def request_of(num_tokens: int, keys: list[bytes]) -> Request:
-    """Return a request whose keys are known already: hashing is no part of the figures."""
+    """Return a request with known keys, because hashing is not part of the figures."""
     return Request(
         request_id=next(_names),
         prompt_token_ids=[1] * num_tokens,
@@ -71,7 +71,7 @@ def some_keys(num_blocks: int) -> list[bytes]:
 
 
 def admit(manager: KVCacheManager, request: Request, *, publishes: bool) -> int:
-    """Find a request's prefix and take blocks for the rest; returns the tokens that were cached."""
+    """Find a request's prefix and take blocks for the rest; return the number of cached tokens."""
     blocks, num_hits, _ = manager.get_computed_blocks(request)
     taken = manager.allocate_slots(
         request, request.num_tokens - num_hits, num_hits, blocks, delay_cache_blocks=not publishes
@@ -113,7 +113,7 @@ class Sizes:
         return taken
 
     def extend(self) -> int:
-        """Let every running request take a block."""
+        """Extend every running request by a block."""
         start = perf_counter_ns()
         for request in self.running:
             self.busy.allocate_slots(request, 1)
@@ -178,7 +178,7 @@ def measure(sizes: Sizes, num_calls: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Answer round after round until nobody asks any more."""
+    """Answer round after round until standard input ends."""
     known: dict[tuple[int, int], Sizes] = {}
     for line in sys.stdin:
         num_blocks, num_calls, window_tokens = map(int, line.split())

@@ -1,6 +1,6 @@
-"""Record what the installed reference engine plans, in the golden vectors' format.
+"""Record the plans of the installed reference engine, in the golden vectors' format.
 
-Run by the interpreter of .venv-vllm: reads vectors without answers from standard input and writes them with answers.
+Runs with .venv-vllm's interpreter: reads vectors without answers from standard input and writes them with answers.
 """
 
 import copy
@@ -71,7 +71,7 @@ def spec_metrics(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_specs(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the reference makes of specs that might be one."""
+    """Return the reference's result of merging specs."""
     found = [spec_of(words) for words in given["specs"]]
     named = {str(index): spec for index, spec in enumerate(found)}
     answer: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def layout_strides(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def allocate_views(given: dict[str, Any]) -> dict[str, Any]:
-    """Return where layers of given groups lie, and their views."""
+    """Return the placement of the layers of given groups, and their views."""
     layout = specs_of.KVCacheLayout[given["kv_cache_layout"]]
     groups = [_group(pairs, given["specs"]) for pairs in given["groups"]]
     planner.validate_kv_cache_layout(layout, groups)
@@ -230,7 +230,7 @@ def worker_tensors(found: Any) -> list[dict[str, Any]]:
 
 
 def scheduler_words(config: SimpleNamespace, configs: list[Any]) -> dict[str, Any]:
-    """Return what the scheduler makes of the plan."""
+    """Return the scheduler's part of the plan."""
     found = planner.generate_scheduler_kv_cache_config(configs)
     groups = found.kv_cache_groups
     tokens, concurrency = planner.get_kv_cache_capacity(config, found)

@@ -1,4 +1,4 @@
-"""Own the way between the golden vectors' words and the reference engine's objects; for .venv-vllm only."""
+"""Own the translation between the golden vectors' words and the reference engine's objects; for .venv-vllm only."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -49,7 +49,7 @@ _CLASSES = (
     ("page size", "PAGE_SIZE_NOT_UNIFIABLE"),
     ("register", "UNREGISTERED_SPEC"),
 )
-"""What an error's message has, and the class by which vectors name it."""
+"""Parts of error messages, and the classes by which vectors name the errors."""
 
 
 def spec_of(words: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ def _value(word: str, value: Any) -> Any:
 
 
 def spec_words(spec: Any) -> dict[str, Any]:
-    """Return a spec in the vectors' words, without those that only repeat others."""
+    """Return a spec in the vectors' words, without words that only repeat others."""
     words: dict[str, Any] = {"type": TYPE_OF_CLASS[type(spec).__name__]}
     for name in spec.__dataclass_fields__:
         value = getattr(spec, name)
@@ -89,7 +89,7 @@ def spec_words(spec: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of the reference's as JSON has it."""
+    """Return one of the reference's values as JSON has it."""
     if isinstance(value, tuple):
         return [plain(entry) for entry in value]
     if isinstance(value, Fraction):
@@ -107,7 +107,7 @@ _SAYINGS: dict[type, Callable[[Any], Any]] = {
 
 
 def error_words(error: Exception) -> dict[str, Any]:
-    """Return an error by its stable class; where there is none, the reference did not mean to refuse."""
+    """Return an error by its stable class; an error without one was no intended refusal."""
     kind, message = type(error).__name__, str(error)
     found = next((name for text, name in _CLASSES if text.lower() in message.lower()), None)
     words: dict[str, Any] = {"type": kind, "class": found or f"UNHANDLED_{kind.upper()}"}

@@ -1,7 +1,7 @@
 """Ask the reference engine about random configurations and compare: `python tests/vllm/run.py [COUNT [SEED]]`.
 
-Prints what differs, and a count; exits with 1 if anything differs without a reason on record. Then the connectors' way
-is asked about the same plans: from the engine's finished configuration back to a plan's inputs.
+Prints all differences and a count; exits with 1 if one has no recorded reason. Then it checks the connectors' way
+over the same plans: from the engine's finished configuration back to a plan's inputs.
 """
 
 import json
@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _disagreeing(content: dict[str, Any]) -> int:
-    """Count the plans that the connectors' inputs do not give again, although planning left the layers as they were.
+    """Count the plans that the connectors' inputs do not reproduce, although planning left the layers unchanged.
 
-    Layers that the engine gave other blocks or pages may be planned differently, which a connector then says.
+    Layers to which the engine gave other blocks or pages may be planned differently; a connector then says so.
     """
     plans = [vector for vector in content["vectors"] if vector["op"] == "plan"]
     answers = _asked("agree.py", {**content, "vectors": plans})
@@ -76,7 +76,7 @@ def _answered(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(script: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Return what a script says that runs where the reference is."""
+    """Return the output of a script that runs with the reference's interpreter."""
     paths = [str(_ROOT / "client"), str(_ROOT / "service")]
     recorded = subprocess.run(
         [_REFERENCE, Path(__file__).with_name(script)],

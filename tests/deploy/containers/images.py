@@ -98,7 +98,7 @@ def driver() -> str:
 
 
 def _sources() -> list[str]:
-    """Return the options that give pip in a build the package sources from outside; none stays in the image."""
+    """Return the options that mount pip's certificates and index settings in a build; none stays in the image."""
     options = []
     if _CERTIFICATES.is_dir():
         options.append(f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro")

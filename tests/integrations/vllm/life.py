@@ -1,8 +1,8 @@
 """Own one life of an engine: build it from a job, carry out orders from standard input, and answer each.
 
-Runs as a script with the reference engine's Python, and imports nothing of the tests.
-the job, each further line an order; every answer is one line of JSON on standard output. The end of standard input ends
-the life; so does SIGKILL, at any moment.
+Runs as a script with the reference engine's Python, and imports nothing of the tests. The first line of standard input
+is the job, each further line an order; every answer is one line of JSON on standard output. The end of standard input
+ends the life; so does SIGKILL, at any moment.
 """
 
 import json

@@ -192,7 +192,7 @@ def test_plugin_registers_each_connector_once(said: dict[str, Any]) -> None:
 
 
 def test_statistics_travel_below_multi_connector(said: dict[str, Any]) -> None:
-    """Counts are rebuilt and added up by a registered name; an unregistered one sends none, which would be fatal."""
+    """Counts under a registered name are rebuilt and added up; an unregistered one sends none, which would crash."""
     assert said["STATISTICS"] == {
         "sum": {"kvlease_calls": 5, "kvlease_skipped": 1},
         "is_empty": False,

@@ -273,7 +273,7 @@ def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:
 def test_spec_below_another_connector_says_that_nothing_is_cached(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    """vLLM's own connector attaches the spec to no daemon; the log says so once and names the right connector."""
+    """The spec below vLLM's own connector attaches to no daemon; the log says so once and names the right one."""
     own = offloading(daemon, engine=TINY)
     transfer = {
         "kv_connector": "OffloadingConnector",
