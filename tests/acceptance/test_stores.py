@@ -37,7 +37,7 @@ TOKENS_PER_PROMPT = BLOCKS_PER_PROMPT * TOKENS_PER_BLOCK
 NUM_PROMPTS = 8
 NUM_BLOCKS = NUM_PROMPTS * BLOCKS_PER_PROMPT
 FIRST_PAYLOAD_BYTES = 4 * BYTES_PER_SECTOR
-"""Offset behind the store's head and slot headers; smaller files are no stores."""
+"""An offset behind the headers of the store and of its slots, where only payload follows."""
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Own the placement of client and server in measurements: on two separate cores, both kept awake.
 
 An idle virtual core is halted after some 8 µs, and waking it takes up to 50 µs: a server that computes nothing answers
-sooner and would never pay for that, but any other would pay twice a call. And when two processes hand over to each other without a
-pause, the scheduler may put both on one core or not, from run to run.
+sooner and would never pay for that, but any other would pay twice a call. And when two processes hand over to each
+other without a pause, the scheduler may put both on one core or not, from run to run.
 """
 
 import os

@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def print_table(figures: list[Figure]) -> None:
-    """Print the table; in a file or a pipe it is as wide as its content."""
+    """Print the table; in a file or a pipe it has a fixed width, wide enough to be readable."""
     is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     Console(highlight=False, width=_COLUMNS_OF_A_FILE if is_narrow else None).print(
         table_of(figures)
