@@ -10,7 +10,8 @@ from blake3 import blake3
 _ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _CONTENT_NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """How a store that names files by a digest of their content calls them."""
-_NUM_SAMPLES: Final = 32
+_NUM_SAMPLES: Final = 5
+"""Of each file: a model has hundreds, perhaps behind a network, and other weights differ nearly everywhere."""
 _SAMPLE_BYTES: Final = 4096
 
 
