@@ -3,19 +3,16 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from kvlease.errors import BusyError, KVLeaseError, UnknownCacheError
-from kvleased.api import faults
 from kvleased.api.rest.endpoints import Answer, until_gone
+from kvleased.api.rest.events import Streams, problem_event
 from kvleased.verbs.picturing import Gallery, PoolName, Shown
 from kvleased.web.deltas import change
-
-if TYPE_CHECKING:
-    from kvleased.api.rest.events import Streams
 
 PERIOD_SECONDS: Final = 1.0
 """Seconds between two updates."""
@@ -87,7 +84,7 @@ class Live(Answer):
                 await self._look(send)
                 await asyncio.wait({gone}, timeout=PERIOD_SECONDS)
         except KVLeaseError as error:
-            await send(_event(b"problem", json.loads(faults.problem(error))))
+            await send(_part(problem_event(error)))
         finally:
             self._viewers.num_viewers -= 1
             streams.discard(gone)
@@ -122,5 +119,8 @@ class Live(Answer):
 
 
 def _event(kind: bytes, sheet: object) -> dict[str, object]:
-    body = b"event: %b\ndata: %b\n\n" % (kind, Live.written(sheet))
+    return _part(b"event: %b\ndata: %b\n\n" % (kind, Live.written(sheet)))
+
+
+def _part(body: bytes) -> dict[str, object]:
     return {"type": "http.response.body", "body": body, "more_body": True}

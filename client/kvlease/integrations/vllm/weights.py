@@ -32,7 +32,7 @@ def digest_of_weights(model: str) -> str:
     else:
         return ""
     digest = blake3()
-    for told in (_told(file) for file in files):
+    for told in filter(None, map(_told, files)):
         digest.update(len(told).to_bytes(8, "little") + told)
     return digest.hexdigest()
 

@@ -94,11 +94,16 @@ class EventStream(Answer):
             return None
         self._upcoming = _next(self._events)
         if isinstance(event, KVLeaseError):
-            return b"event: problem\ndata: %b\n\n" % faults.problem(event)
+            return problem_event(event)
         head = b"event: request\n"
         if isinstance(event, pb.WatchResponse):
             head = b"id: %d\nevent: %b\n" % (event.sequence, event.kind.encode())
         return b"%bdata: %b\n\n" % (head, to_json(event))
+
+
+def problem_event(error: KVLeaseError) -> bytes:
+    """Return the event that tells why a stream ends."""
+    return b"event: problem\ndata: %b\n\n" % faults.problem(error)
 
 
 def _next(events: AsyncIterator[Message | KVLeaseError]) -> "asyncio.Future[Next]":

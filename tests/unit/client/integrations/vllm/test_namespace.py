@@ -225,6 +225,7 @@ def test_weights_of_a_directory_are_looked_at(tmp_path: Path) -> None:
 
     first = Identity.of(changed, layout())
     os.utime(blob, (1, 1))
+    (tmp_path / "README.md").write_text("no weights")
     touched = Identity.of(changed, layout())
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors").write_bytes(b"v")
