@@ -1,6 +1,7 @@
 """Laws of what is dropped without a close: a warning says so, as for files, and where it was made."""
 
 import asyncio
+import gc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,21 +53,26 @@ def test_worker_that_is_dropped_attached_warns(address: str) -> None:
             del worker
 
 
-async def test_async_client_and_worker_that_are_dropped_warn(address: str) -> None:
+def test_async_client_and_worker_that_are_dropped_warn(address: str) -> None:
     """An asynchronous client and worker warn, too."""
-    client = AsyncClient(address)
-    worker = await client.attach("demo")
-    beating = worker._task
-    await client.stats()
 
-    with pytest.warns(ResourceWarning, match="unclosed <AsyncClient unix:"):
-        del client
-    with pytest.warns(ResourceWarning, match="unclosed <AsyncWorker 7 of 'demo'"):
-        del worker
+    async def drop() -> None:
+        client = AsyncClient(address)
+        worker = await client.attach("demo")
+        beating = worker._task
+        await client.stats()
 
-    assert beating is not None
-    beating.cancel()
-    await asyncio.wait({beating})
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncClient unix:"):
+            del client
+        with pytest.warns(ResourceWarning, match="unclosed <AsyncWorker 7 of 'demo'"):
+            del worker
+
+        assert beating is not None
+        beating.cancel()
+        await asyncio.wait({beating})
+
+    asyncio.run(drop())
+    gc.collect()  # the sockets they left open, or another test hears of those
 
 
 @pytest.mark.parametrize("kind", ["Client", "Worker"])
