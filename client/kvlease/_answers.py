@@ -69,6 +69,7 @@ def info(message: pb.CacheInfo) -> CacheInfo:
         options=CacheOptions.from_proto(message.options),
         tiers=tuple(map(reader(TierInfo), message.tiers)),
         is_draining=message.is_draining,
+        longest_request_tokens=message.longest_request_tokens,
     )
 
 

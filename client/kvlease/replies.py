@@ -48,6 +48,8 @@ class CacheInfo:
     """The lower tiers that it has."""
     is_draining: bool = False
     """Whether it grants no new lease, because it or the daemon is being drained."""
+    longest_request_tokens: int = 0
+    """Tokens of the longest request that fits now: those of the plan, or fewer after a resize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,7 @@ class CacheEntry:
             options=self.options,
             tiers=self.tiers(),
             is_draining=self.core.is_draining,
+            longest_request_tokens=self.core.longest_request_tokens,
         )
 
     def regions_of(self, rank: int) -> list[pb.Region]:

@@ -221,6 +221,27 @@ def test_pool_that_shrinks_gives_memory_back_and_grows_again(
     assert (grown.num_parked, grown.bytes_given_back) == (0, 0)
 
 
+def test_longest_request_is_what_a_resize_has_left_room_for(client: Client) -> None:
+    """A cache says how long a request may be now, which its plan cannot know; one token more is refused."""
+
+    def longest() -> int:
+        (cache,) = client.list_caches()
+        return cache.longest_request_tokens
+
+    (planned,) = {cache.plan.longest_request_tokens for cache in client.list_caches()}
+    before = longest()
+    client.resize("main", "device", 3)
+    left = longest()
+
+    assert (before, left) == (planned, 3 * TOKENS_PER_BLOCK)
+    with client.attach("main") as worker:
+        worker.reserve("fits", num_tokens=left).release()
+        with pytest.raises(NeverFitsError):
+            worker.reserve("too long", num_tokens=left + 1)
+    client.resize("main", "device", 32)
+    assert longest() == before
+
+
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_pool_that_ends_amid_a_page_shrinks_like_any_other(
     shared: Serving, tier: Resizable

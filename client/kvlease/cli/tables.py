@@ -136,7 +136,7 @@ def plans(found: Sequence[CacheInfo]) -> Table:
             f"{sum(len(group.layer_names) for group in plan.groups):,}",
             f"{len(plan.groups):,}",
             f"{len(plan.ranks):,}",
-            f"{plan.longest_request_tokens:,} tokens",
+            f"{cache.longest_request_tokens:,} tokens",
         )
     return table
 

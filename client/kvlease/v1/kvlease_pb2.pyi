@@ -498,7 +498,7 @@ class PlanResponse(_message.Message):
     def __init__(self, plan: _Optional[_Union[CachePlan, _Mapping]] = ..., report: _Optional[_Union[PlanReport, _Mapping]] = ..., what_ifs: _Optional[_Iterable[_Union[WhatIf, _Mapping]]] = ...) -> None: ...
 
 class CacheInfo(_message.Message):
-    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan", "options", "tiers", "is_draining")
+    __slots__ = ("cache", "status", "bytes_populated", "num_workers", "plan", "options", "tiers", "is_draining", "longest_request_tokens")
     CACHE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     BYTES_POPULATED_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +507,7 @@ class CacheInfo(_message.Message):
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_REQUEST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     cache: str
     status: str
     bytes_populated: int
@@ -515,7 +516,8 @@ class CacheInfo(_message.Message):
     options: CacheOptions
     tiers: _containers.RepeatedCompositeFieldContainer[TierInfo]
     is_draining: bool
-    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    longest_request_tokens: int
+    def __init__(self, cache: _Optional[str] = ..., status: _Optional[str] = ..., bytes_populated: _Optional[int] = ..., num_workers: _Optional[int] = ..., plan: _Optional[_Union[CachePlan, _Mapping]] = ..., options: _Optional[_Union[CacheOptions, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[TierInfo, _Mapping]]] = ..., is_draining: _Optional[bool] = ..., longest_request_tokens: _Optional[int] = ...) -> None: ...
 
 class CacheOptions(_message.Message):
     __slots__ = ("integrity", "write_policy", "write_after_hits", "eviction_policy", "ghosts")

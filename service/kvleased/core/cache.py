@@ -143,6 +143,11 @@ class Cache:
         """The numbers of the cache."""
         return self._state.shape
 
+    @property
+    def longest_request_tokens(self) -> int:
+        """Tokens of the longest request that fits in the blocks that can be granted now."""
+        return self._state.covering.longest_tokens
+
     def handle(self, command: c.Command, now: float) -> Outcome:
         """Decide what a command leads to; `now` is in monotonic seconds.
 

@@ -66,6 +66,7 @@ TIERS = (
 )
 INFO = CacheInfo(
     cache="demo", status="ready", bytes_populated=262144, num_workers=2, plan=PLAN, tiers=TIERS,
+    longest_request_tokens=321,
     options=CacheOptions(integrity="xxh3", write_policy="after-n-hits", write_after_hits=2),
 )  # fmt: skip
 WORKER = WorkerInfo(
@@ -285,8 +286,10 @@ def test_json_is_the_snapshot() -> None:
 
 
 def test_caches_shows_plans() -> None:
-    """The table has the numbers of each cache's plan in one row."""
-    assert "4.00 KiB" in run("caches")[1]
+    """The tables have the numbers of each cache's plan, and how long a request may be now."""
+    output = run("caches")[1]
+    assert "4.00 KiB" in output
+    assert "321 tokens" in output
     assert json.loads(run("caches", "--json")[1])[0]["plan"]["num_blocks"] == 64
 
 
