@@ -398,6 +398,21 @@ def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -
         cache.handle(a_reserve(num_blocks, "long"), 0.0)
 
 
+def test_longest_request_is_that_of_the_blocks_in_use() -> None:
+    """A resize shortens the longest request that fits, and lengthens it again; one token more is refused."""
+    cache = a_cache(8, table_blocks=10)
+    assert cache.longest_request_tokens == 8 * TOKENS_PER_BLOCK
+
+    resize(cache, 4)
+
+    assert cache.longest_request_tokens == 4 * TOKENS_PER_BLOCK
+    reserve(cache, 4, "fits")
+    with pytest.raises(NeverFitsError):
+        cache.handle(a_reserve(5, "too long"), 0.0)
+    resize(cache, 8)
+    assert cache.longest_request_tokens == 8 * TOKENS_PER_BLOCK
+
+
 def test_slots_leave_the_host_pool() -> None:
     """A smaller host pool drops its coldest slots."""
     cache = a_full_cache(4, num_slots=4)
