@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Self, TypeVar
 
-from kvlease import _calls, _flows, _late, _operator_calls, tracing
-from kvlease._async_port import AsyncPort
+from kvlease import tracing
 from kvlease._bound import Bound
-from kvlease._calls import Ask
-from kvlease._link import Link
+from kvlease._calling import calls, flows, late, operator_calls
+from kvlease._calling.async_port import AsyncPort
+from kvlease._calling.calls import Ask
+from kvlease._calling.link import Link
 from kvlease._unclosed import warn_unclosed
 from kvlease.aio_worker import AsyncWorker
 from kvlease.client import (
@@ -107,11 +108,11 @@ class AsyncClient(Bound):
 
     async def plan(self, inputs: PlanInputs) -> CachePlan:
         """Compute a cache's layout and capacity without changing anything."""
-        return await self._told(_calls.plan(inputs))
+        return await self._told(calls.plan(inputs))
 
     async def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
         """Compute a plan with its equations, and with what each change, such as tokens_per_block=8, would alter."""
-        return await self._told(_calls.explain(inputs, changes))
+        return await self._told(calls.explain(inputs, changes))
 
     async def register(
         self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
@@ -120,18 +121,18 @@ class AsyncClient(Bound):
 
         A worker that later attaches through this client registers the cache again if the cache ended with its daemon.
         """
-        ask = _calls.register(cache, inputs, options)
+        ask = calls.register(cache, inputs, options)
         info = await self._told(ask)
         self._link.registrations[cache] = ask.request
         return info
 
     async def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
-        return await self._told(_calls.get_cache(cache))
+        return await self._told(calls.get_cache(cache))
 
     async def list_caches(self) -> tuple[CacheInfo, ...]:
         """Describe all caches."""
-        return await self._told(_calls.list_caches())
+        return await self._told(calls.list_caches())
 
     async def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
         """Free a cache that no worker is attached to; its pins end with it.
@@ -140,48 +141,48 @@ class AsyncClient(Bound):
         take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
         self._link.registrations.pop(cache, None)
-        return await self._told(_operator_calls.delete_cache(cache, purge=purge))
+        return await self._told(operator_calls.delete_cache(cache, purge=purge))
 
     async def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
-        return await self._told(_calls.stats(cache))
+        return await self._told(calls.stats(cache))
 
     async def inspect(
         self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0
     ) -> Inspection:
         """List who uses a cache or waits for it, by id: at most 256 entries, starting after the id `after_id`."""
-        return await self._told(_calls.inspect(cache, what, limit, after_id))
+        return await self._told(calls.inspect(cache, what, limit, after_id))
 
     async def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return await self._told(_calls.explain_lease(lease_id, cache))
+        return await self._told(calls.explain_lease(lease_id, cache))
 
     async def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached.
 
         If there is only one cache, `cache` may be left out, here and in `evict`, `reload`, `pin` and `unpin`.
         """
-        return await self._told(_calls.lookup(keys, cache))
+        return await self._told(calls.lookup(keys, cache))
 
     async def evict(
         self, *, keys: bytes = b"", num_blocks: int = 0, wait_ms: int = 0, cache: str = ""
     ) -> Evicted:
         """Move the blocks of `keys`, or the `num_blocks` coldest, out of the device pool."""
         return await self._told(
-            _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
+            calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
         )
 
     async def reload(self, keys: bytes, *, wait_ms: int = 0, cache: str = "") -> Reloaded:
         """Bring the blocks of `keys` back into the device pool."""
-        return await self._told(_calls.reload_keys(keys, wait_ms, cache))
+        return await self._told(calls.reload_keys(keys, wait_ms, cache))
 
     async def pin(self, keys: bytes, *, cache: str = "") -> Pinned:
         """Hold cached blocks so that they are not evicted."""
-        return await self._told(_calls.pin(keys, cache))
+        return await self._told(calls.pin(keys, cache))
 
     async def unpin(self, pin_id: int, *, cache: str = "") -> bool:
         """End a pin; returns whether it was there."""
-        return await self._told(_calls.unpin(pin_id, cache))
+        return await self._told(calls.unpin(pin_id, cache))
 
     async def drain(self, *, cache: str = "") -> Drained:
         """Have a cache, or the daemon, grant no new lease; live leases go on, and the answer counts them.
@@ -189,27 +190,27 @@ class AsyncClient(Bound):
         Meanwhile a call for a new lease is refused as DRAINING; its caller should ask another daemon. To wait for the
         last lease to end, watch `stats`: a second drain would reverse an undrain that somebody made in between.
         """
-        return await self._told(_operator_calls.drain(cache))
+        return await self._told(operator_calls.drain(cache))
 
     async def undrain(self, *, cache: str = "") -> Drained:
         """Have a cache, or the daemon, grant leases again; a cache drained by name must also be undrained by name."""
-        return await self._told(_operator_calls.undrain(cache))
+        return await self._told(operator_calls.undrain(cache))
 
     async def clear(self, cache: str, *, tenant: str = "") -> Cleared:
         """Drop the cached blocks of one tenant, or of all, that nobody holds; the answer tells who holds the rest."""
-        return await self._told(_operator_calls.clear(cache, tenant))
+        return await self._told(operator_calls.clear(cache, tenant))
 
     async def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
         """Set how many blocks a pool grants, up to its registered number, and give the memory of the rest back."""
-        return await self._told(_operator_calls.resize(cache, tier, num_blocks))
+        return await self._told(operator_calls.resize(cache, tier, num_blocks))
 
     async def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
         """Replace all limits of a tenant at once; an outdated revision is refused."""
-        return await self._told(_operator_calls.set_tenant(tenant, limits, revision))
+        return await self._told(operator_calls.set_tenant(tenant, limits, revision))
 
     async def get_tenant(self, tenant: str) -> TenantRule:
         """Return the limits that a tenant has now, and their revision."""
-        return await self._told(_operator_calls.get_tenant(tenant))
+        return await self._told(operator_calls.get_tenant(tenant))
 
     async def detach(self, worker_id: int, *, force: bool = False) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
@@ -217,7 +218,7 @@ class AsyncClient(Bound):
         The operator thereby vouches that the worker writes no more. If the daemon watches the worker's process, the
         call is refused without `force`: as long as that process lives, it may write into blocks that others then have.
         """
-        return await self._told(_calls.detach(worker_id, force=force))
+        return await self._told(calls.detach(worker_id, force=force))
 
     def watch(
         self,
@@ -228,13 +229,13 @@ class AsyncClient(Bound):
         idle_seconds: float | None = None,
     ) -> AsyncIterator[Event]:
         """Yield events as `Client.watch` does, until none has come for `idle_seconds`; None waits for ever."""
-        return self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
+        return self._stream(calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(
         self, cache: str, *, idle_seconds: float | None = None
     ) -> AsyncIterator[TracedRequest]:
         """Yield a cache's requests as their leases end; the first one has no keys: it says that recording has begun."""
-        return self._stream(_calls.trace(cache), idle_seconds)
+        return self._stream(calls.trace(cache), idle_seconds)
 
     async def attach(  # noqa: PLR0913 - the fields of an attach
         self,
@@ -265,10 +266,10 @@ class AsyncClient(Bound):
             key_counts=key_counts,
         )
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
-        transport = open_async_transport(self._address, partial(_late.undoing, session))
+        transport = open_async_transport(self._address, partial(late.undoing, session))
         port = AsyncPort(transport, session)
         try:
-            await port.run(_flows.attach(session))
+            await port.run(flows.attach(session))
         except BaseException:
             await port.close()
             raise
@@ -277,9 +278,9 @@ class AsyncClient(Bound):
 
     async def _stream(self, ask: Ask[R], idle_seconds: float | None) -> AsyncIterator[R]:
         await self._port.join()
-        call = _flows.streamed(self._link, ask, idle_seconds)
+        call = flows.streamed(self._link, ask, idle_seconds)
         async for message in self._port.transport.stream(call, idle_seconds):
             yield ask.read(message)
 
     async def _told(self, ask: Ask[R]) -> R:
-        return await self._port.run(_flows.told(self._link, ask))
+        return await self._port.run(flows.told(self._link, ask))

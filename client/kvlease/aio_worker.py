@@ -8,10 +8,10 @@ from typing import Self
 
 from numpy.typing import ArrayLike
 
-from kvlease import _calls, _flows, _late, _steps, _verbs
-from kvlease._async_port import AsyncPort, beat
+from kvlease._calling import calls, flows, late, steps, verbs
+from kvlease._calling.async_port import AsyncPort, beat
+from kvlease._calling.session import Session
 from kvlease._checks import check_alone
-from kvlease._session import Session
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
 from kvlease.lease import AsyncLease, GrantView
@@ -97,7 +97,7 @@ class AsyncWorker(WorkerView):
             InvalidError: the call is malformed.
             KVLeaseError: the call was refused or failed, and on_doubt is "raise".
         """
-        ask = _calls.reserve(
+        ask = calls.reserve(
             request_id=request_id,
             num_tokens=num_tokens,
             keys=keys,
@@ -108,13 +108,13 @@ class AsyncWorker(WorkerView):
             explain=explain,
             retain_priority=retain_priority,
         )
-        flow = _verbs.reserved(self._session, request_id, ask)
+        flow = verbs.reserved(self._session, request_id, ask)
         return AsyncLease(self, await self._port.run(flow))
 
     async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return await self._port.run(
-            _verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
         )
 
     async def commit(
@@ -126,7 +126,7 @@ class AsyncWorker(WorkerView):
         request's chain. Blocks that no later token needs leave the lease.
         """
         return await self._port.run(
-            _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
 
     async def fork(
@@ -140,16 +140,16 @@ class AsyncWorker(WorkerView):
         returns or raises what a refused reserve does.
         """
         source = lease.grant_of(self)
-        flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
+        flow = verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return AsyncLease(self, await self._port.run(flow))
 
     async def explain(self, lease: GrantView) -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return await self._port.run(_verbs.explain(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.explain(self._session, lease.grant_of(self)))
 
     async def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
-        return await self._port.run(_verbs.trim(self._session, lease.grant_of(self), num_tokens))
+        return await self._port.run(verbs.trim(self._session, lease.grant_of(self), num_tokens))
 
     async def evict(
         self,
@@ -162,9 +162,9 @@ class AsyncWorker(WorkerView):
         """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
-            return await self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
-        ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
-        return await self._port.run(_flows.missed(self._session, ask, Evicted))
+            return await self._port.run(verbs.evict(self._session, lease.grant_of(self), wait_ms))
+        ask = calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
+        return await self._port.run(flows.missed(self._session, ask, Evicted))
 
     async def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
@@ -175,37 +175,37 @@ class AsyncWorker(WorkerView):
         """
         if lease is not None:
             check_alone(keys=keys)
-            return await self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
+            return await self._port.run(verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return await self._port.run(
-            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded)
+            flows.missed(self._session, calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     async def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
-        return await self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.map_row(self._session, lease.grant_of(self)))
 
     async def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return await self._port.run(_verbs.release(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.release(self._session, lease.grant_of(self)))
 
     async def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.
 
         With on_doubt="miss", a failed lookup finds nothing, and says why in `refusal`.
         """
-        return await self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
+        return await self._port.run(flows.missed(self._session, calls.lookup(keys), Found))
 
     async def pin(self, keys: bytes) -> Pinned:
         """Hold cached blocks so that they are not evicted.
 
         With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`.
         """
-        return await self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
+        return await self._port.run(flows.missed(self._session, calls.pin(keys), Pinned))
 
     async def unpin(self, pin_id: int) -> bool:
         """End a pin; returns whether it was there."""
         return await self._port.run(
-            _flows.missed(self._session, _calls.unpin(pin_id), _flows.not_there)
+            flows.missed(self._session, calls.unpin(pin_id), flows.not_there)
         )
 
     async def step(  # noqa: PLR0913 - one parameter a column
@@ -224,7 +224,7 @@ class AsyncWorker(WorkerView):
         In `verbs`, 1 is extend, 2 commit, 3 release. In the answer's `codes`, 0 means done; any other number is that of
         the error in `kvlease.errors.BY_NUMBER`.
         """
-        ask = _calls.step(
+        ask = calls.step(
             verbs=verbs,
             lease_ids=lease_ids,
             num_tokens=num_tokens,
@@ -233,7 +233,7 @@ class AsyncWorker(WorkerView):
             keys=keys,
             reserves=reserves,
         )
-        columns, grants = await self._port.run(_steps.step(self._session, ask, reserves))
+        columns, grants = await self._port.run(steps.step(self._session, ask, reserves))
         return columns, [AsyncLease(self, grant) for grant in grants]
 
     def magazine(self) -> AsyncMagazine:
@@ -244,11 +244,11 @@ class AsyncWorker(WorkerView):
 
     async def heartbeat(self) -> None:
         """Renew the leases now, and end those whose answers were lost; a task does so regularly."""
-        await self._port.run(_late.disowning(self._session))
+        await self._port.run(late.disowning(self._session))
 
     async def detach(self) -> int:
         """End the worker and all its leases, as `Worker.detach` does; returns how many leases the daemon ended."""
-        return await self._port.run(_flows.detach(self._session))
+        return await self._port.run(flows.detach(self._session))
 
     async def close(self) -> None:
         """Detach if the worker is still attached, and close connections and memory, as `Worker.close` does.

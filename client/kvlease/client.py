@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
-from kvlease import _calls, _flows, _operator_calls, tracing
+from kvlease import tracing
 from kvlease._bound import Bound
-from kvlease._calls import Ask
+from kvlease._calling import calls, flows, operator_calls
+from kvlease._calling.calls import Ask
+from kvlease._calling.fields import given
+from kvlease._calling.link import Link
+from kvlease._calling.session import Session
 from kvlease._checks import check_deadline
-from kvlease._fields import given
-from kvlease._link import Link
-from kvlease._session import Session
 from kvlease._unclosed import warn_unclosed
 from kvlease.credentials import Credentials
 from kvlease.errors import InvalidError
@@ -104,11 +105,11 @@ class Client(Bound):
 
     def plan(self, inputs: PlanInputs) -> CachePlan:
         """Compute a cache's layout and capacity without changing anything."""
-        return self._told(_calls.plan(inputs))
+        return self._told(calls.plan(inputs))
 
     def explain(self, inputs: PlanInputs, *changes: str) -> ExplainedPlan:
         """Compute a plan with its equations, and with what each change, such as tokens_per_block=8, would alter."""
-        return self._told(_calls.explain(inputs, changes))
+        return self._told(calls.explain(inputs, changes))
 
     def register(
         self, cache: str, inputs: PlanInputs, options: CacheOptions = DEFAULTS
@@ -117,18 +118,18 @@ class Client(Bound):
 
         A worker that later attaches through this client registers the cache again if the cache ended with its daemon.
         """
-        ask = _calls.register(cache, inputs, options)
+        ask = calls.register(cache, inputs, options)
         info = self._told(ask)
         self._link.registrations[cache] = ask.request
         return info
 
     def get_cache(self, cache: str) -> CacheInfo:
         """Describe one cache."""
-        return self._told(_calls.get_cache(cache))
+        return self._told(calls.get_cache(cache))
 
     def list_caches(self) -> tuple[CacheInfo, ...]:
         """Describe all caches."""
-        return self._told(_calls.list_caches())
+        return self._told(calls.list_caches())
 
     def delete_cache(self, cache: str, *, purge: bool = False) -> Deleted:
         """Free a cache that no worker is attached to; its pins end with it.
@@ -137,46 +138,46 @@ class Client(Bound):
         take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
         self._link.registrations.pop(cache, None)
-        return self._told(_operator_calls.delete_cache(cache, purge=purge))
+        return self._told(operator_calls.delete_cache(cache, purge=purge))
 
     def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""
-        return self._told(_calls.stats(cache))
+        return self._told(calls.stats(cache))
 
     def inspect(self, cache: str, what: Listed, *, limit: int = 0, after_id: int = 0) -> Inspection:
         """List who uses a cache or waits for it, by id: at most 256 entries, starting after the id `after_id`."""
-        return self._told(_calls.inspect(cache, what, limit, after_id))
+        return self._told(calls.inspect(cache, what, limit, after_id))
 
     def explain_lease(self, lease_id: int, *, cache: str = "") -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return self._told(_calls.explain_lease(lease_id, cache))
+        return self._told(calls.explain_lease(lease_id, cache))
 
     def lookup(self, keys: bytes, *, cache: str = "") -> Found:
         """Tell how long a prefix is cached.
 
         If there is only one cache, `cache` may be left out, here and in `evict`, `reload`, `pin` and `unpin`.
         """
-        return self._told(_calls.lookup(keys, cache))
+        return self._told(calls.lookup(keys, cache))
 
     def evict(
         self, *, keys: bytes = b"", num_blocks: int = 0, wait_ms: int = 0, cache: str = ""
     ) -> Evicted:
         """Move the blocks of `keys`, or the `num_blocks` coldest, out of the device pool."""
         return self._told(
-            _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
+            calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms, cache=cache)
         )
 
     def reload(self, keys: bytes, *, wait_ms: int = 0, cache: str = "") -> Reloaded:
         """Bring the blocks of `keys` back into the device pool."""
-        return self._told(_calls.reload_keys(keys, wait_ms, cache))
+        return self._told(calls.reload_keys(keys, wait_ms, cache))
 
     def pin(self, keys: bytes, *, cache: str = "") -> Pinned:
         """Hold cached blocks so that they are not evicted."""
-        return self._told(_calls.pin(keys, cache))
+        return self._told(calls.pin(keys, cache))
 
     def unpin(self, pin_id: int, *, cache: str = "") -> bool:
         """End a pin; returns whether it was there."""
-        return self._told(_calls.unpin(pin_id, cache))
+        return self._told(calls.unpin(pin_id, cache))
 
     def drain(self, *, cache: str = "") -> Drained:
         """Have a cache, or the daemon, grant no new lease; live leases go on, and the answer counts them.
@@ -184,27 +185,27 @@ class Client(Bound):
         Meanwhile a call for a new lease is refused as DRAINING; its caller should ask another daemon. To wait for the
         last lease to end, watch `stats`: a second drain would reverse an undrain that somebody made in between.
         """
-        return self._told(_operator_calls.drain(cache))
+        return self._told(operator_calls.drain(cache))
 
     def undrain(self, *, cache: str = "") -> Drained:
         """Have a cache, or the daemon, grant leases again; a cache drained by name must also be undrained by name."""
-        return self._told(_operator_calls.undrain(cache))
+        return self._told(operator_calls.undrain(cache))
 
     def clear(self, cache: str, *, tenant: str = "") -> Cleared:
         """Drop the cached blocks of one tenant, or of all, that nobody holds; the answer tells who holds the rest."""
-        return self._told(_operator_calls.clear(cache, tenant))
+        return self._told(operator_calls.clear(cache, tenant))
 
     def resize(self, cache: str, tier: Resizable, num_blocks: int) -> Resized:
         """Set how many blocks a pool grants, up to its registered number, and give the memory of the rest back."""
-        return self._told(_operator_calls.resize(cache, tier, num_blocks))
+        return self._told(operator_calls.resize(cache, tier, num_blocks))
 
     def set_tenant(self, tenant: str, limits: TenantLimits, *, revision: int) -> TenantRule:
         """Replace all limits of a tenant at once; an outdated revision is refused."""
-        return self._told(_operator_calls.set_tenant(tenant, limits, revision))
+        return self._told(operator_calls.set_tenant(tenant, limits, revision))
 
     def get_tenant(self, tenant: str) -> TenantRule:
         """Return the limits that a tenant has now, and their revision."""
-        return self._told(_operator_calls.get_tenant(tenant))
+        return self._told(operator_calls.get_tenant(tenant))
 
     def detach(self, worker_id: int, *, force: bool = False) -> int:
         """End a worker that has gone and whose death cannot be proven; returns how many leases ended.
@@ -212,7 +213,7 @@ class Client(Bound):
         The operator thereby vouches that the worker writes no more. If the daemon watches the worker's process, the
         call is refused without `force`: as long as that process lives, it may write into blocks that others then have.
         """
-        return self._told(_calls.detach(worker_id, force=force))
+        return self._told(calls.detach(worker_id, force=force))
 
     def watch(
         self,
@@ -227,14 +228,14 @@ class Client(Bound):
         With `with_snapshot`, a snapshot of each cache comes first, and again where events are missing: after a "gap",
         and after a "resync", which says that `after_sequence` belongs to another life of the daemon.
         """
-        yield from self._stream(_calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
+        yield from self._stream(calls.watch(cache, after_sequence, with_snapshot), idle_seconds)
 
     def trace(self, cache: str, *, idle_seconds: float | None = None) -> Iterator[TracedRequest]:
         """Yield a cache's requests as their leases end, until none has ended for `idle_seconds`; None waits for ever.
 
         The first request has no keys: it only says that recording has begun. Keys mean nothing outside this trace.
         """
-        yield from self._stream(_calls.trace(cache), idle_seconds)
+        yield from self._stream(calls.trace(cache), idle_seconds)
 
     def attach(  # noqa: PLR0913 - the fields of an attach
         self,
@@ -274,7 +275,7 @@ class Client(Bound):
         session = attaching(request, self._link, deadline_seconds, raises=self._raises)
         port = Port(open_transport(self._address))
         try:
-            port.run(_flows.attach(session))
+            port.run(flows.attach(session))
         except BaseException:
             port.transport.close()
             raise
@@ -282,11 +283,11 @@ class Client(Bound):
         return Worker(session, port, open_transport(self._address)).start()
 
     def _stream(self, ask: Ask[R], idle_seconds: float | None) -> Iterator[R]:
-        call = _flows.streamed(self._link, ask, idle_seconds)
+        call = flows.streamed(self._link, ask, idle_seconds)
         yield from map(ask.read, self._port.transport.stream(call, idle_seconds))
 
     def _told(self, ask: Ask[R]) -> R:
-        return self._port.run(_flows.told(self._link, ask))
+        return self._port.run(flows.told(self._link, ask))
 
 
 def attach_request(  # noqa: PLR0913 - the fields of an attach

@@ -1,4 +1,4 @@
-"""Own what an engine sees of a lease: its blocks, its life and its verbs; how the verbs run is `_verbs`' business."""
+"""Own what an engine sees of a lease: its blocks, its life and its verbs; how the verbs run is `verbs`' business."""
 
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Self
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease._bound import Bound
-from kvlease._grants import Grant
+from kvlease._calling.grants import Grant
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
 

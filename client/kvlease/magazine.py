@@ -8,15 +8,15 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Final
 
-from kvlease import _exchanges, _flows
 from kvlease._bound import Bound
-from kvlease._flows import Flow
+from kvlease._calling import exchanges, flows
+from kvlease._calling.flows import Flow
 from kvlease.errors import InvalidError, RefusedError, WrongStateError
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 
 if TYPE_CHECKING:
-    from kvlease._async_port import AsyncPort
-    from kvlease._session import Session
+    from kvlease._calling.async_port import AsyncPort
+    from kvlease._calling.session import Session
     from kvlease.worker import Port
 
 __all__ = ["AsyncMagazine", "ExchangeOrder", "Exchanged", "Inventory", "Magazine"]
@@ -59,10 +59,10 @@ class MagazineView(Bound):
         assert self._sequence is not None, "an inventory tells it"
         sequence = self._sequence + 1
         try:
-            ask = _exchanges.exchange(order, sequence)
+            ask = exchanges.exchange(order, sequence)
             # From here on, any end of the call other than an answer or a refusal leaves the exchange in doubt.
             self._is_in_doubt = True
-            exchanged = yield from _flows.told(self._session.link, ask)
+            exchanged = yield from flows.told(self._session.link, ask)
         except (InvalidError, RefusedError):
             self._is_in_doubt = False
             raise
@@ -70,7 +70,7 @@ class MagazineView(Bound):
         return exchanged
 
     def _taking_stock(self) -> Flow[Inventory]:
-        found = yield from _flows.told(self._session.link, _exchanges.inventory())
+        found = yield from flows.told(self._session.link, exchanges.inventory())
         self._sequence, self._is_in_doubt = found.sequence, False
         return found
 

@@ -1,18 +1,18 @@
 """Own the blocking worker: one process attached to one cache, its heartbeats and its verbs; leases are in `lease`."""
 
-import logging
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from kvlease import _calls, _flows, _late, _steps, _verbs
+from kvlease._calling import calls, flows, late, steps, verbs
+from kvlease._calling.pulse import Pulse
+from kvlease._calling.session import Session
 from kvlease._checks import check_alone
-from kvlease._session import Session
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
 from kvlease.lease import GrantView, Lease
@@ -34,11 +34,6 @@ from kvlease.worker_view import WorkerView
 
 R = TypeVar("R")
 
-logger: Final = logging.getLogger("kvlease")
-
-HEARTBEATS_FAIL: Final = "Heartbeats to the kvlease daemon fail, and are sent on: %s"
-HEARTBEATS_SUCCEED: Final = "Heartbeats to the kvlease daemon succeed again."
-
 
 class Port:
     """Carry out the actions that flows yield, over one blocking transport."""
@@ -54,7 +49,7 @@ class Port:
         self._session = session
         self._attaching = attaching or threading.Lock()
 
-    def run(self, flow: _flows.Flow[R]) -> R:
+    def run(self, flow: flows.Flow[R]) -> R:
         """Carry out a flow and return its result."""
         try:
             action = next(flow)
@@ -75,23 +70,23 @@ class Port:
             flow.close()
             raise
 
-    def _perform(self, action: _flows.Action) -> Any:
+    def _perform(self, action: flows.Action) -> Any:
         if isinstance(action, Outgoing):
             return self.transport.send(action)
-        if isinstance(action, _flows.Pause):
+        if isinstance(action, flows.Pause):
             return time.sleep(action.seconds)
-        if isinstance(action, _flows.Attach):
+        if isinstance(action, flows.Attach):
             return self.transport.attach(action.call)
         return self._reattach(action)
 
-    def _reattach(self, action: _flows.Reattach) -> None:
+    def _reattach(self, action: flows.Reattach) -> None:
         session = self._session
         assert session is not None, "only a worker attaches again"
         if not self._attaching.acquire(timeout=max(0, action.deadline_at - session.link.clock())):
             raise past_deadline("attach")
         try:
             if session.link.epoch == action.stale_epoch:
-                self.run(_flows.reattach(session, action.deadline_at))
+                self.run(flows.reattach(session, action.deadline_at))
         finally:
             self._attaching.release()
 
@@ -169,7 +164,7 @@ class Worker(WorkerView):
             InvalidError: the call is malformed.
             KVLeaseError: the call was refused or failed, and on_doubt is "raise".
         """
-        ask = _calls.reserve(
+        ask = calls.reserve(
             request_id=request_id,
             num_tokens=num_tokens,
             keys=keys,
@@ -180,12 +175,12 @@ class Worker(WorkerView):
             explain=explain,
             retain_priority=retain_priority,
         )
-        return Lease(self, self._port.run(_verbs.reserved(self._session, request_id, ask)))
+        return Lease(self, self._port.run(verbs.reserved(self._session, request_id, ask)))
 
     def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return self._port.run(
-            _verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
         )
 
     def commit(
@@ -197,7 +192,7 @@ class Worker(WorkerView):
         request's chain. Blocks that no later token needs leave the lease.
         """
         return self._port.run(
-            _verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
         )
 
     def fork(
@@ -211,16 +206,16 @@ class Worker(WorkerView):
         returns or raises what a refused reserve does.
         """
         source = lease.grant_of(self)
-        flow = _verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
+        flow = verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return Lease(self, self._port.run(flow))
 
     def explain(self, lease: GrantView) -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return self._port.run(_verbs.explain(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.explain(self._session, lease.grant_of(self)))
 
     def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
-        return self._port.run(_verbs.trim(self._session, lease.grant_of(self), num_tokens))
+        return self._port.run(verbs.trim(self._session, lease.grant_of(self), num_tokens))
 
     def evict(
         self,
@@ -233,9 +228,9 @@ class Worker(WorkerView):
         """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
-            return self._port.run(_verbs.evict(self._session, lease.grant_of(self), wait_ms))
-        ask = _calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
-        return self._port.run(_flows.missed(self._session, ask, Evicted))
+            return self._port.run(verbs.evict(self._session, lease.grant_of(self), wait_ms))
+        ask = calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
+        return self._port.run(flows.missed(self._session, ask, Evicted))
 
     def reload(
         self, lease: GrantView | None = None, *, keys: bytes = b"", wait_ms: int = 0
@@ -246,36 +241,36 @@ class Worker(WorkerView):
         """
         if lease is not None:
             check_alone(keys=keys)
-            return self._port.run(_verbs.reload(self._session, lease.grant_of(self), wait_ms))
+            return self._port.run(verbs.reload(self._session, lease.grant_of(self), wait_ms))
         return self._port.run(
-            _flows.missed(self._session, _calls.reload_keys(keys, wait_ms), Reloaded)
+            flows.missed(self._session, calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
-        return self._port.run(_verbs.map_row(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.map_row(self._session, lease.grant_of(self)))
 
     def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return self._port.run(_verbs.release(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.release(self._session, lease.grant_of(self)))
 
     def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.
 
         With on_doubt="miss", a failed lookup finds nothing, and says why in `refusal`.
         """
-        return self._port.run(_flows.missed(self._session, _calls.lookup(keys), Found))
+        return self._port.run(flows.missed(self._session, calls.lookup(keys), Found))
 
     def pin(self, keys: bytes) -> Pinned:
         """Hold cached blocks so that they are not evicted.
 
         With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`.
         """
-        return self._port.run(_flows.missed(self._session, _calls.pin(keys), Pinned))
+        return self._port.run(flows.missed(self._session, calls.pin(keys), Pinned))
 
     def unpin(self, pin_id: int) -> bool:
         """End a pin; returns whether it was there."""
-        return self._port.run(_flows.missed(self._session, _calls.unpin(pin_id), _flows.not_there))
+        return self._port.run(flows.missed(self._session, calls.unpin(pin_id), flows.not_there))
 
     def step(  # noqa: PLR0913 - one parameter a column
         self,
@@ -294,7 +289,7 @@ class Worker(WorkerView):
         the error in `kvlease.errors.BY_NUMBER`. With on_doubt="miss", a step that fails as a whole has its error's
         number in every entry.
         """
-        ask = _calls.step(
+        ask = calls.step(
             verbs=verbs,
             lease_ids=lease_ids,
             num_tokens=num_tokens,
@@ -303,7 +298,7 @@ class Worker(WorkerView):
             keys=keys,
             reserves=reserves,
         )
-        columns, grants = self._port.run(_steps.step(self._session, ask, reserves))
+        columns, grants = self._port.run(steps.step(self._session, ask, reserves))
         return columns, [Lease(self, grant) for grant in grants]
 
     def magazine(self) -> Magazine:
@@ -318,7 +313,7 @@ class Worker(WorkerView):
 
     def heartbeat(self) -> None:
         """Renew the leases now, and end those whose answers were lost; a thread does so regularly."""
-        self._port.run(_late.disowning(self._session))
+        self._port.run(late.disowning(self._session))
 
     def detach(self) -> int:
         """End the worker and all its leases; returns how many leases the daemon ended.
@@ -326,7 +321,7 @@ class Worker(WorkerView):
         While the daemon is away, this retries until the deadline. `close` describes what happens if that fails.
         """
         self._stop.set()
-        return self._port.run(_flows.detach(self._session))
+        return self._port.run(flows.detach(self._session))
 
     def close(self) -> None:
         """Detach if the worker is still attached, and close connections and memory; callers' views stay valid.
@@ -348,18 +343,14 @@ class Worker(WorkerView):
             self._session.memory.close()
 
 
-def _beat(session: Session, pulse: Port, stop: threading.Event) -> None:
-    """Send heartbeats until told to stop; logs once that they fail, and once that they succeed again."""
-    is_failing = False
+def _beat(session: Session, port: Port, stop: threading.Event) -> None:
+    """Send heartbeats until told to stop."""
+    pulse = Pulse()
     while not stop.wait(session.heartbeat_seconds):
         try:
-            pulse.run(_flows.heartbeat(session))
+            port.run(flows.heartbeat(session))
         except KVLeaseError as error:
-            if not is_failing and not stop.is_set():
-                told = {"action": "heartbeat", "code": error.code}
-                logger.warning(HEARTBEATS_FAIL, error.message, extra=told)
-            is_failing = True
+            if not stop.is_set():
+                pulse.failed(error)
         else:
-            if is_failing:
-                logger.warning(HEARTBEATS_SUCCEED, extra={"action": "heartbeat"})
-            is_failing = False
+            pulse.succeeded()

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease._bound import Bound
+from kvlease._calling.session import Session
 from kvlease._checks import check_deadline, check_keys
-from kvlease._session import Session
 from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.keys import BlockKeys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvlease import _grants
+from kvlease._calling import grants
 from kvlease.groups import Keeps
 from kvleased.core import commands, state
 from kvleased.core.admission import growing
@@ -184,7 +184,7 @@ def answers_are_put_behind_one_another(patch: pytest.MonkeyPatch) -> None:
         places.extend(ids)
         return len(ids) - ids.count(0)
 
-    patch.setattr(_grants, "_put_states", append)
+    patch.setattr(grants, "_put_states", append)
 
 
 OF_GROUPS: tuple[tuple[Mutation, str], ...] = (

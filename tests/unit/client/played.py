@@ -4,10 +4,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvlease import _flows, _verbs
-from kvlease._grants import Grant
-from kvlease._link import Link
-from kvlease._session import Session
+from kvlease._calling import flows, verbs
+from kvlease._calling.grants import Grant
+from kvlease._calling.link import Link
+from kvlease._calling.session import Session
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan
 from kvlease.replies import ReserveSpec
@@ -51,13 +51,13 @@ class Played:
             return stop.value
 
     def _answer(self, action: Any) -> Any:
-        if isinstance(action, _flows.Pause):
+        if isinstance(action, flows.Pause):
             self.pauses.append(action.seconds)
             self.clock.now += action.seconds
             return None
-        if isinstance(action, _flows.Reattach):
-            return self.run(_flows.reattach(self.session, action.deadline_at))
-        if isinstance(action, _flows.Attach):
+        if isinstance(action, flows.Reattach):
+            return self.run(flows.reattach(self.session, action.deadline_at))
+        if isinstance(action, flows.Attach):
             assert isinstance(action.call.request, pb.AttachRequest)
             self.attaches.append(action.call.request)
         else:
@@ -101,6 +101,6 @@ def ids(*blocks: int) -> bytes:
 def leased(session: Session, clock: Clock, lease_id: int, *blocks: int) -> Grant:
     """Reserve a lease."""
     grant: Grant = Played(session, clock, granted(lease_id, *blocks)).run(
-        _verbs.reserve(session, SPEC, 0)
+        verbs.reserve(session, SPEC, 0)
     )
     return grant

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from kvlease import AsyncClient, Client, InvalidError, _calls
+from kvlease import AsyncClient, Client, InvalidError
+from kvlease._calling import calls
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import FrameServer, Regions
 
@@ -55,4 +56,4 @@ def test_what_belongs_to_a_process_is_not_taken_elsewhere(
 def test_request_id_of_bytes_is_refused() -> None:
     """A request id is text; protobuf alone would take bytes, and the lease would then have them as its name."""
     with pytest.raises(InvalidError, match="request_id must be a string"):
-        _calls.reserve(request_id=b"r", num_tokens=4)  # type: ignore[arg-type]  # the mistake
+        calls.reserve(request_id=b"r", num_tokens=4)  # type: ignore[arg-type]  # the mistake

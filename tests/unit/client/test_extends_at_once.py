@@ -6,9 +6,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from kvlease import _calls, _steps, _verbs
-from kvlease._grants import Grant
-from kvlease._session import Session
+from kvlease._calling import calls, steps, verbs
+from kvlease._calling.grants import Grant
+from kvlease._calling.session import Session
 from kvlease.groups import GroupShape
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.replies import ReserveSpec
@@ -47,9 +47,7 @@ class Client:
         command = c.Reserve(worker_id=worker_id, request_id="r", keys=b"", num_tokens=num_tokens)
         reply = answer(cache.handle(command, 0.0), Reserved)
         self.row = reply.row
-        reserve = _verbs.reserve(
-            self.session, ReserveSpec(request_id="r", num_tokens=num_tokens), 0
-        )
+        reserve = verbs.reserve(self.session, ReserveSpec(request_id="r", num_tokens=num_tokens), 0)
         self.grant: Grant = Played(self.session, self.clock, replies.reserved(reply)).run(reserve)
 
     @property
@@ -70,7 +68,7 @@ class Client:
 
     def extend(self, *tokens: int, heard: Sequence[int] = (0,)) -> list[bool]:
         """Send extends at once, which the daemon carries out in turn, and take their answers in a given order."""
-        flows = [_verbs.extend(self.session, self.grant, one, 0) for one in tokens]
+        flows = [verbs.extend(self.session, self.grant, one, 0) for one in tokens]
         answers = []
         for flow, num_tokens in zip(flows, tokens, strict=True):
             next(flow)
@@ -88,7 +86,7 @@ class Client:
 
     def extend_by_step(self, num_tokens: int) -> list[bool]:
         """Extend in a step whose other operation commits nothing; return whether the lease covers the tokens."""
-        ask = _calls.step(
+        ask = calls.step(
             verbs=np.array([pb.STEP_VERB_COMMIT, pb.STEP_VERB_EXTEND], np.uint8),
             lease_ids=[self.lease_id] * 2,
             num_tokens=[0, num_tokens],
@@ -106,7 +104,7 @@ class Client:
             num_tokens=sent.num_tokens,
         )
         reply = replies.stepped(answer(self.cache.handle(command, 0.0), Stepped))
-        columns, _ = Played(self.session, self.clock, reply).run(_steps.step(self.session, ask, ()))
+        columns, _ = Played(self.session, self.clock, reply).run(steps.step(self.session, ask, ()))
         assert columns.codes.tolist() == [0, 0]
         return [self.grant.is_live and self.grant.refusal is None]
 
@@ -138,7 +136,7 @@ def test_answer_that_comes_after_a_commit_brings_back_no_state(state: GroupShape
     """A block that a commit has given back may belong to another lease by the time the answer comes."""
     cache = cache_of(state)
     client = Client(cache, WORKER, 4)
-    early = _verbs.extend(client.session, client.grant, 8, 0)
+    early = verbs.extend(client.session, client.grant, 8, 0)
     next(early)
     command = c.Extend(worker_id=WORKER, lease_id=client.lease_id, num_tokens=8)
     late = replies.extended(answer(cache.handle(command, 0.0), Extended))

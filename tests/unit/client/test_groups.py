@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease import _calls, _steps, _verbs
-from kvlease._grants import Grant
-from kvlease._session import Session
+from kvlease._calling import calls, steps, verbs
+from kvlease._calling.grants import Grant
+from kvlease._calling.session import Session
 from kvlease.errors import (
     DeadlineError,
     InvalidError,
@@ -75,7 +75,7 @@ def reserved(session: Session, clock: Clock, lease_id: int = 5) -> Grant:
         lease_id=lease_id, block_ids=ids(1, 2, 3, 4), num_blocks=ids(2, 2), covered_tokens=32
     )
     grant: Grant = Played(session, clock, answer).run(
-        _verbs.reserve(session, ReserveSpec(request_id="r", num_tokens=32), 0)
+        verbs.reserve(session, ReserveSpec(request_id="r", num_tokens=32), 0)
     )
     return grant
 
@@ -109,7 +109,7 @@ def test_reserve_fills_the_table_of_each_group(hybrid: Session, clock: Clock) ->
         covered_tokens=64,
     )
 
-    grant = Played(hybrid, clock, answer).run(_verbs.reserve(hybrid, SPEC, 0))
+    grant = Played(hybrid, clock, answer).run(verbs.reserve(hybrid, SPEC, 0))
 
     assert tables(grant) == [[1, 2, 3, 4], [0, 0, 5, 6]]
     assert (grant.num_blocks, grant.covered_tokens) == (6, 64)
@@ -120,7 +120,7 @@ def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: 
     grant = reserved(hybrid, clock)
     answer = pb.ExtendResponse(block_ids=ids(5, 6, 7), num_blocks=ids(2, 1), covered_tokens=48)
 
-    is_done = Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 64, 0))
+    is_done = Played(hybrid, clock, answer).run(verbs.extend(hybrid, grant, 64, 0))
 
     assert is_done
     assert tables(grant) == [[1, 2, 5, 6], [3, 4, 7]]
@@ -133,7 +133,7 @@ def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Cloc
     grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
     answer = pb.CommitResponse(num_committed=8, num_given_back=2)
 
-    committed = Played(hybrid, clock, answer).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
+    committed = Played(hybrid, clock, answer).run(verbs.commit(hybrid, grant, 64, bytes(128), 0))
 
     assert committed.num_given_back == 2
     assert tables(grant) == [[1, 2, 5, 6], [0, 0, 7, 8]]
@@ -144,7 +144,7 @@ def test_commit_in_doubt_gives_back_all_the_same(hybrid: Session, clock: Clock) 
     grant = reserved(hybrid, clock)
     grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
 
-    Played(hybrid, clock, DeadlineError()).run(_verbs.commit(hybrid, grant, 64, bytes(128), 0))
+    Played(hybrid, clock, DeadlineError()).run(verbs.commit(hybrid, grant, 64, bytes(128), 0))
 
     assert tables(grant)[1] == [0, 0, 7, 8]
 
@@ -153,7 +153,7 @@ def test_refused_commit_gives_nothing_back(hybrid: Session, clock: Clock) -> Non
     """A refusal changes nothing."""
     grant = reserved(hybrid, clock)
 
-    Played(hybrid, clock, PoolFullError()).run(_verbs.commit(hybrid, grant, 32, bytes(64), 0))
+    Played(hybrid, clock, PoolFullError()).run(verbs.commit(hybrid, grant, 32, bytes(64), 0))
 
     assert tables(grant) == [[1, 2], [3, 4]]
 
@@ -161,11 +161,11 @@ def test_refused_commit_gives_nothing_back(hybrid: Session, clock: Clock) -> Non
 def test_doubtful_lease_of_groups_is_read_from_its_row(hybrid: Session, clock: Clock) -> None:
     """After an extend whose answer was lost, the next extend reads all places from the table, and loses none."""
     grant = reserved(hybrid, clock)
-    Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
+    Played(hybrid, clock, DeadlineError()).run(verbs.extend(hybrid, grant, 48, 0))
     hybrid.memory = Memory([1, 2, 5, 7], [3, 4, 6, 8])  # type: ignore[assignment]  # a double
 
     answer = pb.ExtendResponse(block_ids=ids(7, 8), num_blocks=ids(1, 1), covered_tokens=64)
-    is_done = Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 64, 0))
+    is_done = Played(hybrid, clock, answer).run(verbs.extend(hybrid, grant, 64, 0))
 
     assert (is_done, tables(grant)) == (True, [[1, 2, 5, 7], [3, 4, 6, 8]])
 
@@ -209,7 +209,7 @@ def test_speculative_blocks_that_move_on_are_put_where_they_stand(
         lease_id=5, block_ids=ids(1, 4, 5, 6), num_blocks=ids(1, 3), covered_tokens=16
     )
     spec = ReserveSpec(request_id="r", num_tokens=16)
-    grant = Played(session, clock, reply).run(_verbs.reserve(session, spec, 0))
+    grant = Played(session, clock, reply).run(verbs.reserve(session, spec, 0))
 
     answer = pb.ExtendResponse(
         block_ids=ids(2, 3, 5, 9),
@@ -217,7 +217,7 @@ def test_speculative_blocks_that_move_on_are_put_where_they_stand(
         covered_tokens=44,
         num_places=ids(*num_places),
     )
-    is_done = Played(session, clock, answer).run(_verbs.extend(session, grant, 44, 0))
+    is_done = Played(session, clock, answer).run(verbs.extend(session, grant, 44, 0))
 
     assert (is_done, tables(grant)) == (True, [[1, 2, 3], expected])
     assert grant.num_blocks == 7
@@ -226,10 +226,10 @@ def test_speculative_blocks_that_move_on_are_put_where_they_stand(
 def test_doubtful_lease_of_groups_is_lost_without_a_table(hybrid: Session, clock: Clock) -> None:
     """Places may be empty, so a missing block would not be seen: without a table a doubtful lease is lost."""
     grant = reserved(hybrid, clock)
-    Played(hybrid, clock, DeadlineError()).run(_verbs.extend(hybrid, grant, 48, 0))
+    Played(hybrid, clock, DeadlineError()).run(verbs.extend(hybrid, grant, 48, 0))
 
     answer = pb.ExtendResponse(block_ids=b"", covered_tokens=32)
-    Played(hybrid, clock, answer).run(_verbs.extend(hybrid, grant, 32, 0))
+    Played(hybrid, clock, answer).run(verbs.extend(hybrid, grant, 32, 0))
 
     assert not grant.is_live
 
@@ -254,10 +254,10 @@ def test_restart_brings_the_places_back(
 def test_reload_brings_every_group_back(hybrid: Session, clock: Clock) -> None:
     """A reloaded lease has the places that the daemon names, empty ones among them."""
     grant = reserved(hybrid, clock)
-    Played(hybrid, clock, pb.EvictResponse(num_evicted=3)).run(_verbs.evict(hybrid, grant, 0))
+    Played(hybrid, clock, pb.EvictResponse(num_evicted=3)).run(verbs.evict(hybrid, grant, 0))
     answer = pb.ReloadResponse(block_ids=ids(8, 9, 0, 7), num_blocks=ids(2, 2), num_tokens=32)
 
-    Played(hybrid, clock, answer).run(_verbs.reload(hybrid, grant, 0))
+    Played(hybrid, clock, answer).run(verbs.reload(hybrid, grant, 0))
 
     assert tables(grant) == [[8, 9], [0, 7]]
 
@@ -267,7 +267,7 @@ def test_reload_brings_every_group_back(hybrid: Session, clock: Clock) -> None:
 
 def step_of(session: Session, lease_ids: list[int], verbs: list[int], num_tokens: list[int]) -> Any:
     """Return the flow of a step that has no reserves."""
-    ask = _calls.step(
+    ask = calls.step(
         verbs=np.array(verbs, np.uint8),
         lease_ids=np.array(lease_ids),
         num_tokens=num_tokens,
@@ -276,7 +276,7 @@ def step_of(session: Session, lease_ids: list[int], verbs: list[int], num_tokens
         keys=b"",
         reserves=[],
     )
-    return _steps.step(session, ask, [])
+    return steps.step(session, ask, [])
 
 
 def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
@@ -326,7 +326,7 @@ def test_priority_travels_where_it_is_not_the_normal_one(plain: Session, clock: 
     keen = ReserveSpec(request_id="s", num_tokens=16, priority="high", retain_seconds=9)
 
     for spec in (SPEC, keen):
-        played.run(_verbs.reserve(plain, spec, 0))
+        played.run(verbs.reserve(plain, spec, 0))
 
     sent = [call.request for call in played.sent]
     assert [(one.priority, one.retain_seconds) for one in sent] == [("", 0), ("high", 9)]  # type: ignore[attr-defined]
@@ -337,7 +337,7 @@ def test_retain_priority_travels_where_it_is_given(plain: Session, clock: Clock)
     played = Played(plain, clock, granted(1), granted(2))
 
     for number in (None, 0):
-        played.run(_verbs.reserve(plain, replace(SPEC, retain_priority=number), 0))
+        played.run(verbs.reserve(plain, replace(SPEC, retain_priority=number), 0))
 
     sent = [call.request for call in played.sent]
     assert [one.HasField("retain_priority") for one in sent] == [False, True]
@@ -347,7 +347,7 @@ def test_retain_priority_travels_where_it_is_given(plain: Session, clock: Clock)
 def test_retain_priority_out_of_range_is_refused(number: int) -> None:
     """A number that no wire can carry, or that the daemon would refuse, is refused with the bounds."""
     with pytest.raises(InvalidError, match=f"retain_priority must be from 0 to 100, not {number}"):
-        _calls.reserve(request_id="r", num_tokens=16, retain_priority=number)
+        calls.reserve(request_id="r", num_tokens=16, retain_priority=number)
 
 
 def test_reserves_of_a_step_have_priorities() -> None:
@@ -356,7 +356,7 @@ def test_reserves_of_a_step_have_priorities() -> None:
         request_id="s", num_tokens=16, priority="low", retain_seconds=9, retain_priority=70
     )
 
-    ask = _calls.step(
+    ask = calls.step(
         verbs=[], lease_ids=[], num_tokens=[], num_keys=None, first_blocks=None, keys=b"",
         reserves=[keen],
     )  # fmt: skip
@@ -380,7 +380,7 @@ def test_fork_is_a_lease_of_its_own(plain: Session, clock: Clock) -> None:
     source = leased(plain, clock, 5, 0, 1)
     played = Played(plain, clock, forked(6, 0, 2))
 
-    fork = played.run(_verbs.fork(plain, source, "twin", 32, 70))
+    fork = played.run(verbs.fork(plain, source, "twin", 32, 70))
 
     assert played.sent[0].request == pb.ForkRequest(
         lease_id=5, request_id="twin", num_tokens=32, wait_ms=70
@@ -396,7 +396,7 @@ def test_leftover_of_a_lost_fork_is_released_first(plain: Session, clock: Clock)
     plain.heard([], 20, plain.link.epoch)
     played = Played(plain, clock, forked(15), pb.ReleaseResponse(released=True), forked(21))
 
-    fork = played.run(_verbs.fork(plain, source, "twin", 16, 0))
+    fork = played.run(verbs.fork(plain, source, "twin", 16, 0))
 
     assert [call.verb for call in played.sent] == ["fork", "release", "fork"]
     assert fork.lease_id == 21
@@ -405,7 +405,7 @@ def test_leftover_of_a_lost_fork_is_released_first(plain: Session, clock: Clock)
 def test_heartbeat_never_speaks_of_a_fork_on_its_way(plain: Session, clock: Clock) -> None:
     """While a fork has no answer, the inventory stays below any id that it may bring."""
     source = leased(plain, clock, 5)
-    flow = _verbs.fork(plain, source, "twin", 16, 0)
+    flow = verbs.fork(plain, source, "twin", 16, 0)
     next(flow)
 
     plain.heard([], 50, plain.link.epoch)
@@ -419,7 +419,7 @@ def test_refused_fork_leaves_its_source_alone(plain: Session, clock: Clock) -> N
     """A refused fork is not live, and the lease that it would have gone on from stays as it is."""
     source = leased(plain, clock, 5)
 
-    fork = Played(plain, clock, PoolFullError()).run(_verbs.fork(plain, source, "twin", 16, 0))
+    fork = Played(plain, clock, PoolFullError()).run(verbs.fork(plain, source, "twin", 16, 0))
 
     assert (fork.is_live, type(fork.refusal)) == (False, PoolFullError)
     assert (source.is_live, source.refusal) == (True, None)
@@ -435,9 +435,9 @@ def test_fork_of_an_unknown_lease_loses_it(clock: Clock, raises: bool) -> None:
     for _ in range(2):
         if raises:
             with pytest.raises(UnknownLeaseError):
-                played.run(_verbs.fork(session, source, "twin", 16, 0))
+                played.run(verbs.fork(session, source, "twin", 16, 0))
         else:
-            fork = played.run(_verbs.fork(session, source, "twin", 16, 0))
+            fork = played.run(verbs.fork(session, source, "twin", 16, 0))
             assert isinstance(fork.refusal, UnknownLeaseError)
 
     assert (source.is_live, len(played.sent)) == (False, 1)
@@ -449,7 +449,7 @@ def test_fork_goes_on_after_a_restart(plain: Session, clock: Clock) -> None:
     back = Attached(attached(epoch=2, lease_ids=(5,)), [])
     played = Played(plain, clock, StaleEpochError(), back, forked(9))
 
-    fork = played.run(_verbs.fork(plain, source, "twin", 16, 0))
+    fork = played.run(verbs.fork(plain, source, "twin", 16, 0))
 
     first, second = (call.idempotency_key for call in played.sent)
     assert (first, fork.is_live) == (second, True)
@@ -462,9 +462,7 @@ def test_trim_drops_blocks_behind_a_token(plain: Session, clock: Clock) -> None:
     """A trim gives the blocks behind the token back to the daemon."""
     grant = leased(plain, clock, 5, 0, 1, 2)
 
-    left = Played(plain, clock, pb.TrimResponse(num_given_back=2)).run(
-        _verbs.trim(plain, grant, 16)
-    )
+    left = Played(plain, clock, pb.TrimResponse(num_given_back=2)).run(verbs.trim(plain, grant, 16))
 
     assert (left, grant.block_ids.tolist()) == (2, [0])
 
@@ -472,11 +470,11 @@ def test_trim_drops_blocks_behind_a_token(plain: Session, clock: Clock) -> None:
 def test_trim_in_doubt_is_made_up_for(plain: Session, clock: Clock) -> None:
     """Blocks that a trim may have taken back are not used, and an extend that counts on them loses the lease."""
     grant = leased(plain, clock, 5, 0, 1, 2)
-    Played(plain, clock, DeadlineError()).run(_verbs.trim(plain, grant, 16))
+    Played(plain, clock, DeadlineError()).run(verbs.trim(plain, grant, 16))
     assert (grant.block_ids.tolist(), grant.is_live) == ([0], True)
 
     Played(plain, clock, pb.ExtendResponse(covered_tokens=48)).run(
-        _verbs.extend(plain, grant, 48, 0)
+        verbs.extend(plain, grant, 48, 0)
     )
 
     assert not grant.is_live
@@ -487,6 +485,6 @@ def test_refused_trim_changes_nothing(plain: Session, clock: Clock) -> None:
     grant = leased(plain, clock, 5, 0, 1)
 
     with pytest.raises(InvalidError):
-        Played(plain, clock, InvalidError()).run(_verbs.trim(plain, grant, 1))
+        Played(plain, clock, InvalidError()).run(verbs.trim(plain, grant, 1))
 
     assert grant.block_ids.tolist() == [0, 1]

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from kvlease import Client, InvalidError, _calls, _flows
-from kvlease._link import Link
+from kvlease import Client, InvalidError
+from kvlease._calling import calls, flows
+from kvlease._calling.link import Link
 from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import encode
 from kvlease.transports._rest import request_of
@@ -43,10 +44,10 @@ def test_call_asks_for_the_span_only_where_that_is_wanted() -> None:
     spans = iter(("first", "second"))
     traced = Link(deadline_seconds=1.0, traceparent=lambda: next(spans))
 
-    told = [_flows.first_try(traced, _calls.stats("")).traceparent for _ in range(2)]
+    told = [flows.first_try(traced, calls.stats("")).traceparent for _ in range(2)]
 
     assert told == ["first", "second"]
-    assert not _flows.first_try(Link(deadline_seconds=1.0), _calls.stats("")).traceparent
+    assert not flows.first_try(Link(deadline_seconds=1.0), calls.stats("")).traceparent
 
 
 def test_client_without_opentelemetry_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,5 +64,5 @@ def test_client_outside_of_any_span_says_nothing() -> None:
     pytest.importorskip("opentelemetry")
     client = Client("unix:///nowhere/kvlease.sock", with_traces=True)
 
-    assert not _flows.first_try(client._link, _calls.stats("")).traceparent
+    assert not flows.first_try(client._link, calls.stats("")).traceparent
     client.close()

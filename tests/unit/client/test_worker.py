@@ -23,8 +23,8 @@ from kvlease import (
     ReserveSpec,
     StaleEpochError,
     UnavailableError,
-    _calls,
 )
+from kvlease._calling import calls
 from kvlease.errors import LayoutMismatchError, WrongStateError
 from kvlease.memory import table_layout
 from kvlease.replies import Committed
@@ -255,7 +255,7 @@ def test_reserve_of_a_step_asks_for_its_misses() -> None:
     """A reserve in a step may ask for its misses just as a single reserve may."""
     spec = ReserveSpec(request_id="r", num_tokens=32, explain=True)
 
-    request = _calls.reserve_of(spec).request
+    request = calls.reserve_of(spec).request
 
     assert request == pb.ReserveRequest(request_id="r", num_tokens=32, explain=True)
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kvlease import AsyncClient
-from kvlease._async_port import AsyncPort
+from kvlease._calling.async_port import AsyncPort
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.transports.base import AsyncTransport
 

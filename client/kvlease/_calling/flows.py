@@ -1,4 +1,4 @@
-"""Own the course of every call: retries and attaching again; what a failure means for a lease is `_verbs`' business.
+"""Own the course of every call: retries and attaching again; what a failure means for a lease is `verbs`' business.
 
 A flow is a generator: it yields an action, is sent the answer or thrown the error, and returns the result. It neither
 waits nor touches a connection, so the blocking and the asynchronous client share all flows, and differ only in how they
@@ -11,11 +11,11 @@ from contextlib import suppress
 from os import getpid
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from kvlease import _calls
-from kvlease._calls import Ask
+from kvlease._calling import calls
+from kvlease._calling.calls import Ask
+from kvlease._calling.link import Link
+from kvlease._calling.session import Session
 from kvlease._checks import check_idle
-from kvlease._link import Link
-from kvlease._session import Session
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -107,7 +107,7 @@ def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
     deadline_at = link.clock() + link.deadline_seconds
     if wait_ms:
         deadline_at += wait_ms * 1e-3
-    key = link.fresh_key() if verb in _calls.KEYED else ""
+    key = link.fresh_key() if verb in calls.KEYED else ""
     call = Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
     return call if link.traceparent is None else call._replace(traceparent=link.traceparent())
 
@@ -212,7 +212,7 @@ def _adopted(
 
 
 def _detached(token: str, deadline_at: float) -> Flow[None]:
-    ask = _calls.detach()
+    ask = calls.detach()
     with suppress(KVLeaseError):
         yield Outgoing(ask.verb, ask.request, deadline_at, token)
 
@@ -233,7 +233,7 @@ def _attached(link: Link, request: pb.AttachRequest, deadline_at: float) -> Flow
 
 def heartbeat(session: Session) -> Flow[None]:
     """Renew the leases, and learn which of them the daemon has ended."""
-    ask = _calls.heartbeat(*session.inventory())
+    ask = calls.heartbeat(*session.inventory())
     response, epoch = yield from attempts(session.link, ask)
     session.heard(ask.read(response).tolist(), response.newest_lease_id, epoch)
 
@@ -252,7 +252,7 @@ def detach(session: Session) -> Flow[int]:
     # Set before the token is read: a thread that is attaching again either gives us the new token, or sees this and
     # detaches itself.
     link.is_detached = True
-    ask = _calls.detach()
+    ask = calls.detach()
     # Without an epoch, because the worker is to end in any life of the daemon.
     call = Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds, link.token)
     try:

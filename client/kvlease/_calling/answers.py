@@ -1,4 +1,4 @@
-"""Own how messages of answers become records; which answer belongs to which call is `_calls`' business."""
+"""Own how messages of answers become records; which answer belongs to which call is `calls`' business."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace

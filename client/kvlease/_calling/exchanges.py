@@ -5,8 +5,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease._calls import Ask, ask
-from kvlease._fields import packed
+from kvlease._calling.calls import Ask, ask
+from kvlease._calling.fields import packed
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 from kvlease.v1 import kvlease_pb2 as pb
 

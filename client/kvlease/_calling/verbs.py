@@ -1,14 +1,14 @@
-"""Own the course of a lease's verbs, and what a failure means for the lease; retries are `_flows`' business."""
+"""Own the course of a lease's verbs, and what a failure means for the lease; retries are `flows`' business."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvlease import _calls, _flows
-from kvlease._calls import Ask
-from kvlease._flows import Flow
-from kvlease._grants import Grant, unpacked
-from kvlease._session import Floor, Session, is_doubt
+from kvlease._calling import calls, flows
+from kvlease._calling.calls import Ask
+from kvlease._calling.flows import Flow
+from kvlease._calling.grants import Grant, unpacked
+from kvlease._calling.session import Floor, Session, is_doubt
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 def reserve(session: Session, spec: ReserveSpec, wait_ms: int) -> Flow[Grant]:
     """Return a grant: live, or refused with the reason."""
-    return reserved(session, spec.request_id, _calls.reserve_of(spec, wait_ms))
+    return reserved(session, spec.request_id, calls.reserve_of(spec, wait_ms))
 
 
 def fork(
@@ -39,7 +39,7 @@ def fork(
         if session.raises:
             raise error
         return session.fresh_grant(request_id, error)
-    ask = _calls.fork(source.lease_id, request_id, num_tokens, wait_ms)
+    ask = calls.fork(source.lease_id, request_id, num_tokens, wait_ms)
     try:
         grant = yield from reserved(session, request_id, ask)
     except UnknownLeaseError as error:
@@ -56,27 +56,27 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
     floor = Floor()
     try:
         session.begin_reserve(floor)
-        for _ in range(_flows.ATTACHES_MAX):
+        for _ in range(flows.ATTACHES_MAX):
             # As in `attempts`, written out to save a generator in the most frequent verbs.
-            call = _flows.first_try(link, ask)
+            call = flows.first_try(link, ask)
             try:
                 response, epoch = (yield call), call.epoch
             except KVLeaseError as error:
-                response, epoch = yield from _flows.retried(link, call, error)
+                response, epoch = yield from flows.retried(link, call, error)
             link.is_reached = True
             granted = ask.read(response)
             moved = other_memory(session)
             if moved and _hit_tokens(granted) and granted.lease_id not in session.grants:
                 # The caller's views are of the old memory, where these blocks hold something else.
-                yield from _flows.attempts(link, _calls.release(granted.lease_id))
+                yield from flows.attempts(link, calls.release(granted.lease_id))
                 raise moved
             if entered := session.enter(grant, granted, epoch):
                 if entered.refusal is not None:
                     raise entered.refusal
                 return entered
             if session.is_leftover(granted):
-                yield from _flows.attempts(link, _calls.release(granted.lease_id))
-        message = f"the daemon restarted {_flows.ATTACHES_MAX} times while request {request_id!r} was reserved"
+                yield from flows.attempts(link, calls.release(granted.lease_id))
+        message = f"the daemon restarted {flows.ATTACHES_MAX} times while request {request_id!r} was reserved"
         raise UnavailableError(message)
     except InvalidError:
         raise
@@ -127,7 +127,7 @@ def extend(session: Session, grant: Grant, num_tokens: int, wait_ms: int) -> Flo
     return _verb(
         session,
         grant,
-        _calls.extend(grant.lease_id, num_tokens, wait_ms),
+        calls.extend(grant.lease_id, num_tokens, wait_ms),
         apply,
         idle=False,
         doubt=doubt,
@@ -140,7 +140,7 @@ def commit(
     """Make full blocks findable; blocks that no later token needs are not used any more, even if the answer is lost."""
     if grant.is_live and (error := other_memory(session)):
         return _unsent(session, grant, error, Committed())
-    ask = _calls.commit(grant.lease_id, num_tokens, keys, first_block)
+    ask = calls.commit(grant.lease_id, num_tokens, keys, first_block)
 
     def apply(response: pb.CommitResponse, _: int) -> Committed:
         session.computed(grant, num_tokens)
@@ -154,7 +154,7 @@ def commit(
 
 def explain(session: Session, grant: Grant) -> Flow[Explanation]:
     """Return why the rest of a lease's prefix was not found."""
-    ask = _calls.explain_lease(grant.lease_id)
+    ask = calls.explain_lease(grant.lease_id)
 
     def apply(response: pb.ExplainResponse, _: int) -> Explanation:
         return ask.read(response)
@@ -164,7 +164,7 @@ def explain(session: Session, grant: Grant) -> Flow[Explanation]:
 
 def trim(session: Session, grant: Grant, num_tokens: int) -> Flow[int]:
     """Take blocks back behind a token; returns how many left the lease."""
-    ask = _calls.trim(grant.lease_id, num_tokens)
+    ask = calls.trim(grant.lease_id, num_tokens)
 
     def apply(response: pb.TrimResponse, _: int) -> int:
         session.trimmed(grant, num_tokens, is_sure=True)
@@ -183,12 +183,12 @@ def map_row(session: Session, grant: Grant) -> Flow[int]:
         grant.row = response.row
         return response.num_kernel_blocks
 
-    return _verb(session, grant, _calls.map_row(grant.lease_id), apply, idle=0)
+    return _verb(session, grant, calls.map_row(grant.lease_id), apply, idle=0)
 
 
 def evict(session: Session, grant: Grant, wait_ms: int) -> Flow[Evicted]:
     """Move a lease to the host pool; if that is in doubt, its blocks count as gone."""
-    ask = _calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
+    ask = calls.evict(lease_id=grant.lease_id, wait_ms=wait_ms)
 
     def apply(response: pb.EvictResponse, _: int) -> Evicted:
         session.evicted(grant)
@@ -208,7 +208,7 @@ def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
         return Reloaded(num_reloaded=response.num_reloaded, num_tokens=response.num_tokens)
 
     reloaded = yield from _verb(
-        session, grant, _calls.reload_lease(grant.lease_id, wait_ms), apply, idle=Reloaded()
+        session, grant, calls.reload_lease(grant.lease_id, wait_ms), apply, idle=Reloaded()
     )
     if grant.is_live and isinstance(grant.refusal, WrongStateError):
         session.refused(
@@ -226,11 +226,11 @@ def release(session: Session, grant: Grant) -> Flow[bool]:
         return False
     link = session.link
     try:
-        call = _flows.first_try(link, _calls.release(grant.lease_id))
+        call = flows.first_try(link, calls.release(grant.lease_id))
         try:
             response = yield call
         except KVLeaseError as error:
-            response, _ = yield from _flows.retried(link, call, error)
+            response, _ = yield from flows.retried(link, call, error)
         link.is_reached = True
     except InvalidError:
         raise
@@ -270,7 +270,7 @@ def _verb(
             raise grant.refusal or UnknownLeaseError(f"lease {grant.lease_id} was released")
         return idle
     try:
-        response, epoch = yield from _flows.attempts(session.link, ask)
+        response, epoch = yield from flows.attempts(session.link, ask)
     except (
         GeneratorExit
     ):  # the caller was cancelled or interrupted, but the call may still be carried out

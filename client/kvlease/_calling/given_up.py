@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
-from kvlease import _late
-from kvlease._flows import Flow
-from kvlease._session import Session
+from kvlease._calling import late
+from kvlease._calling.flows import Flow
+from kvlease._calling.session import Session
 from kvlease.errors import DeadlineError, KVLeaseError, UnavailableError
 from kvlease.transports.base import AsyncTransport, Attached, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
@@ -109,7 +109,7 @@ class GivenUp:
             return
         reply = pb.Reply(epoch=call.epoch)
         getattr(reply, call.verb).CopyFrom(answer)
-        for ask in _late.undoing(self._session, reply):
+        for ask in late.undoing(self._session, reply):
             await self._transport.send(ask)
 
     async def _disown(self, call: Outgoing) -> None:
@@ -126,4 +126,4 @@ class GivenUp:
             again = call._replace(request=request, deadline_at=until, idempotency_key="")
             await self._take_back(again, await self._transport.send(again))
         elif isinstance(call.request, pb.StepRequest):
-            await self._run(_late.disowning(self._session))
+            await self._run(late.disowning(self._session))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvlease import _calls, _flows
-from kvlease._session import Session
+from kvlease._calling import calls, flows
+from kvlease._calling.session import Session
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -16,24 +16,24 @@ def undoing(session: Session, reply: pb.Reply) -> Iterator[Outgoing]:
     link = session.link
     if reply.epoch != link.epoch:
         return
-    asks = [_calls.release(one.lease_id) for one in _granted(reply) if session.gives_back(one)]
+    asks = [calls.release(one.lease_id) for one in _granted(reply) if session.gives_back(one)]
     if reply.pin.pin_id:
-        asks.append(_calls.unpin(reply.pin.pin_id))
+        asks.append(calls.unpin(reply.pin.pin_id))
     for ask in asks:
         deadline_at = link.clock() + link.deadline_seconds
         yield Outgoing(ask.verb, ask.request, deadline_at, link.token, link.epoch)
 
 
-def disowning(session: Session) -> _flows.Flow[None]:
+def disowning(session: Session) -> flows.Flow[None]:
     """Have the daemon end the leases that were granted by answers that never came.
 
     Leases granted while other reserves are on their way are left to later heartbeats.
     """
     newest = session.inventory()[1]
-    yield from _flows.heartbeat(session)
+    yield from flows.heartbeat(session)
     # The first heartbeat tells how far the daemon has issued ids; only the next one can cover these ids.
     if session.inventory()[1] > newest:
-        yield from _flows.heartbeat(session)
+        yield from flows.heartbeat(session)
 
 
 def _granted(reply: pb.Reply) -> list[pb.ReserveResponse]:

@@ -1,13 +1,13 @@
-"""Own how an operator's verbs become requests and what their answers mean, as `_calls` does for the other verbs."""
+"""Own how an operator's verbs become requests and what their answers mean, as `calls` does for the other verbs."""
 
 from typing import Any
 
 import numpy as np
 
-from kvlease import _answers
-from kvlease._calls import Ask, ask
+from kvlease._calling import answers
+from kvlease._calling.calls import Ask, ask
+from kvlease._calling.fields import given
 from kvlease._checks import check_type
-from kvlease._fields import given
 from kvlease._records import from_proto
 from kvlease.operating import (
     Cleared,
@@ -41,7 +41,7 @@ def delete_cache(cache: str, *, purge: bool) -> Ask[Deleted]:
     return ask(
         "delete_cache",
         lambda: pb.DeleteCacheRequest(**given(cache=cache), purge=purge),
-        _answers.reader(Deleted),
+        answers.reader(Deleted),
     )
 
 
@@ -50,7 +50,7 @@ def resize(cache: str, tier: str, num_blocks: int) -> Ask[Resized]:
     return ask(
         "resize",
         lambda: pb.ResizeRequest(**given(cache=cache, tier=tier, num_blocks=num_blocks)),
-        _answers.reader(Resized),
+        answers.reader(Resized),
     )
 
 
@@ -74,7 +74,7 @@ def get_tenant(tenant: str) -> Ask[TenantRule]:
 def _drained(reply: pb.DrainResponse | pb.UndrainResponse) -> Drained:
     return Drained(
         is_daemon_draining=reply.is_daemon_draining,
-        caches=tuple(map(_answers.reader(DrainedCache), reply.caches)),
+        caches=tuple(map(answers.reader(DrainedCache), reply.caches)),
     )
 
 

@@ -7,9 +7,9 @@ from weakref import ReferenceType, ref
 import numpy as np
 from google.protobuf.message import Message
 
-from kvlease._answers import misses
-from kvlease._grants import Grant, GroupedGrant, unpacked
-from kvlease._link import Link
+from kvlease._calling.answers import misses
+from kvlease._calling.grants import Grant, GroupedGrant, unpacked
+from kvlease._calling.link import Link
 from kvlease.errors import (
     IdReusedError,
     InvalidError,

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from kvlease._grants import Grant, GroupedGrant
+from kvlease._calling.grants import Grant, GroupedGrant
 from kvlease.errors import InvalidError
 from kvlease.groups import GroupShape, Keeps, keeps_everything
 

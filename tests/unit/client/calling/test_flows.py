@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease import Client, PlanInputs, _calls, _flows, _late, _operator_calls, _steps, _verbs
-from kvlease._link import Link
-from kvlease._session import Floor, Session
+from kvlease import Client, PlanInputs
+from kvlease._calling import calls, flows, late, operator_calls, steps, verbs
+from kvlease._calling.link import Link
+from kvlease._calling.session import Floor, Session
 from kvlease.client import attach_request
 from kvlease.errors import (
     DeadlineError,
@@ -65,8 +66,8 @@ def test_broken_connection_is_retried_with_the_same_key(session: Session, clock:
         session, clock, UnavailableError(), UnavailableError(), pb.ReleaseResponse(released=True)
     )
 
-    played.run(_flows.told(session.link, _calls.release(3)))
-    played.run(_flows.told(session.link, _calls.release(3)))
+    played.run(flows.told(session.link, calls.release(3)))
+    played.run(flows.told(session.link, calls.release(3)))
 
     first, second, third, other = (call.idempotency_key for call in played.sent)
     assert first == second == third != other
@@ -79,7 +80,7 @@ def test_retries_end_by_the_deadline(session: Session, clock: Clock) -> None:
     """However long the daemon is away, the call ends by its deadline."""
     with pytest.raises(UnavailableError):
         Played(session, clock, UnavailableError()).run(
-            _flows.told(session.link, _calls.list_caches())
+            flows.told(session.link, calls.list_caches())
         )
 
     assert 4.5 < clock.now - 100 <= 5
@@ -90,11 +91,11 @@ def test_absent_daemon_is_not_waited_for_again(session: Session, clock: Clock) -
     session.link.is_reached = False
     absent = Played(session, clock, UnavailableError())
     with pytest.raises(UnavailableError):
-        absent.run(_flows.told(session.link, _calls.list_caches()))
+        absent.run(flows.told(session.link, calls.list_caches()))
     assert (len(absent.sent), absent.pauses) == (1, [])
 
     Played(session, clock, pb.ListCachesResponse()).run(
-        _flows.told(session.link, _calls.list_caches())
+        flows.told(session.link, calls.list_caches())
     )
     assert session.link.is_reached
 
@@ -115,7 +116,7 @@ def test_first_call_waits_for_a_daemon_that_restarts(clock: Clock, socket_path: 
     away = [UnavailableError()] * 4
     played = Played(session, clock, *away, pb.ListCachesResponse())
 
-    played.run(_flows.told(session.link, _calls.list_caches()))
+    played.run(flows.told(session.link, calls.list_caches()))
 
     assert len(played.sent) == 5
     assert session.link.is_reached
@@ -129,7 +130,7 @@ def test_socket_that_a_dead_daemon_left_is_waited_for_once(clock: Clock, socket_
 
     for _ in range(3):
         with pytest.raises(UnavailableError):
-            absent.run(_flows.told(session.link, _calls.list_caches()))
+            absent.run(flows.told(session.link, calls.list_caches()))
 
     assert 2 <= clock.now - 100 < 2.5
 
@@ -140,10 +141,10 @@ def test_starting_cache_is_waited_for(session: Session, clock: Clock) -> None:
         session, clock, StartingError(), StartingError(), StartingError(), pb.LookupResponse()
     )
 
-    played.run(_flows.told(session.link, _calls.lookup(b"")))
+    played.run(flows.told(session.link, calls.lookup(b"")))
 
     assert len(played.pauses) == 3
-    assert max(played.pauses) <= _flows.LONGEST_PAUSE_SECONDS
+    assert max(played.pauses) <= flows.LONGEST_PAUSE_SECONDS
 
 
 def test_last_try_at_a_starting_cache_has_time_to_be_answered(session: Session) -> None:
@@ -155,10 +156,10 @@ def test_last_try_at_a_starting_cache_has_time_to_be_answered(session: Session) 
         played = Played(session, clock, StartingError())
 
         with pytest.raises(StartingError):
-            played.run(_flows.told(session.link, _calls.lookup(b"")))
+            played.run(flows.told(session.link, calls.lookup(b"")))
 
         seconds_left.append(played.sent[-1].deadline_at - clock.now)
-    assert min(seconds_left) > _flows.LONGEST_PAUSE_SECONDS / 2
+    assert min(seconds_left) > flows.LONGEST_PAUSE_SECONDS / 2
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_other_failures_are_not_retried(
     played = Played(session, clock, error)
 
     with pytest.raises(type(error)):
-        played.run(_flows.told(session.link, _calls.lookup(b"")))
+        played.run(flows.told(session.link, calls.lookup(b"")))
 
     assert len(played.sent) == 1
 
@@ -180,7 +181,7 @@ def test_waiting_in_the_daemon_comes_on_top_of_the_deadline(session: Session, cl
     """A call that may wait two seconds for blocks gets two seconds more than the deadline."""
     played = Played(session, clock, granted(1))
 
-    played.run(_verbs.reserve(session, SPEC, 2000))
+    played.run(verbs.reserve(session, SPEC, 2000))
 
     assert played.sent[0].deadline_at == clock.now + 7
 
@@ -200,7 +201,7 @@ def test_restart_attaches_again_and_repeats_the_call(session: Session, clock: Cl
     )
     played.script[1] = Attached(played.script[1], [])
 
-    committed = played.run(_verbs.commit(session, grant, 16, bytes(32), 0))
+    committed = played.run(verbs.commit(session, grant, 16, bytes(32), 0))
 
     assert (played.attaches[0].resume_token, played.attaches[0].lease_ids) == (
         "token 1",
@@ -234,7 +235,7 @@ def test_unknown_token_attaches_afresh_and_loses_all(session: Session, clock: Cl
         pb.LookupResponse(),
     )
 
-    played.run(_flows.told(session.link, _calls.lookup(b"")))
+    played.run(flows.told(session.link, calls.lookup(b"")))
 
     assert [request.resume_token for request in played.attaches] == ["token 1", ""]
     assert not grant.is_live
@@ -261,7 +262,7 @@ def test_cache_that_ended_with_the_daemon_is_registered_again(
         pb.LookupResponse(),
     )
 
-    played.run(_flows.told(session.link, _calls.lookup(b"")))
+    played.run(flows.told(session.link, calls.lookup(b"")))
 
     assert [call.verb for call in played.sent] == ["lookup", "stats", "register_cache", "lookup"]
     assert played.sent[2].request == REGISTRATION
@@ -288,7 +289,7 @@ def test_cache_that_is_not_ours_to_make_stays_unknown(
     played = Played(session, clock, UnknownWorkerError(), UnknownCacheError("gone"), *told)
 
     with pytest.raises(UnknownCacheError, match="gone"):
-        played.run(_flows.told(session.link, _calls.lookup(b"")))
+        played.run(flows.told(session.link, calls.lookup(b"")))
 
     assert "register_cache" not in [call.verb for call in played.sent]
 
@@ -297,11 +298,11 @@ def test_endless_restarts_end(session: Session, clock: Clock) -> None:
     """A daemon that calls every epoch stale is not asked for ever."""
     played = Played(session, clock, StaleEpochError())
     played._answer = lambda action: (  # type: ignore[method-assign]
-        None if isinstance(action, _flows.Reattach) else StaleEpochError()
+        None if isinstance(action, flows.Reattach) else StaleEpochError()
     )
 
     with pytest.raises(StaleEpochError):
-        played.run(_flows.told(session.link, _calls.lookup(b"")))
+        played.run(flows.told(session.link, calls.lookup(b"")))
 
 
 def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
@@ -309,7 +310,7 @@ def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
     session.link.process_id -= 1
 
     with pytest.raises(InvalidError, match="forked"):
-        Played(session, clock, granted(1)).run(_verbs.reserve(session, SPEC, 0))
+        Played(session, clock, granted(1)).run(verbs.reserve(session, SPEC, 0))
 
 
 # Doubt
@@ -321,7 +322,7 @@ def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
 )
 def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLeaseError) -> None:
     """A reserve that is refused or fails gives a lease that is not live and has the reason."""
-    grant = Played(session, clock, error).run(_verbs.reserve(session, SPEC, 0))
+    grant = Played(session, clock, error).run(verbs.reserve(session, SPEC, 0))
 
     assert (grant.is_live, grant.refusal, len(grant.block_ids)) == (False, error, 0)
 
@@ -329,7 +330,7 @@ def test_failed_reserve_is_a_miss(session: Session, clock: Clock, error: KVLease
 def test_malformed_call_is_raised_even_so(session: Session, clock: Clock) -> None:
     """A miss stands for failures of the world; the caller's own mistake is always raised."""
     with pytest.raises(InvalidError):
-        Played(session, clock, InvalidError()).run(_verbs.reserve(session, SPEC, 0))
+        Played(session, clock, InvalidError()).run(verbs.reserve(session, SPEC, 0))
 
 
 def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
@@ -338,24 +339,24 @@ def test_errors_are_raised_when_asked_for(clock: Clock) -> None:
     grant = leased(session, clock, 5)
 
     with pytest.raises(PoolFullError):
-        Played(session, clock, PoolFullError()).run(_verbs.reserve(session, SPEC, 0))
+        Played(session, clock, PoolFullError()).run(verbs.reserve(session, SPEC, 0))
     with pytest.raises(NotYoursError):
-        Played(session, clock, NotYoursError()).run(_verbs.map_row(session, grant))
+        Played(session, clock, NotYoursError()).run(verbs.map_row(session, grant))
     with pytest.raises(NotYoursError):
-        Played(session, clock).run(_verbs.map_row(session, grant))
+        Played(session, clock).run(verbs.map_row(session, grant))
 
 
 def test_verbs_of_a_lease_that_ended_do_nothing(session: Session, clock: Clock) -> None:
     """A lease that is not live sends nothing; its methods answer as if there were nothing."""
     grant = leased(session, clock, 5)
-    Played(session, clock, pb.ReleaseResponse(released=True)).run(_verbs.release(session, grant))
+    Played(session, clock, pb.ReleaseResponse(released=True)).run(verbs.release(session, grant))
     played = Played(session, clock)
 
-    assert played.run(_verbs.extend(session, grant, 64, 0)) is False
-    assert played.run(_verbs.explain(session, grant)) == Explanation()
-    assert played.run(_verbs.evict(session, grant, 0)) == Evicted()
-    assert played.run(_verbs.reload(session, grant, 0)) == Reloaded()
-    assert played.run(_verbs.release(session, grant)) is False
+    assert played.run(verbs.extend(session, grant, 64, 0)) is False
+    assert played.run(verbs.explain(session, grant)) == Explanation()
+    assert played.run(verbs.evict(session, grant, 0)) == Evicted()
+    assert played.run(verbs.reload(session, grant, 0)) == Reloaded()
+    assert played.run(verbs.release(session, grant)) is False
     assert played.sent == []
 
 
@@ -363,14 +364,12 @@ def test_refused_extend_keeps_the_lease(session: Session, clock: Clock) -> None:
     """A refusal changes nothing but the lease's reason, which the next successful call clears."""
     grant = leased(session, clock, 5, 0)
 
-    assert (
-        Played(session, clock, PoolFullError()).run(_verbs.extend(session, grant, 32, 0)) is False
-    )
+    assert Played(session, clock, PoolFullError()).run(verbs.extend(session, grant, 32, 0)) is False
     assert (grant.is_live, type(grant.refusal)) == (True, PoolFullError)
 
     assert (
         Played(session, clock, pb.ExtendResponse(block_ids=ids(3))).run(
-            _verbs.extend(session, grant, 32, 0)
+            verbs.extend(session, grant, 32, 0)
         )
         is True
     )
@@ -412,11 +411,11 @@ def test_answers_to_extends_at_once_come_in_any_order(
 def test_extend_whose_answer_was_lost_is_never_papered_over(session: Session, clock: Clock) -> None:
     """Blocks that no answer named leave a hole in the list: without a table the lease is lost, not used."""
     grant = leased(session, clock, 5, 0)
-    Played(session, clock, DeadlineError()).run(_verbs.extend(session, grant, 32, 0))
+    Played(session, clock, DeadlineError()).run(verbs.extend(session, grant, 32, 0))
     assert grant.is_live
 
     covers = Played(session, clock, pb.ExtendResponse(block_ids=ids(4))).run(
-        _verbs.extend(session, grant, 48, 0)
+        verbs.extend(session, grant, 48, 0)
     )
 
     assert (covers, grant.is_live) == (False, False)
@@ -426,7 +425,7 @@ def test_lease_that_another_holds_is_lost(session: Session, clock: Clock) -> Non
     """A lease that the daemon grants to somebody else is lost at once."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, UnknownLeaseError()).run(_verbs.map_row(session, grant))
+    Played(session, clock, UnknownLeaseError()).run(verbs.map_row(session, grant))
 
     assert (grant.is_live, session.grants) == (False, {})
 
@@ -435,7 +434,7 @@ def test_evict_in_doubt_takes_the_blocks_away(session: Session, clock: Clock) ->
     """An evict whose outcome is not known may be moving the blocks, so the lease no longer has them."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, DeadlineError()).run(_verbs.evict(session, grant, 0))
+    Played(session, clock, DeadlineError()).run(verbs.evict(session, grant, 0))
 
     assert (grant.is_live, grant.is_evicted, len(grant.block_ids)) == (True, True, 0)
 
@@ -445,11 +444,11 @@ def test_evict_and_reload_move_the_blocks(session: Session, clock: Clock) -> Non
     grant = leased(session, clock, 5, 0, 1)
 
     assert Played(session, clock, pb.EvictResponse(num_evicted=2, num_offloaded=2)).run(
-        _verbs.evict(session, grant, 0)
+        verbs.evict(session, grant, 0)
     ) == Evicted(num_evicted=2, num_offloaded=2)
     assert grant.is_evicted
     back = pb.ReloadResponse(block_ids=ids(6, 7), num_reloaded=2, num_tokens=32, row=3)
-    assert Played(session, clock, back).run(_verbs.reload(session, grant, 0)).num_tokens == 32
+    assert Played(session, clock, back).run(verbs.reload(session, grant, 0)).num_tokens == 32
     assert (grant.block_ids.tolist(), grant.row, grant.is_evicted) == ([6, 7], 3, False)
 
 
@@ -457,7 +456,7 @@ def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, cloc
     """Where the daemon and the client disagree about a lease's place, the lease is lost and computed again."""
     grant = leased(session, clock, 5)
 
-    Played(session, clock, WrongStateError()).run(_verbs.reload(session, grant, 0))
+    Played(session, clock, WrongStateError()).run(verbs.reload(session, grant, 0))
 
     assert not grant.is_live
 
@@ -465,10 +464,10 @@ def test_reload_of_a_lease_elsewhere_in_its_life_loses_it(session: Session, cloc
 @pytest.mark.parametrize(
     ("ask", "reply"),
     [
-        pytest.param(_calls.lookup(b""), Found, id="lookup"),
-        pytest.param(_calls.pin(b""), Pinned, id="pin"),
-        pytest.param(_calls.evict(num_blocks=1), Evicted, id="evict"),
-        pytest.param(_calls.reload_keys(b"", 0), Reloaded, id="reload"),
+        pytest.param(calls.lookup(b""), Found, id="lookup"),
+        pytest.param(calls.pin(b""), Pinned, id="pin"),
+        pytest.param(calls.evict(num_blocks=1), Evicted, id="evict"),
+        pytest.param(calls.reload_keys(b"", 0), Reloaded, id="reload"),
     ],
 )
 def test_failed_call_about_no_lease_is_a_miss_that_says_why(
@@ -477,7 +476,7 @@ def test_failed_call_about_no_lease_is_a_miss_that_says_why(
     """A refused call found, held and moved nothing, and its answer differs from that of a call that found nothing."""
     error = PoolFullError(need=3, available=1)
 
-    missed = Played(session, clock, error).run(_flows.missed(session, ask, reply))
+    missed = Played(session, clock, error).run(flows.missed(session, ask, reply))
 
     assert missed == reply(refusal=error)
     assert missed != reply()
@@ -487,14 +486,14 @@ def test_answer_that_came_has_no_refusal(session: Session, clock: Clock) -> None
     """An answer that finds nothing cached is no refusal."""
     played = Played(session, clock, pb.PinResponse())
 
-    assert played.run(_flows.missed(session, _calls.pin(b""), Pinned)) == Pinned()
+    assert played.run(flows.missed(session, calls.pin(b""), Pinned)) == Pinned()
 
 
 @pytest.mark.parametrize(
     ("verb", "reply"),
     [
-        pytest.param(_verbs.evict, Evicted, id="evict"),
-        pytest.param(_verbs.reload, Reloaded, id="reload"),
+        pytest.param(verbs.evict, Evicted, id="evict"),
+        pytest.param(verbs.reload, Reloaded, id="reload"),
     ],
 )
 def test_refused_move_of_a_lease_says_why(
@@ -510,7 +509,7 @@ def test_refused_move_of_a_lease_says_why(
 def test_cancelled_verb_counts_as_doubtful(session: Session, clock: Clock) -> None:
     """A caller who is interrupted during an evict must not go on using the blocks."""
     grant = leased(session, clock, 5)
-    flow = _verbs.evict(session, grant, 0)
+    flow = verbs.evict(session, grant, 0)
     next(flow)
 
     flow.close()
@@ -525,7 +524,7 @@ def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: 
     """A released lease leaves the inventory, so that the next heartbeat ends it even if the release is lost."""
     grant = leased(session, clock, 5)
 
-    assert Played(session, clock, DeadlineError()).run(_verbs.release(session, grant)) is False
+    assert Played(session, clock, DeadlineError()).run(verbs.release(session, grant)) is False
 
     assert (grant.is_live, session.inventory()) == (False, (b"", 5))
 
@@ -533,7 +532,7 @@ def test_release_ends_a_lease_whatever_the_daemon_says(session: Session, clock: 
 def test_inventory_never_disowns_a_lease_on_its_way(session: Session, clock: Clock) -> None:
     """While a reserve has no answer, heartbeats tell only of ids that were known before it began."""
     leased(session, clock, 5)
-    slow = _verbs.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
+    slow = verbs.reserve(session, ReserveSpec(request_id="slow", num_tokens=16), 0)
     next(slow)
 
     leased(session, clock, 9)
@@ -548,7 +547,7 @@ def test_leftover_of_a_lost_answer_is_released_first(session: Session, clock: Cl
     leased(session, clock, 9)
     played = Played(session, clock, granted(5), pb.ReleaseResponse(released=True), granted(12))
 
-    grant = played.run(_verbs.reserve(session, ReserveSpec(request_id="again", num_tokens=16), 0))
+    grant = played.run(verbs.reserve(session, ReserveSpec(request_id="again", num_tokens=16), 0))
 
     assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
     assert grant.lease_id == 12
@@ -560,18 +559,18 @@ def test_lease_that_another_rank_was_granted_is_no_leftover(session: Session, cl
     answer = granted(15)
     answer.joined_id = 21
 
-    grant = Played(session, clock, answer).run(_verbs.reserve(session, SPEC, 0))
+    grant = Played(session, clock, answer).run(verbs.reserve(session, SPEC, 0))
 
     assert (grant.lease_id, session.inventory()[1]) == (15, 21)
 
 
 def test_heartbeat_disowns_a_lease_whose_answer_was_lost(session: Session, clock: Clock) -> None:
     """Once a heartbeat tells how far the daemon has granted ids, the next one tells of leases never heard of."""
-    Played(session, clock, DeadlineError()).run(_verbs.reserve(session, SPEC, 0))
+    Played(session, clock, DeadlineError()).run(verbs.reserve(session, SPEC, 0))
     told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
 
     for _ in range(2):
-        told.run(_flows.heartbeat(session))
+        told.run(flows.heartbeat(session))
 
     newest = [call.request.newest_lease_id for call in told.sent]  # type: ignore[attr-defined]  # heartbeats
     assert newest == [0, 50]
@@ -581,8 +580,8 @@ def test_disowning_ends_a_lease_whose_answer_was_lost(session: Session, clock: C
     """A second heartbeat follows only where the first one tells of more leases."""
     told = Played(session, clock, pb.HeartbeatResponse(newest_lease_id=50))
 
-    told.run(_late.disowning(session))
-    told.run(_late.disowning(session))
+    told.run(late.disowning(session))
+    told.run(late.disowning(session))
 
     newest = [call.request.newest_lease_id for call in told.sent]  # type: ignore[attr-defined]  # heartbeats
     assert newest == [0, 50, 50]
@@ -619,7 +618,7 @@ def test_interrupted_reserve_does_not_stop_the_inventory(session: Session, clock
     """A reserve that a signal ends just as it begins does not count as on its way for ever."""
     session.lock = Interrupting()  # type: ignore[assignment]  # as far as it is used
     with pytest.raises(KeyboardInterrupt):
-        Played(session, clock, granted(5)).run(_verbs.reserve(session, SPEC, 0))
+        Played(session, clock, granted(5)).run(verbs.reserve(session, SPEC, 0))
 
     session.heard([], 50, session.link.epoch)
 
@@ -642,7 +641,7 @@ def test_lease_that_an_inventory_may_have_left_out_is_not_used(
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15), pb.ReleaseResponse(released=True), granted(21))
 
-    grant = played.run(_verbs.reserve(session, SPEC, 0))
+    grant = played.run(verbs.reserve(session, SPEC, 0))
 
     assert [call.verb for call in played.sent] == ["reserve", "release", "reserve"]
     assert grant.lease_id == 21
@@ -654,7 +653,7 @@ def test_lease_of_another_reserve_on_its_way_is_no_leftover(session: Session, cl
     session.heard([], 20, session.link.epoch)
     played = Played(session, clock, granted(15))
 
-    grant = played.run(_verbs.reserve(session, SPEC, 0))
+    grant = played.run(verbs.reserve(session, SPEC, 0))
     session.end_reserve(floor)
 
     assert [call.verb for call in played.sent] == ["reserve"]
@@ -687,7 +686,7 @@ def test_heartbeat_learns_of_leases_that_ended(session: Session, clock: Clock) -
     answer = pb.HeartbeatResponse(unknown_lease_ids=np.int64(6).tobytes())
     played = Played(session, clock, answer)
 
-    played.run(_flows.heartbeat(session))
+    played.run(flows.heartbeat(session))
 
     sent = played.sent[0].request
     assert isinstance(sent, pb.HeartbeatRequest)
@@ -699,7 +698,7 @@ def test_detach_ends_every_lease(session: Session, clock: Clock) -> None:
     """A worker that has ended holds no lease."""
     grant = leased(session, clock, 5)
 
-    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(_flows.detach(session)) == 1
+    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(flows.detach(session)) == 1
 
     assert not grant.is_live
 
@@ -708,11 +707,11 @@ def test_detach_waits_for_a_daemon_that_is_away(session: Session, clock: Clock) 
     """A daemon that restarts is told of the end once it is back; a second detach need not ask it."""
     played = Played(session, clock, *[UnavailableError()] * 4, pb.DetachResponse(num_leases=2))
 
-    assert played.run(_flows.detach(session)) == 2
+    assert played.run(flows.detach(session)) == 2
 
     assert (len(played.sent), len(played.pauses), session.link.has_ended) == (5, 3, True)
     again = Played(session, clock)
-    assert (again.run(_flows.detach(session)), again.sent) == (0, [])
+    assert (again.run(flows.detach(session)), again.sent) == (0, [])
 
 
 def test_detach_whose_first_try_was_carried_out_is_done(session: Session, clock: Clock) -> None:
@@ -720,7 +719,7 @@ def test_detach_whose_first_try_was_carried_out_is_done(session: Session, clock:
     session.raises = True
     played = Played(session, clock, UnavailableError(), UnknownWorkerError())
 
-    assert played.run(_flows.detach(session)) == 0
+    assert played.run(flows.detach(session)) == 0
 
     assert session.link.has_ended
 
@@ -732,22 +731,22 @@ def test_worker_that_cannot_be_detached_is_warned_of(
     """A warning names the worker whose leases an absent daemon keeps, and what ends it; closing again tries again."""
     session.death_proof = proof
 
-    assert Played(session, clock, UnavailableError()).run(_flows.detach(session)) == 0
+    assert Played(session, clock, UnavailableError()).run(flows.detach(session)) == 0
 
-    assert clock.now == pytest.approx(105, abs=_flows.LONGEST_PAUSE_SECONDS)
+    assert clock.now == pytest.approx(105, abs=flows.LONGEST_PAUSE_SECONDS)
     assert "worker 7 of cache 'demo' could not be detached" in caplog.text
     assert f"kvlease detach {how} (" in caplog.text
     assert "if it is there yet, the daemon keeps its blocks" in caplog.text
     assert not session.link.has_ended
-    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(_flows.detach(session)) == 1
+    assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(flows.detach(session)) == 1
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["miss", "raise"])
 def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises: bool) -> None:
     """A closed worker answers every call itself: nothing is sent."""
-    Played(session, clock, pb.DetachResponse()).run(_flows.detach(session))
+    Played(session, clock, pb.DetachResponse()).run(flows.detach(session))
     session.raises = raises
-    step = _calls.step(
+    step = calls.step(
         verbs=[1], lease_ids=[5], num_tokens=[9], num_keys=None, first_blocks=None, keys=b"",
         reserves=[],
     )  # fmt: skip
@@ -755,14 +754,14 @@ def test_closed_worker_says_so_by_itself(session: Session, clock: Clock, raises:
     closed = "this worker was closed"
 
     if not raises:
-        assert closed in str(played.run(_verbs.reserve(session, SPEC, 0)).refusal)
-        columns, _ = played.run(_steps.step(session, step, []))
+        assert closed in str(played.run(verbs.reserve(session, SPEC, 0)).refusal)
+        columns, _ = played.run(steps.step(session, step, []))
         assert closed in columns.errors[0].message
-        assert played.run(_flows.missed(session, _calls.unpin(1), _flows.not_there)) is False
+        assert played.run(flows.missed(session, calls.unpin(1), flows.not_there)) is False
     else:
         for flow in (
-            _verbs.reserve(session, SPEC, 0), _steps.step(session, step, []), _flows.detach(session),
-            _flows.missed(session, _calls.unpin(1), _flows.not_there), _flows.heartbeat(session),
+            verbs.reserve(session, SPEC, 0), steps.step(session, step, []), flows.detach(session),
+            flows.missed(session, calls.unpin(1), flows.not_there), flows.heartbeat(session),
         ):  # fmt: skip
             with pytest.raises(UnknownWorkerError, match=closed):
                 played.run(flow)
@@ -779,7 +778,7 @@ def test_blocks_are_in_token_order_however_they_came(session: Session, clock: Cl
     for block in range(1, 200):
         answer = pb.ExtendResponse(block_ids=ids(block))
         num_tokens = (block + 1) * 16
-        Played(session, clock, answer).run(_verbs.extend(session, grant, num_tokens, 0))
+        Played(session, clock, answer).run(verbs.extend(session, grant, num_tokens, 0))
         if block % 50 == 0:
             assert grant.block_ids.tolist() == list(range(block + 1))
 
@@ -818,7 +817,7 @@ def test_step_moves_its_leases_along(
     )
     played = Played(session, clock, answer)
 
-    replies, grants = played.run(_steps.step(session, _calls.step(**columns), columns["reserves"]))
+    replies, grants = played.run(steps.step(session, calls.step(**columns), columns["reserves"]))
 
     assert extended.block_ids.tolist() == [0, 3]
     assert (extended.is_live, unknown.is_live, released.is_live) == (True, False, False)
@@ -841,9 +840,9 @@ def test_refused_operation_of_a_step_says_why(
         num_blocks=ids(0, 0, 0),
         errors=[pb.StepError(index=0, error=full)],
     )
-    step = _calls.step(**(columns | {"reserves": []}))
+    step = calls.step(**(columns | {"reserves": []}))
 
-    replies, _ = Played(session, clock, refused).run(_steps.step(session, step, []))
+    replies, _ = Played(session, clock, refused).run(steps.step(session, step, []))
 
     refusal = one.refusal
     assert isinstance(refusal, PoolFullError)
@@ -853,7 +852,7 @@ def test_refused_operation_of_a_step_says_why(
     assert (type(two.refusal), two.is_live) == (PoolFullError, True)
 
     done = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(1, 0, 0), block_ids=ids(3))
-    Played(session, clock, done).run(_steps.step(session, step, []))
+    Played(session, clock, done).run(steps.step(session, step, []))
     assert (one.refusal, two.refusal, session.refused_in_steps) == (None, None, set())
 
 
@@ -864,7 +863,7 @@ def test_step_that_fails_is_a_miss_of_every_operation(
     extended, _, released = (leased(session, clock, lease_id, 0) for lease_id in (5, 6, 7))
 
     replies, grants = Played(session, clock, DeadlineError()).run(
-        _steps.step(session, _calls.step(**columns), columns["reserves"])
+        steps.step(session, calls.step(**columns), columns["reserves"])
     )
 
     assert replies.codes.tolist() == [DeadlineError.number] * 3
@@ -878,11 +877,11 @@ def test_doubtful_lease_is_checked_by_the_next_step(
 ) -> None:
     """After a step in doubt, an extend that says "nothing to add" counts only if all blocks are here."""
     extended = leased(session, clock, 5, 0)
-    step = _calls.step(**(columns | {"reserves": []}))
-    Played(session, clock, DeadlineError()).run(_steps.step(session, step, []))
+    step = calls.step(**(columns | {"reserves": []}))
+    Played(session, clock, DeadlineError()).run(steps.step(session, step, []))
 
     nothing = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(0, 0, 0))
-    Played(session, clock, nothing).run(_steps.step(session, step, []))
+    Played(session, clock, nothing).run(steps.step(session, step, []))
 
     assert not extended.is_live
 
@@ -895,7 +894,7 @@ def test_refused_reserve_of_a_step_says_why(
     answer = pb.StepResponse(codes=ids(0, 0, 0), num_blocks=ids(0, 0, 0), reserves=[refused])
 
     _, grants = Played(session, clock, answer).run(
-        _steps.step(session, _calls.step(**columns), columns["reserves"])
+        steps.step(session, calls.step(**columns), columns["reserves"])
     )
 
     assert (grants[0].is_live, type(grants[0].refusal)) == (False, PoolFullError)
@@ -916,7 +915,7 @@ def test_column_that_would_not_fit_is_refused(
 ) -> None:
     """Numbers are never wrapped or cut to fit a column."""
     with pytest.raises(InvalidError):
-        _calls.step(**(columns | wrong))
+        calls.step(**(columns | wrong))
 
 
 INPUTS = PlanInputs(tokens_per_block=16)
@@ -928,7 +927,7 @@ NO_COLUMNS: dict[str, Any] = {
 
 def a_reserve(**wrong: Any) -> object:
     """Ask for a lease with one argument changed."""
-    return _calls.reserve(**({"request_id": "r", "num_tokens": 1} | wrong))
+    return calls.reserve(**({"request_id": "r", "num_tokens": 1} | wrong))
 
 
 def an_attach(**wrong: Any) -> object:
@@ -940,26 +939,26 @@ def an_attach(**wrong: Any) -> object:
 @pytest.mark.parametrize(
     ("ask", "named"),
     [
-        (lambda: _calls.evict(num_blocks=2**40), "num_blocks must be from 0 to 2147483647"),
-        (lambda: _calls.evict(wait_ms=-1), "wait_ms must be 0 or more, not -1"),
-        (lambda: _calls.explain_lease(2**63), "lease_id must be from"),
-        (lambda: _calls.explain_lease(2**300), "lease_id must be from .* an integer of 301 bits"),
-        (lambda: _calls.fork(1, "r", 2**32, 0), "num_tokens must be from"),
-        (lambda: _calls.extend(1, 5, 2**32), "wait_ms must be from"),
-        (lambda: _calls.trim(1, -1), "num_tokens must be from"),
-        (lambda: _calls.detach(2**63), "worker_id must be from"),
+        (lambda: calls.evict(num_blocks=2**40), "num_blocks must be from 0 to 2147483647"),
+        (lambda: calls.evict(wait_ms=-1), "wait_ms must be 0 or more, not -1"),
+        (lambda: calls.explain_lease(2**63), "lease_id must be from"),
+        (lambda: calls.explain_lease(2**300), "lease_id must be from .* an integer of 301 bits"),
+        (lambda: calls.fork(1, "r", 2**32, 0), "num_tokens must be from"),
+        (lambda: calls.extend(1, 5, 2**32), "wait_ms must be from"),
+        (lambda: calls.trim(1, -1), "num_tokens must be from"),
+        (lambda: calls.detach(2**63), "worker_id must be from"),
         (
-            lambda: _calls.reserve(request_id="r", num_tokens=-1),
+            lambda: calls.reserve(request_id="r", num_tokens=-1),
             "num_tokens must be from 1 to 2147483647, not -1",
         ),
         (
-            lambda: _calls.reserve(request_id="r", num_tokens=1, retain_seconds=-1),
+            lambda: calls.reserve(request_id="r", num_tokens=1, retain_seconds=-1),
             "retain_seconds must be from",
         ),
-        (lambda: _calls.reserve(request_id="\ud800", num_tokens=1), "request_id must be text"),
-        (lambda: _calls.reserve(request_id=5, num_tokens=1), "request_id must be a string"),  # type: ignore[arg-type]
-        (lambda: _calls.stats(7), "cache must be a string, not 7"),  # type: ignore[arg-type]
-        (lambda: _calls.pin("ab"), "keys must be bytes, such as an array's tobytes"),  # type: ignore[arg-type]
+        (lambda: calls.reserve(request_id="\ud800", num_tokens=1), "request_id must be text"),
+        (lambda: calls.reserve(request_id=5, num_tokens=1), "request_id must be a string"),  # type: ignore[arg-type]
+        (lambda: calls.stats(7), "cache must be a string, not 7"),  # type: ignore[arg-type]
+        (lambda: calls.pin("ab"), "keys must be bytes, such as an array's tobytes"),  # type: ignore[arg-type]
         (lambda: a_reserve(keys=np.zeros(32, np.uint8)), "keys must be bytes"),
         (lambda: a_reserve(keys=bytearray(32)), "keys must be bytes, .* not bytearray"),
         (lambda: a_reserve(token_ids=np.arange(32)), "token_ids must be bytes"),
@@ -973,26 +972,26 @@ def an_attach(**wrong: Any) -> object:
         (lambda: a_reserve(explain="no"), "explain must be true or false, not 'no'"),
         (lambda: an_attach(cache=3), "cache must be a string, not 3"),
         (lambda: an_attach(rank=-1), "rank must be 0 or more, not -1"),
-        (lambda: _calls.register("z", "{}", None), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
+        (lambda: calls.register("z", "{}", None), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
         (
-            lambda: _calls.register("z", INPUTS, None),  # type: ignore[arg-type]
+            lambda: calls.register("z", INPUTS, None),  # type: ignore[arg-type]
             "options must be a CacheOptions, not None",
         ),
-        (lambda: _calls.plan("{}"), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
+        (lambda: calls.plan("{}"), "inputs must be a PlanInputs"),  # type: ignore[arg-type]
         (
-            lambda: _calls.explain(INPUTS, (["what=1"],)),  # type: ignore[arg-type]
+            lambda: calls.explain(INPUTS, (["what=1"],)),  # type: ignore[arg-type]
             r"changes\[0\] must be a string",
         ),
         (
-            lambda: _operator_calls.set_tenant("t", {"min_percent": 4}, 5),  # type: ignore[arg-type]
+            lambda: operator_calls.set_tenant("t", {"min_percent": 4}, 5),  # type: ignore[arg-type]
             "limits must be a TenantLimits, not {'min_percent': 4}",
         ),
         (
-            lambda: _calls.step(**(NO_COLUMNS | {"reserves": [{}]})),
+            lambda: calls.step(**(NO_COLUMNS | {"reserves": [{}]})),
             "reserves must be a ReserveSpec, not {}",
         ),
-        (lambda: _calls.step(**(NO_COLUMNS | {"keys": []})), "keys must be bytes"),
-        (lambda: _calls.unpin(1.5), "pin_id must be an integer, not 1.5"),  # type: ignore[arg-type]
+        (lambda: calls.step(**(NO_COLUMNS | {"keys": []})), "keys must be bytes"),
+        (lambda: calls.unpin(1.5), "pin_id must be an integer, not 1.5"),  # type: ignore[arg-type]
     ],
 )
 def test_number_that_no_field_carries_is_refused_by_its_name(
@@ -1006,19 +1005,19 @@ def test_number_that_no_field_carries_is_refused_by_its_name(
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e10, 1e300, 10**400, "1"])
 def test_time_that_nobody_can_wait_is_refused(session: Session, seconds: Any) -> None:
     """Deadlines and silences are positive and small enough for a timer; only None waits for ever."""
-    watch = _calls.watch("", 0)
+    watch = calls.watch("", 0)
     with pytest.raises(InvalidError, match="idle_seconds must be"):
-        _flows.streamed(session.link, watch, seconds)
+        flows.streamed(session.link, watch, seconds)
     with pytest.raises(InvalidError, match="deadline_seconds must be"):
         Client(deadline_seconds=seconds)
 
-    assert _flows.streamed(session.link, watch, None).verb == "watch"
-    assert _flows.streamed(session.link, watch, 1_000_000).verb == "watch"
+    assert flows.streamed(session.link, watch, None).verb == "watch"
+    assert flows.streamed(session.link, watch, 1_000_000).verb == "watch"
 
 
 def test_numbers_of_arrays_are_numbers() -> None:
     """Whatever Python takes for an integer is taken here."""
-    assert _calls.evict(num_blocks=np.int64(5)).request == pb.EvictRequest(num_blocks=5)  # type: ignore[arg-type]
+    assert calls.evict(num_blocks=np.int64(5)).request == pb.EvictRequest(num_blocks=5)  # type: ignore[arg-type]
 
 
 def test_worker_that_is_closed_while_it_attaches_again_leaves_nobody_behind(
@@ -1030,9 +1029,9 @@ def test_worker_that_is_closed_while_it_attaches_again_leaves_nobody_behind(
 
     class Closing(Played):
         def _answer(self, action: Any) -> Any:
-            if isinstance(action, _flows.Attach):
+            if isinstance(action, flows.Attach):
                 with pytest.raises(UnknownWorkerError):
-                    Played(session, clock, UnknownWorkerError()).run(_flows.detach(session))
+                    Played(session, clock, UnknownWorkerError()).run(flows.detach(session))
             return super()._answer(action)
 
     session.raises = True
@@ -1040,7 +1039,7 @@ def test_worker_that_is_closed_while_it_attaches_again_leaves_nobody_behind(
         session, clock, StaleEpochError(), Attached(again, []), pb.DetachResponse(num_leases=0)
     )
     with pytest.raises(UnknownWorkerError, match="detached"):
-        played.run(_flows.heartbeat(session))
+        played.run(flows.heartbeat(session))
 
     assert [call.token for call in played.sent] == ["token 1", "new"]
     assert played.sent[-1].verb == "detach"

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlease import InvalidError
-from kvlease._fields import from_zero, given
+from kvlease._calling.fields import from_zero, given
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 4_096])

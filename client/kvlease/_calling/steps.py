@@ -1,4 +1,4 @@
-"""Own a scheduler step: what its columns did, or may have done, to the leases; retries are `_flows`' business."""
+"""Own a scheduler step: what its columns did, or may have done, to the leases; retries are `flows`' business."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease import _calls, _flows, _verbs
-from kvlease._calls import Ask
-from kvlease._grants import Grant
-from kvlease._session import Added, Floor, Session
+from kvlease._calling import calls, flows, verbs
+from kvlease._calling.calls import Ask
+from kvlease._calling.grants import Grant
+from kvlease._calling.session import Added, Floor, Session
 from kvlease.errors import (
     BY_NUMBER,
     InternalError,
@@ -35,18 +35,18 @@ _ONE: Final = np.array(1, _INT32).tobytes()
 
 def step(
     session: Session, ask: Ask[pb.StepResponse], reserves: Sequence[ReserveSpec]
-) -> _flows.Flow[tuple[StepColumns, list[Grant]]]:
+) -> flows.Flow[tuple[StepColumns, list[Grant]]]:
     """Carry out one scheduler step; if the step fails as a whole, every operation fails with that error."""
     request = ask.request
     assert isinstance(request, pb.StepRequest)
     # Without reserves no lease is on its way, so nothing is noted: steps are frequent.
     floor = Floor() if len(reserves) else None
     try:
-        if _COMMIT_BYTE in request.verbs and (error := _verbs.other_memory(session)):
+        if _COMMIT_BYTE in request.verbs and (error := verbs.other_memory(session)):
             raise error
         if floor is not None:
             session.begin_reserve(floor)
-        response, epoch = yield from _flows.attempts(session.link, ask)
+        response, epoch = yield from flows.attempts(session.link, ask)
         columns = apply_step(session, request, response, epoch)
         grants = []
         # Asking for the list's length costs less than beginning to iterate over it.
@@ -71,18 +71,18 @@ def step(
 
 def _granted(
     session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int
-) -> _flows.Flow[Grant]:
+) -> flows.Flow[Grant]:
     """Take over the answer to one reserve of a step; if the lease cannot be used, reserve again in a separate call."""
     grant = session.fresh_grant(spec.request_id)
     if answer.WhichOneof("result") == "error":
         grant.refusal = error_from_proto(answer.error)
         return grant
-    is_usable = _verbs.other_memory(session) is None
+    is_usable = verbs.other_memory(session) is None
     if is_usable and (entered := session.enter(grant, answer.granted, epoch)):
         return entered
     if session.is_leftover(answer.granted):
-        yield from _flows.attempts(session.link, _calls.release(answer.granted.lease_id))
-    return (yield from _verbs.reserve(session, spec, 0))
+        yield from flows.attempts(session.link, calls.release(answer.granted.lease_id))
+    return (yield from verbs.reserve(session, spec, 0))
 
 
 def apply_step(

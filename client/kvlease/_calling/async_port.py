@@ -1,15 +1,15 @@
-"""Own how the actions of flows are carried out on an event loop; which actions those are is `_flows`' business."""
+"""Own how the actions of flows are carried out on an event loop; which actions those are is `flows`' business."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from kvlease import _flows
-from kvlease._given_up import GivenUp
-from kvlease._session import Session
+from kvlease._calling import flows
+from kvlease._calling.given_up import GivenUp
+from kvlease._calling.pulse import Pulse
+from kvlease._calling.session import Session
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.transports.base import AsyncTransport, Outgoing, past_deadline
-from kvlease.worker import HEARTBEATS_FAIL, HEARTBEATS_SUCCEED, logger
 
 R = TypeVar("R")
 
@@ -100,7 +100,7 @@ class AsyncPort:
             self.transport = self._open_again()
         await left.close()
 
-    async def run(self, flow: _flows.Flow[R]) -> R:
+    async def run(self, flow: flows.Flow[R]) -> R:
         """Carry out a flow and return its result; raises InvalidError in another event loop than the port's own."""
         try:
             if self._loop is not asyncio.get_running_loop():
@@ -119,21 +119,21 @@ class AsyncPort:
         finally:
             flow.close()
 
-    async def _perform(self, action: _flows.Action) -> Any:
+    async def _perform(self, action: flows.Action) -> Any:
         given_up = self._given_up
         if isinstance(action, Outgoing):
             sent = self.transport.send(action)
             return await (sent if given_up is None else given_up.exchange(action, sent))
-        if isinstance(action, _flows.Pause):
+        if isinstance(action, flows.Pause):
             return await asyncio.sleep(action.seconds)
-        if isinstance(action, _flows.Attach):
+        if isinstance(action, flows.Attach):
             attached = self.transport.attach(action.call)
             return await (
                 attached if given_up is None else given_up.exchange(action.call, attached)
             )
         return await self._reattach(action)
 
-    async def _reattach(self, action: _flows.Reattach) -> None:
+    async def _reattach(self, action: flows.Reattach) -> None:
         session = self._session
         assert session is not None, "only a worker attaches again"
         try:
@@ -142,24 +142,19 @@ class AsyncPort:
                 self._attaching,
             ):
                 if session.link.epoch == action.stale_epoch:
-                    await self.run(_flows.reattach(session, action.deadline_at))
+                    await self.run(flows.reattach(session, action.deadline_at))
         except TimeoutError as error:
             raise past_deadline("attach") from error
 
 
 async def beat(session: Session, port: AsyncPort) -> None:
-    """Send heartbeats until cancelled; logs once that they fail, and once that they succeed again."""
-    is_failing = False
+    """Send heartbeats until cancelled."""
+    pulse = Pulse()
     while True:
         await asyncio.sleep(session.heartbeat_seconds)
         try:
-            await port.run(_flows.heartbeat(session))
+            await port.run(flows.heartbeat(session))
         except KVLeaseError as error:
-            if not is_failing:
-                told = {"action": "heartbeat", "code": error.code}
-                logger.warning(HEARTBEATS_FAIL, error.message, extra=told)
-            is_failing = True
+            pulse.failed(error)
         else:
-            if is_failing:
-                logger.warning(HEARTBEATS_SUCCEED, extra={"action": "heartbeat"})
-            is_failing = False
+            pulse.succeeded()

@@ -10,9 +10,9 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
-from kvlease import _answers
+from kvlease._calling import answers
+from kvlease._calling.fields import from_zero, given, packed
 from kvlease._checks import check_range, check_token_ids, check_type
-from kvlease._fields import from_zero, given, packed
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.plan import CachePlan, PlanInputs
@@ -92,7 +92,7 @@ def register(cache: str, inputs: PlanInputs, options: CacheOptions) -> Ask[Cache
         lambda: pb.RegisterCacheRequest(
             **given(cache=cache), inputs=inputs.to_proto(), options=options.to_proto()
         ),
-        lambda reply: _answers.info(reply.info),
+        lambda reply: answers.info(reply.info),
     )
 
 
@@ -101,20 +101,20 @@ def get_cache(cache: str) -> Ask[CacheInfo]:
     return ask(
         "get_cache",
         lambda: pb.GetCacheRequest(**given(cache=cache)),
-        lambda reply: _answers.info(reply.info),
+        lambda reply: answers.info(reply.info),
     )
 
 
 def list_caches() -> Ask[tuple[CacheInfo, ...]]:
     """Ask about all caches."""
     return ask(
-        "list_caches", pb.ListCachesRequest, lambda reply: tuple(map(_answers.info, reply.caches))
+        "list_caches", pb.ListCachesRequest, lambda reply: tuple(map(answers.info, reply.caches))
     )
 
 
 def stats(cache: str) -> Ask[Stats]:
     """Ask for a snapshot."""
-    return ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), _answers.stats)
+    return ask("stats", lambda: pb.StatsRequest(**given(cache=cache)), answers.stats)
 
 
 def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]:
@@ -122,7 +122,7 @@ def inspect(cache: str, what: str, limit: int, after_id: int) -> Ask[Inspection]
     return ask(
         "inspect",
         lambda: pb.InspectRequest(**given(cache=cache, what=what, limit=limit, after_id=after_id)),
-        _answers.inspection,
+        answers.inspection,
     )
 
 
@@ -131,7 +131,7 @@ def explain_lease(lease_id: int, cache: str = "") -> Ask[Explanation]:
     return ask(
         "explain",
         lambda: pb.ExplainRequest(**given(lease_id=lease_id, cache=cache)),
-        _answers.explanation,
+        answers.explanation,
     )
 
 
@@ -142,7 +142,7 @@ def watch(cache: str, after_sequence: int, with_snapshot: bool = False) -> Ask[E
         lambda: pb.WatchRequest(
             **given(cache=cache, after_sequence=after_sequence, with_snapshot=with_snapshot)
         ),
-        _answers.event,
+        answers.event,
     )
 
 
@@ -154,21 +154,21 @@ def trace(cache: str) -> Ask[TracedRequest]:
 def lookup(keys: bytes, cache: str = "") -> Ask[Found]:
     """Ask how much of a prefix is cached."""
     return ask(
-        "lookup", lambda: pb.LookupRequest(**given(keys=keys)), _answers.reader(Found), cache=cache
+        "lookup", lambda: pb.LookupRequest(**given(keys=keys)), answers.reader(Found), cache=cache
     )
 
 
 def pin(keys: bytes, cache: str = "") -> Ask[Pinned]:
     """Ask for cached blocks to be held."""
     return ask(
-        "pin", lambda: pb.PinRequest(**given(keys=keys)), _answers.reader(Pinned), cache=cache
+        "pin", lambda: pb.PinRequest(**given(keys=keys)), answers.reader(Pinned), cache=cache
     )
 
 
 def unpin(pin_id: int, cache: str = "") -> Ask[bool]:
     """Ask for a pin to end."""
     return ask(
-        "unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), _answers.is_released, cache=cache
+        "unpin", lambda: pb.UnpinRequest(**given(pin_id=pin_id)), answers.is_released, cache=cache
     )
 
 
@@ -181,7 +181,7 @@ def evict(
         lambda: pb.EvictRequest(
             **given(lease_id=lease_id, keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         ),
-        _answers.reader(Evicted),
+        answers.reader(Evicted),
         wait_ms=wait_ms,
         cache=cache,
     )
@@ -192,7 +192,7 @@ def reload_keys(keys: bytes, wait_ms: int, cache: str = "") -> Ask[Reloaded]:
     return ask(
         "reload",
         lambda: pb.ReloadRequest(**given(keys=keys, wait_ms=wait_ms)),
-        _answers.reader(Reloaded),
+        answers.reader(Reloaded),
         wait_ms=wait_ms,
         cache=cache,
     )
@@ -203,7 +203,7 @@ def reload_lease(lease_id: int, wait_ms: int) -> Ask[pb.ReloadResponse]:
     return ask(
         "reload",
         lambda: pb.ReloadRequest(**given(lease_id=lease_id, wait_ms=wait_ms)),
-        _answers.itself,
+        answers.itself,
         wait_ms=wait_ms,
     )
 
@@ -250,7 +250,7 @@ def reserve(  # noqa: PLR0913 - one parameter a field
         check_type("explain", explain, bool)
         check_type("retain_priority", retain_priority, int | None)
         raise InvalidError(f"reserve: {error}") from error
-    return Ask("reserve", request, _answers.itself, wait_ms)
+    return Ask("reserve", request, answers.itself, wait_ms)
 
 
 def reserve_of(spec: ReserveSpec, wait_ms: int = 0) -> Ask[pb.ReserveResponse]:
@@ -279,7 +279,7 @@ def fork(lease_id: int, request_id: str, num_tokens: int, wait_ms: int) -> Ask[p
                 lease_id=lease_id, request_id=request_id, num_tokens=num_tokens, wait_ms=wait_ms
             )
         ),
-        _answers.forked,
+        answers.forked,
         wait_ms=wait_ms,
     )
 
@@ -295,7 +295,7 @@ def trim(lease_id: int, num_tokens: int) -> Ask[int]:
 
 def map_row(lease_id: int) -> Ask[pb.MapResponse]:
     """Ask for a lease's row to be published."""
-    return ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), _answers.itself)
+    return ask("map", lambda: pb.MapRequest(**given(lease_id=lease_id)), answers.itself)
 
 
 def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendResponse]:
@@ -305,7 +305,7 @@ def extend(lease_id: int, num_tokens: int, wait_ms: int) -> Ask[pb.ExtendRespons
         lambda: pb.ExtendRequest(
             **given(lease_id=lease_id, num_tokens=num_tokens, wait_ms=wait_ms)
         ),
-        _answers.itself,
+        answers.itself,
         wait_ms=wait_ms,
     )
 
@@ -318,13 +318,13 @@ def commit(lease_id: int, num_tokens: int, keys: bytes, first_block: int) -> Ask
             **given(lease_id=lease_id, keys=keys, first_block=first_block),
             num_tokens=from_zero(num_tokens),
         ),
-        _answers.reader(Committed),
+        answers.reader(Committed),
     )
 
 
 def release(lease_id: int) -> Ask[bool]:
     """Ask for a lease to end."""
-    return Ask("release", pb.ReleaseRequest(lease_id=lease_id), _answers.is_released)
+    return Ask("release", pb.ReleaseRequest(lease_id=lease_id), answers.is_released)
 
 
 def heartbeat(lease_ids: bytes, newest_lease_id: int) -> Ask[NDArray[np.int64]]:
@@ -372,7 +372,7 @@ def step(  # noqa: PLR0913 - one parameter a column
             request.reserves.extend(cast("pb.ReserveRequest", one.request) for one in asks)
     except _WRONG as error:
         raise InvalidError(f"step: {error}") from error
-    return Ask("step", request, _answers.itself)
+    return Ask("step", request, answers.itself)
 
 
 def ask(
