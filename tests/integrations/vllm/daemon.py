@@ -20,6 +20,8 @@ from tests.integrations.vllm.models import ROOT
 _SECONDS_TO_START: Final = 60.0
 _SECONDS_TO_FORGET: Final = 10.0
 _PAUSE_SECONDS: Final = 0.05
+_NAMES_OF_OTHERS: Final = ("vllm_dist_", "psm_", "kvlease-test-", "kvlease-soak-")
+"""Prefixes of names in /dev/shm that engines of several ranks, or tests running beside this one, make."""
 _IN_USE: Final = ("reserved", "ready_held", "filling", "quarantined")
 
 
@@ -227,7 +229,8 @@ class Traces:
 
 
 def _shared_names() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
+    names = {entry.name for entry in Path("/dev/shm").iterdir()}
+    return {name for name in names if not name.startswith(_NAMES_OF_OTHERS)}
 
 
 def _descriptors(pid: int) -> int:

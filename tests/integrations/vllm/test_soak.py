@@ -33,8 +33,6 @@ SECONDS_TO_REST = 60.0
 FAULTS_PER_SECOND = 0.5
 FAULTS_OF_OURS = ("call_failed", "settling_failed", "tick_failed", "batch_refused")
 """Events of the daemon's log that always mean a bug, whatever was done to it."""
-NAMES_OF_OTHERS = ("vllm_dist_", "psm_", "kvlease-test-")
-"""Prefixes of names in /dev/shm that engines of several ranks, or tests running beside this one, make."""
 TIERS_AND_STATES = ("reserved", "filling", "ready_held", "quarantined")
 SETTINGS: dict[str, Any] = {"start_seconds": 3, "retry_seconds": 0.3}
 
@@ -161,12 +159,7 @@ def see_what_stays(daemon: Daemon, before: Traces, tally: Tally) -> None:
     _see(tally, lambda: dict(had - _descriptors(fresh)), {}, "descriptors of control")
     with daemon.client() as client:
         _delete_all(client)
-    _see(
-        tally,
-        lambda: {name for name in before.new_names() if not name.startswith(NAMES_OF_OTHERS)},
-        set(),
-        "names in /dev/shm",
-    )
+    _see(tally, before.new_names, set(), "names in /dev/shm")
     log = (daemon.folder / "daemon.log").read_text(errors="replace")
     tally.failed += [
         line for line in log.splitlines() if any(event in line for event in FAULTS_OF_OURS)
