@@ -1,7 +1,6 @@
 """Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's job."""
 
 from collections.abc import Sequence
-from itertools import dropwhile
 from typing import Final
 
 import numpy as np
@@ -206,26 +205,25 @@ class GroupedGrant(Grant):
         num_tokens: int,
         num_places: Sequence[int] = (),
     ) -> None:
-        """Put an extend's blocks at their places for `num_tokens`; blocks that are known already change nothing.
+        """Put an extend's blocks where the daemon says that they are; blocks that are known already change nothing.
 
-        If `num_places` is given, a group's blocks end at that many places. Otherwise blocks of states end at the last
-        place for the tokens, and blocks of other groups are appended. The places of states cannot be found by counting
-        blocks: places between two states are empty, and answers to simultaneous calls come in any order.
+        A group's blocks end at `num_places`. Where they are cannot be found by counting blocks: answers to simultaneous
+        calls come in any order, and a block that a commit has given back may come again, at another place, before the
+        answer to that commit.
         """
         self._num_tokens = max(self._num_tokens, num_tokens)
         num_new = 0
-        for at, ids in enumerate(self._split(packed, num_added)):
-            if not ids:
+        ends = num_places or [0] * len(self._groups)
+        for at, (ids, end) in enumerate(zip(self._split(packed, num_added), ends, strict=True)):
+            if not (ids and end):
                 continue
             group, places = self._groups[at], self._places[at]
             if group.keeps is Keeps.STATE:
-                end = num_places[at] if num_places else self._end(group, num_tokens)
                 num_new += _put_states(places, ids, end, self._firsts[at])
                 continue
-            begin = num_places[at] - len(ids) if num_places else len(places)
+            begin = end - len(ids)
             # If earlier blocks are missing, these are left out, so that the block table is read instead.
-            new = ids[len(places) - begin :] if begin <= len(places) else []
-            new = [*dropwhile({*places}.__contains__, new)]
+            new = ids[len(places) - begin :] if 0 <= begin <= len(places) else []
             places.extend(new)
             num_new += self._held(group, new)
         self._settle(self.num_blocks + num_new)
@@ -292,13 +290,16 @@ class GroupedGrant(Grant):
         return parts
 
     def _move_down(self, group: GroupShape, places: list[int], behind: list[int]) -> list[int]:
-        """Move blocks from `behind` to the last places if these are empty but need a block; return the blocks left."""
-        blocks = [block for block in behind if block != _NO_BLOCK]
+        """Move blocks to the last places, without gaps and in their order, so that the newest state comes first.
+
+        Return the blocks of `behind` that are left.
+        """
         computed = int(first_needed(group, np.array(self.num_computed)))
-        for at in range(max(computed, len(places) - 1 - group.extra_blocks), len(places)):
-            if blocks and places[at] == _NO_BLOCK:
-                places[at] = blocks.pop(0)
-        return blocks
+        first = max(computed, len(places) - 1 - group.extra_blocks)
+        blocks = [block for block in [*places[first:], *behind] if block != _NO_BLOCK]
+        moved = blocks[: max(0, len(places) - first)]
+        places[first : first + len(moved)] = moved
+        return [block for block in behind if block not in moved]
 
     def _held(self, group: GroupShape, places: list[int]) -> int:
         """Return how many of a group's places have a block; in a group without empty places, block 0 counts."""

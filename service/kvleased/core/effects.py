@@ -165,7 +165,7 @@ class Extended:
     num_places: bytes = b""
     """Packed int32: how many places of each group the caller has been told of; the group's ids end with the last one.
 
-    Empty if the number of tokens tells that, which is so except for ranks that call apart and share states.
+    Empty for a cache with one group that keeps everything.
     """
 
 
@@ -250,7 +250,8 @@ class Stepped:
     errors: tuple[tuple[int, KVLeaseError], ...] = ()
     """Why the first refused operations were refused, each with the index of the operation."""
     num_places: bytes = b""
-    """The `num_places` of `Extended` for each operation, 0 where it told none; empty if no operation told any."""
+    """The `num_places` of `Extended` for each operation, 0 for what is no extend or was refused; empty where `Extended`
+    has none."""
 
 
 @message

@@ -118,7 +118,9 @@ def test_reserve_fills_the_table_of_each_group(hybrid: Session, clock: Clock) ->
 def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: Clock) -> None:
     """Where a window must move on first, an extend covers less than was asked for, and no block is lost."""
     grant = reserved(hybrid, clock)
-    answer = pb.ExtendResponse(block_ids=ids(5, 6, 7), num_blocks=ids(2, 1), covered_tokens=48)
+    answer = pb.ExtendResponse(
+        block_ids=ids(5, 6, 7), num_blocks=ids(2, 1), covered_tokens=48, num_places=ids(4, 3)
+    )
 
     is_done = Played(hybrid, clock, answer).run(verbs.extend(hybrid, grant, 64, 0))
 
@@ -130,7 +132,7 @@ def test_extend_of_groups_is_checked_by_what_is_covered(hybrid: Session, clock: 
 def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Clock) -> None:
     """The lease no longer has the blocks that a commit gives back."""
     grant = reserved(hybrid, clock)
-    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
+    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64, [4, 4])
     answer = pb.CommitResponse(num_committed=8, num_given_back=2)
 
     committed = Played(hybrid, clock, answer).run(verbs.commit(hybrid, grant, 64, bytes(128), 0))
@@ -142,7 +144,7 @@ def test_commit_empties_what_lies_before_the_window(hybrid: Session, clock: Cloc
 def test_commit_in_doubt_gives_back_all_the_same(hybrid: Session, clock: Clock) -> None:
     """A commit in doubt gives back what no later token needs, whether the daemon carried it out or not."""
     grant = reserved(hybrid, clock)
-    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64)
+    grant.add_unknown(ids(5, 6, 7, 8), [2, 2], 64, [4, 4])
 
     Played(hybrid, clock, DeadlineError()).run(verbs.commit(hybrid, grant, 64, bytes(128), 0))
 
@@ -195,7 +197,7 @@ GUESSING = plan(
 @pytest.mark.parametrize(
     ("engine", "num_places", "expected"),
     [
-        pytest.param("", (), [4, 0, 6, 5, 9], id="alone"),
+        pytest.param("", (3, 5), [4, 0, 6, 5, 9], id="alone"),
         pytest.param("left", (3, 6), [4, 0, 6, 0, 5, 9], id="rank whose mate asked for more"),
     ],
 )
@@ -283,7 +285,10 @@ def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
     """The columns of a step have one number for each operation and group, and the step's leases follow them."""
     first, second = reserved(hybrid, clock, 5), reserved(hybrid, clock, 6)
     answer = pb.StepResponse(
-        codes=ids(0, 0, 0), num_blocks=ids(1, 1, 0, 0, 1, 1), block_ids=ids(10, 11, 12, 13)
+        codes=ids(0, 0, 0),
+        num_blocks=ids(1, 1, 0, 0, 1, 1),
+        block_ids=ids(10, 11, 12, 13),
+        num_places=ids(3, 3, 0, 0, 3, 3),
     )
     extend, commit = pb.STEP_VERB_EXTEND, pb.STEP_VERB_COMMIT
     flow = step_of(hybrid, [5, 6, 6], [extend, commit, extend], [48, 48, 48])
@@ -293,6 +298,25 @@ def test_step_tells_groups_apart(hybrid: Session, clock: Clock) -> None:
     assert columns.num_blocks.tolist() == [[1, 1], [0, 0], [1, 1]]
     assert tables(first) == [[1, 2, 10], [3, 4, 11]]
     assert tables(second) == [[1, 2, 12], [0, 4, 13]]
+
+
+def test_block_that_a_commit_gives_back_may_come_again_in_the_same_step(
+    hybrid: Session, clock: Clock
+) -> None:
+    """What a commit of a step gives back, an extend of the same lease may get: only its new place has it then."""
+    grant = reserved(hybrid, clock)
+    answer = pb.StepResponse(
+        codes=ids(0, 0),
+        num_blocks=ids(0, 0, 2, 2),
+        block_ids=ids(10, 11, 3, 13),
+        num_places=ids(0, 0, 4, 4),
+    )
+    flow = step_of(hybrid, [5, 5], [pb.STEP_VERB_COMMIT, pb.STEP_VERB_EXTEND], [48, 64])
+
+    Played(hybrid, clock, answer).run(flow)
+
+    assert tables(grant) == [[1, 2, 10, 11], [0, 4, 3, 13]]
+    assert (grant.num_blocks, grant.covered_tokens) == (7, 64)
 
 
 def test_step_that_fails_leaves_groups_doubtful(hybrid: Session, clock: Clock) -> None:

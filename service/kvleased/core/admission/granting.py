@@ -340,6 +340,7 @@ def _grown(state: CacheState, lease: Lease, num_tokens: int, fresh: Ids) -> Exte
         block_ids=pack(blocks),
         num_blocks=pack_counts(state, (afters - begins)[0]),
         covered_tokens=state.covering.covered(afters[0].tolist(), num_tokens),
+        num_places=pack(afters[0]),
     )
 
 

@@ -180,23 +180,20 @@ def tell(state: CacheState, lease: Lease, members: Members, command: Extend) -> 
     for group, part in enumerate(leases.parts_of(lease.row)):
         end = min(len(part), covering.last_covered(group, num_computed, num_tokens))
         end = _end_with_states(covering, group, part, end)
-        piece = part[member.told[group] : end]
-        (held,) = (piece != NULL).nonzero()
-        # Empty places before the first state are left out of the answer; those between two states are not.
-        pieces.append(np.maximum(piece[held[0] :], 0) if len(held) else piece[:0])
+        piece = np.maximum(part[member.told[group] : end], 0)
+        if covering.groups[group].keeps is Keeps.STATE:
+            # Empty places before the first state are left out of the answer; those between two states are not.
+            (held,) = piece.nonzero()
+            piece = piece[held[0] :] if len(held) else piece[:0]
+        pieces.append(piece)
         member.told[group] = max(member.told[group], end)
     member.num_tokens = max(member.num_tokens, num_tokens)
     return Extended(
         block_ids=pack(np.concatenate(pieces)),
         num_blocks=pack_counts(state, np.array([len(piece) for piece in pieces])),
         covered_tokens=covering.covered(member.told, num_tokens),
-        num_places=_places_told(members, member),
+        num_places=b"" if state.is_simple else pack(np.array(member.told)),
     )
-
-
-def _places_told(members: Members, member: Member) -> bytes:
-    """Return where the places that a member knows end; empty unless the cache keeps states."""
-    return pack(np.array(member.told)) if members.is_recurrent else b""
 
 
 def _end_with_states(covering: Covering, group: int, part: NDArray[np.int32], end: int) -> int:

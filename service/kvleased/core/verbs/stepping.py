@@ -51,23 +51,29 @@ _ONE: Final = np.array(1, np.int32)
 """0 and 1 as arrays: to compare a column with them, or subtract them, takes half the time that plain numbers take."""
 _GRANT: Final = Event.GRANT
 
+_NO_ENDS: Final = np.zeros(0, np.int32)
+
 _Operation = tuple[LeaseId, int, int, bytes]
 """Lease, token count, first block and keys of one operation."""
+
+_Results = tuple[NDArray[np.bool_], NDArray[np.int32], Ids, NDArray[np.int32]]
+"""Which operations of a step are done, how many blocks each of them added in each group, these blocks in the order of
+the operations, and the place at which each group's blocks end now: [operations, groups], 0 for what was not done, or
+empty for a cache with one group that keeps everything."""
 
 
 def step(state: CacheState, command: Step, now: float) -> Outcome:
     """Carry out the operations of a step in their order, then its reserves."""
     state.tenant_of(command.worker_id)
     _check_columns(command)
-    is_done, counts, fresh = _extend_together(state, command)
+    results = _extend_together(state, command)
+    is_done, counts, fresh, ends = results
     errors: list[tuple[int, KVLeaseError]] = []
-    num_places: dict[int, bytes] = {}
     # Nearly always all of them are done; bytes are searched faster than an array.
     if b"\0" not in is_done.tobytes():
         codes, block_ids = bytes(_BYTES_PER_NUMBER * len(is_done)), pack(fresh)
     else:
-        results = (is_done, counts, fresh)
-        codes, block_ids = _one_by_one(state, command, now, results, (errors, num_places))
+        codes, block_ids = _one_by_one(state, command, now, results, errors)
     reserves = [_reserve(state, one, now) for one in command.reserves] if command.reserves else ()
     return Outcome(
         reply=Stepped(
@@ -76,26 +82,15 @@ def step(state: CacheState, command: Step, now: float) -> Outcome:
             block_ids=block_ids,
             reserves=tuple(reserves),
             errors=tuple(errors),
-            num_places=_column_of(num_places, counts) if num_places else b"",
+            num_places=ends.tobytes(),
         )
     )
 
 
-def _column_of(num_places: dict[int, bytes], counts: NDArray[np.int32]) -> bytes:
-    """Return the places that some operations told of as one column, [operations, groups]."""
-    column = np.zeros_like(counts)
-    for at, packed in num_places.items():
-        column[at] = np.frombuffer(packed, np.int32)
-    return column.tobytes()
-
-
-def _extend_together(
-    state: CacheState, command: Step
-) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
+def _extend_together(state: CacheState, command: Step) -> _Results:
     """Do the extends of a step that cannot fail: those covered already, and all others if there is room for all.
 
-    Return which operations are done, how many blocks each of them added in each group, and these blocks in the order of
-    the operations. A step is cheap because all leases are looked at together.
+    A step is cheap because all leases are looked at together.
     """
     leases, worker_id = state.leases, command.worker_id
     named = leases.names.find(command.lease_ids, worker_id)
@@ -134,7 +129,7 @@ def _extend_together(
             fresh = offered
             leases.append_many(rows[at], added, fresh, num_tokens[at])
             counts[at] = added
-    return is_done, counts, fresh
+    return is_done, counts, fresh, _NO_ENDS
 
 
 def _grow_together(
@@ -143,7 +138,7 @@ def _grow_together(
     num_tokens: Counts,
     rows: Ids,
     is_done: NDArray[np.bool_],
-) -> tuple[NDArray[np.bool_], NDArray[np.int32], Ids]:
+) -> _Results:
     """Do the same for a cache with several groups; the counts are [operations, groups]."""
     records = state.leases.rows
     ends = records.num_blocks[rows].astype(np.int64)
@@ -166,7 +161,8 @@ def _grow_together(
     (at,) = is_done.nonzero()
     if len(at):
         fresh = grow(state.leases, rows[at], begins[at], afters[at], fresh, num_tokens[at])
-    return is_done, missing.astype(np.int32), fresh
+    afters[~is_done] = 0
+    return is_done, missing.astype(np.int32), fresh, afters.astype(np.int32)
 
 
 def _offered(state: CacheState, worker_id: WorkerId, num_blocks: int) -> Ids | None:
@@ -186,15 +182,14 @@ def _one_by_one(
     state: CacheState,
     command: Step,
     now: float,
-    results: tuple[NDArray[np.bool_], NDArray[np.int32], Ids],
-    told: tuple[list[tuple[int, KVLeaseError]], dict[int, bytes]],
+    results: _Results,
+    errors: list[tuple[int, KVLeaseError]],
 ) -> tuple[bytes, bytes]:
     """Do the operations that are not done yet, one by one; return the codes and the ids of all blocks added.
 
-    The first refusals, and the places that ranks with states are told of, are written to `told`, by operation.
+    What was done is entered into `results`, and the first refusals into `errors`.
     """
-    is_done, counts, fresh = results
-    errors, num_places = told
+    is_done, counts, fresh, ends = results
     codes = np.zeros(len(is_done), np.int32)
     pieces: list[bytes] = []
     lease_ids = np.frombuffer(command.lease_ids, np.int64)
@@ -228,7 +223,7 @@ def _one_by_one(
             counts[at] = _counts_of(added)
             pieces.append(added.block_ids)
             if added.num_places:
-                num_places[at] = added.num_places
+                ends[at] = np.frombuffer(added.num_places, np.int32)
         finally:
             state.detail = Detail.ALL
     return codes.tobytes(), b"".join(pieces)

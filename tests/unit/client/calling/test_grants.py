@@ -76,7 +76,7 @@ def test_extend_appends_to_each_group() -> None:
     grant.put(packed(1, 4), [1, 1])
     first = tables(grant, 2)
 
-    grant.add_unknown(packed(2, 3, 5), [2, 1], 48)
+    grant.add_unknown(packed(2, 3, 5), [2, 1], 48, [3, 2])
 
     assert (first, tables(grant, 2)) == ([[1], [4]], [[1, 2, 3], [4, 5]])
     assert (grant.num_blocks, grant.covered_tokens) == (5, 32)
@@ -87,7 +87,7 @@ def test_states_stand_at_the_end_of_what_is_covered() -> None:
     grant = grant_of(FULL, STATE)
     grant.put(packed(1, 9), [1, 1])
 
-    grant.add_unknown(packed(2, 3, 4, 8), [3, 1], 60)
+    grant.add_unknown(packed(2, 3, 4, 8), [3, 1], 60, [4, 4])
 
     assert tables(grant, 2) == [[1, 2, 3, 4], [9, 0, 0, 8]]
     assert (grant.num_blocks, grant.covered_tokens) == (6, 64)
@@ -98,7 +98,7 @@ def test_speculative_states_lie_behind_the_newest() -> None:
     grant = grant_of(replace(STATE, extra_blocks=1, max_blocks=3))
     grant.put(packed(1, 2))
 
-    grant.add_unknown(packed(3, 4), (), 64)
+    grant.add_unknown(packed(3, 4), (), 64, [5])
 
     assert tables(grant, 1) == [[1, 2, 0, 3, 4]]
     assert grant.covered_tokens == 64
@@ -108,10 +108,10 @@ def test_speculative_states_lie_behind_the_newest() -> None:
 def test_speculative_states_give_way_at_the_end_of_the_table(num_tokens: int) -> None:
     """An extend that brings no more blocks still covers its tokens, because there is a place for their states."""
     grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
-    grant.add_unknown(packed(1, 2, 3), (), 976)
+    grant.add_unknown(packed(1, 2, 3), (), 976, [63])
 
-    grant.add_unknown(packed(4), (), 992)
-    grant.add_unknown(b"", (), num_tokens)
+    grant.add_unknown(packed(4), (), 992, [64])
+    grant.add_unknown(b"", (), num_tokens, [64])
 
     assert tables(grant, 1)[0][-4:] == [1, 2, 3, 4]
     assert grant.covered_tokens == num_tokens
@@ -125,8 +125,8 @@ def test_speculative_block_that_comes_again_has_moved_on() -> None:
     told.put(packed(1, 2, 3))
     late.put(packed(1, 0, 3, 2, 4))
 
-    told.add_unknown(asked, (), 44)
-    late.add_unknown(asked, (), 44)
+    told.add_unknown(asked, (), 44, [5])
+    late.add_unknown(asked, (), 44, [5])
 
     assert tables(told, 1) == tables(late, 1) == [[1, 0, 3, 2, 4]]
     assert (told.num_blocks, late.num_blocks) == (4, 4)
@@ -139,7 +139,7 @@ def test_all_speculative_blocks_may_move_on() -> None:
     grant.put(packed(1, 2, 3))
     asked = packed(2, 3, 4)
 
-    grant.add_unknown(asked, (), 80)
+    grant.add_unknown(asked, (), 80, [7])
 
     assert tables(grant, 1) == [[1, 0, 0, 0, 2, 3, 4]]
 
@@ -213,6 +213,19 @@ def test_trim_drops_what_lies_behind(shape: GroupShape, places: list[int], left:
     assert grant.num_blocks == len(left) - left.count(0)
 
 
+def test_trim_moves_speculative_states_down_in_their_order() -> None:
+    """The newest state is the first of those that are kept, wherever the others were: so the daemon moves them, too."""
+    grant = grant_of(replace(STATE, extra_blocks=2, max_blocks=4))
+    grant.put(packed(0, 0, 1, 2, 3))
+
+    grant.cut(2)
+
+    assert tables(grant, 1) == [[1, 2, 3]]
+    grant.put(packed(4, 0, 1, 2, 3))
+    grant.cut(18)
+    assert (tables(grant, 1), grant.num_blocks) == ([[4, 1, 2, 3]], 4)
+
+
 def test_trim_of_one_group_keeps_whole_blocks() -> None:
     """A block that is needed in part is kept, and a trim to more tokens than there are changes nothing."""
     grant = Grant(request_id="r", tokens_per_block=16)
@@ -251,7 +264,7 @@ def test_blocks_that_the_table_told_of_are_known(groups: tuple[GroupShape, ...])
     grant.put(packed(1, 2) if is_plain else packed(1, 2, 9), () if is_plain else (2, 1))
 
     told = packed(2, 3) if is_plain else packed(2, 3, 9, 0, 8)
-    grant.add_unknown(told, () if is_plain else (2, 3), 48)
+    grant.add_unknown(told, () if is_plain else (2, 3), 48, () if is_plain else (3, 3))
 
     known = [1, 2, 3] if is_plain else [1, 2, 3, 9, 0, 8]
     assert (grant.block_ids.tolist(), grant.num_blocks) == (known, 3 if is_plain else 5)
@@ -283,9 +296,9 @@ def test_state_that_was_given_back_does_not_come_again() -> None:
     """An answer may come after the commit that gave back the states it names; they stay given back."""
     grant = grant_of(STATE)
     grant.put(packed(9))
-    grant.add_unknown(packed(8), (), 48)
+    grant.add_unknown(packed(8), (), 48, [3])
     grant.compute(48)
 
-    grant.add_unknown(packed(7), (), 32)
+    grant.add_unknown(packed(7), (), 32, [2])
 
     assert (tables(grant, 1), grant.num_blocks) == ([[0, 0, 8]], 1)

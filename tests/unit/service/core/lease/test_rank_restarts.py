@@ -148,16 +148,18 @@ def test_a_step_tells_a_rank_at_which_places_states_stand() -> None:
     assert ids(told.num_places) == [0, 0, 4, 6]
 
 
-@pytest.mark.parametrize("groups", [(), (WINDOW,)])
-def test_no_places_are_told_where_there_are_no_states(groups: tuple[GroupShape, ...]) -> None:
-    """If there are no states, the new blocks follow those that a rank knows, and no places are told."""
+@pytest.mark.parametrize(("groups", "num_places"), [((), []), ((WINDOW,), [2, 2])])
+def test_no_places_are_told_where_all_blocks_are_kept(
+    groups: tuple[GroupShape, ...], num_places: list[int]
+) -> None:
+    """If one group keeps everything, the new blocks follow those that a rank knows, and no places are told."""
     cache = grouped(*groups)
     lease = both(cache, 1)
     extend(cache, lease.lease_id, 3, LEFT)
 
     told = answer(cache.handle(an_extend(lease.lease_id, 2, worker_id=RIGHT), 0.0), Extended)
 
-    assert (len(ids(told.block_ids)), told.num_places) == (1 + len(groups), b"")
+    assert (len(ids(told.block_ids)), ids(told.num_places)) == (1 + len(groups), num_places)
 
 
 # Restart --------------------------------------------------------------------------------------------------------------
