@@ -42,7 +42,7 @@ class ColumnLayout:
         """
         view = memoryview(buffer.data if isinstance(buffer, np.ndarray) else buffer).cast("B")
         if len(view) < start_bytes + self.region_bytes:
-            message = f"the region holds {len(view)} bytes, its columns need {start_bytes + self.region_bytes}"
+            message = f"the region holds {len(view)} bytes, but its columns need {start_bytes + self.region_bytes}"
             raise InvalidError(
                 message,
                 resource="region_bytes",

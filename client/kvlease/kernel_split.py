@@ -17,13 +17,13 @@ def kernel_blocks_per_block(spec: LayerSpec, kernel_tokens: int | None) -> int:
     if kernel_tokens <= 0 or tokens % kernel_tokens:
         message = (
             f"kernel blocks of {kernel_tokens} tokens do not divide the {tokens} tokens of a block of layer "
-            f"{spec.name!r}; let the block be a multiple of the kernel's"
+            f"{spec.name!r}; make the block a multiple of the kernel block"
         )
         rule = "kernel_block_does_not_divide"
     elif isinstance(spec, StateSpace):
         message = (
             f"a page of layer {spec.name!r} is one state, which kernel blocks of {kernel_tokens} tokens would cut; "
-            f"let the kernel's block be {tokens} tokens"
+            f"use kernel blocks of {tokens} tokens"
         )
         rule = "state_not_splittable"
     else:
@@ -46,14 +46,14 @@ def states_per_kernel_block(spec: LayerSpec, kernel_tokens: int | None) -> int:
     whole = floor_div(tokens, per_state)
     if not whole:
         message = (
-            f"a kernel block of {tokens} tokens holds no state of layer {spec.name!r}, which keeps one of {per_state} "
-            f"tokens; let it be a multiple of {per_state}"
+            f"a kernel block of {tokens} tokens holds no state of layer {spec.name!r}, which keeps one state per "
+            f"{per_state} tokens; use kernel blocks of a multiple of {per_state} tokens"
         )
         rule = "kernel_block_without_states"
     elif tokens != spec.block_tokens and whole * per_state != tokens:
         message = (
-            f"a kernel block of {tokens} tokens ends inside a state of layer {spec.name!r}, which stands for "
-            f"{per_state} tokens; let it be a multiple of {per_state}"
+            f"a kernel block of {tokens} tokens ends inside a state of layer {spec.name!r}, which keeps one state per "
+            f"{per_state} tokens; use kernel blocks of a multiple of {per_state} tokens"
         )
         rule = "kernel_block_splits_state"
     else:

@@ -115,8 +115,8 @@ def page_strides(
     is_padded = _is_padded(spec)
     if is_padded and kernel_blocks > 1:
         message = (
-            f"pages of layer {spec.name!r} are padded to {spec.bytes_per_page} bytes, so that a block cannot be "
-            f"{kernel_blocks} kernel blocks; let the kernel's block be {spec.block_tokens} tokens"
+            f"pages of layer {spec.name!r} are padded to {spec.bytes_per_page} bytes, so a block cannot be split "
+            f"into {kernel_blocks} kernel blocks; use kernel blocks of {spec.block_tokens} tokens"
         )
         raise InvalidError(
             message, resource="kernel_tokens", rule="padded_page_split", need=kernel_blocks, limit=1
@@ -157,8 +157,8 @@ def view_of(
     kernel_blocks = kernel_blocks_per_block(spec, kernel_tokens)
     if kernel_blocks > 1 and placement.block_stride_bytes != spec.content_bytes_per_page:
         message = (
-            f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart and their content takes "
-            f"{spec.content_bytes_per_page}; a padded or packed block is not split into {kernel_blocks} kernel blocks"
+            f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart, but their content takes "
+            f"{spec.content_bytes_per_page}; padded or packed blocks cannot be split into {kernel_blocks} kernel blocks"
         )
         raise InvalidError(
             message,
@@ -219,14 +219,14 @@ def _check_packed(
     rule = "packed_cache_not_splittable"
     if spec.tokens_per_state == 1 or spec.head_slots > 1:
         msg = (
-            f"layer {spec.name!r} keeps one state of {spec.tokens_per_state} tokens for each of {spec.head_slots} "
-            "heads; with other pages between blocks, only compressed layers of one head are split"
+            f"layer {spec.name!r} keeps one state per {spec.tokens_per_state} tokens for each of {spec.head_slots} "
+            "heads; with other pages between blocks, only compressed layers with one head can be split"
         )
         raise InvalidError(msg, resource="kernel_tokens", rule=rule, need=kernel_blocks, limit=1)
     if placement.block_stride_bytes % kernel_block_bytes:
         msg = (
-            f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart, no multiple of a kernel "
-            f"block's {kernel_block_bytes}; give the layer block_stride_multiple_bytes={kernel_block_bytes}"
+            f"blocks of layer {spec.name!r} are {placement.block_stride_bytes} bytes apart, not a multiple of a "
+            f"kernel block's {kernel_block_bytes}; set block_stride_multiple_bytes={kernel_block_bytes} for the layer"
         )
         raise InvalidError(
             msg,
@@ -274,7 +274,7 @@ def check_disjoint(placement: LayerPlacement, num_blocks: int) -> None:
     spec = placement.spec
     if placement.bytes_per_page < spec.content_bytes_per_page:
         message = (
-            f"a page of layer {spec.name!r} has {placement.bytes_per_page} bytes, its content takes "
+            f"a page of layer {spec.name!r} has {placement.bytes_per_page} bytes, but its content takes "
             f"{spec.content_bytes_per_page}"
         )
         raise InvalidError(
@@ -292,7 +292,7 @@ def check_disjoint(placement: LayerPlacement, num_blocks: int) -> None:
     span_bytes = spec.bytes_per_state
     for name, extent, stride_bytes in sorted(axes, key=lambda axis: axis[2]):
         if extent > 1 and stride_bytes < span_bytes:
-            message = f"{name} of layer {spec.name!r} are {stride_bytes} bytes apart, and each takes {span_bytes}"
+            message = f"{name} of layer {spec.name!r} are {stride_bytes} bytes apart, but each takes {span_bytes}"
             raise InvalidError(
                 message,
                 resource="block_stride_bytes",
@@ -327,8 +327,8 @@ def _proven(
     )
     if view.end_bytes > region_bytes:
         message = (
-            f"layer {spec.name!r} needs {view.end_bytes} bytes of a region that has {region_bytes}; view as many "
-            "blocks as the plan has that the region was made for"
+            f"layer {spec.name!r} needs {view.end_bytes} bytes of a region that has {region_bytes}; view only as many "
+            "blocks as are in the plan that the region was made for"
         )
         raise InvalidError(
             message,
@@ -345,7 +345,7 @@ def _elements(layer_name: str, dtype: str, what: str, num_bytes: int) -> int:
     per_element = BYTES_PER_ELEMENT[dtype]
     if num_bytes % per_element:
         message = (
-            f"a {what} of layer {layer_name!r} is {num_bytes} bytes, no multiple of the {per_element} of {dtype}; "
+            f"the {what} of layer {layer_name!r} is {num_bytes} bytes, not a multiple of {dtype}'s {per_element}; "
             f"pad its pages to a multiple of {per_element}"
         )
         raise InvalidError(
@@ -369,8 +369,8 @@ def _page_axis(spec: LayerSpec, layout: Layout, extents: Mapping[str, int]) -> s
     outside = prod(extents[axis] for axis in layout[: position + 1])
     if outside != extents["L"] * extents["B"]:
         message = (
-            f"pages of layer {spec.name!r} are padded to {spec.bytes_per_page} bytes, but layout {layout} takes their "
-            f"{spec.head_slots} heads apart; choose LBHNC, LBNHC, BLHNC or BLNHC"
+            f"pages of layer {spec.name!r} are padded to {spec.bytes_per_page} bytes, but layout {layout} separates "
+            f"their {spec.head_slots} heads; choose LBHNC, LBNHC, BLHNC or BLNHC"
         )
         raise InvalidError(
             message,
@@ -387,8 +387,8 @@ def _padded(spec: LayerSpec, inside_bytes: int) -> int:
     page_bytes = max(inside_bytes, spec.bytes_per_page)
     if page_bytes % spec.bytes_per_page:
         message = (
-            f"the strides given spread a page of layer {spec.name!r} over {page_bytes} bytes, which is no multiple of "
-            f"its {spec.bytes_per_page}"
+            f"the given strides spread a page of layer {spec.name!r} over {page_bytes} bytes, which is not a multiple "
+            f"of its {spec.bytes_per_page}"
         )
         raise InvalidError(
             message,

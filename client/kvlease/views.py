@@ -59,7 +59,7 @@ def layer_views(
             `kvlease.strides.view_of`.
     """
     if not 0 <= rank < len(plan.ranks):
-        message = f"there is no rank {rank}; the plan is for {len(plan.ranks)}"
+        message = f"there is no rank {rank}; the plan's number of ranks is {len(plan.ranks)}"
         raise InvalidError(
             message, resource="rank", rule="unknown_rank", need=rank, limit=len(plan.ranks)
         )
@@ -94,8 +94,8 @@ def _writable(device_region: memoryview | NDArray[np.uint8] | None) -> memoryvie
     """
     if device_region is None:
         message = (
-            "there is no device region: REST and gRPC hand over no memory, so give the address of the local socket, "
-            "unix:///…/kvlease.sock; a pool on a GPU is worker.gpu"
+            "there is no device region: REST and gRPC do not hand over memory; use the address of the local socket, "
+            "unix:///…/kvlease.sock, or, for a pool on a GPU, worker.gpu"
         )
         raise InvalidError(message, resource="device_region", rule="no_memory")
     buffer = device_region.data if isinstance(device_region, np.ndarray) else device_region
@@ -113,7 +113,9 @@ def _require_bytes(available: int, need_bytes: int) -> None:
         InvalidError: the region is shorter than `need_bytes`.
     """
     if available < need_bytes:
-        message = f"the region holds {available} bytes and the plan's device pool {need_bytes}"
+        message = (
+            f"the region holds {available} bytes, but the plan's device pool needs {need_bytes}"
+        )
         raise InvalidError(
             message,
             resource="device_bytes",
@@ -158,8 +160,8 @@ def _view(
     )
     if packed.kernel_block_stride != group.kernel_block_stride:
         message = (
-            f"blocks of layer {layer.name!r} are {packed.kernel_block_stride} kernel blocks apart, its group's table "
-            f"counts {group.kernel_block_stride}; views in kernel blocks need layers of equal pages"
+            f"blocks of layer {layer.name!r} are {packed.kernel_block_stride} kernel blocks apart, but its group's "
+            f"table counts {group.kernel_block_stride}; views in kernel blocks need layers with equal pages"
         )
         raise InvalidError(
             message,

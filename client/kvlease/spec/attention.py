@@ -137,7 +137,7 @@ class AttentionSpec(LayerSpec):
         """Refuse contradictory numbers of states, and several heads for one latent vector."""
         if self.tokens_per_state > 1 and self.states_per_token > 1:
             message = (
-                f"layer {self.name!r} gives tokens_per_state {self.tokens_per_state} and states_per_token "
+                f"layer {self.name!r} sets tokens_per_state {self.tokens_per_state} and states_per_token "
                 f"{self.states_per_token}; only one can be above 1"
             )
             raise InvalidError(
@@ -146,7 +146,7 @@ class AttentionSpec(LayerSpec):
         if self.num_kv_heads > 1 and self.has_one_head:
             message = (
                 f"num_kv_heads{self._of} is {self.num_kv_heads}; a layer of kind {self.kind} keeps one latent vector "
-                "for all heads: leave it out, or give 1"
+                "for all heads: leave it out, or set it to 1"
             )
             raise InvalidError(
                 message,
@@ -160,8 +160,8 @@ class AttentionSpec(LayerSpec):
         """Refuse compression that leaves a block without a state, padding below the content, and pages too large."""
         if self.block_tokens < self.tokens_per_state:
             message = (
-                f"layer {self.name!r} keeps one state of {self.tokens_per_state} tokens, but a block covers "
-                f"{self.block_tokens}; let tokens_per_block be a multiple of {self.tokens_per_state}"
+                f"layer {self.name!r} keeps one state per {self.tokens_per_state} tokens, but a block covers only "
+                f"{self.block_tokens}; set tokens_per_block to a multiple of {self.tokens_per_state}"
             )
             raise InvalidError(
                 message,
@@ -172,8 +172,9 @@ class AttentionSpec(LayerSpec):
             )
         if self.block_stride_multiple == 0:
             message = (
-                f"block_stride_multiple_tokens{self._of} is {self.block_stride_multiple_tokens}, which has less than "
-                f"one state of {self.tokens_per_state} tokens in common with a block; let it be a multiple of those"
+                f"block_stride_multiple_tokens{self._of} is {self.block_stride_multiple_tokens}, whose greatest "
+                f"common divisor with the block's tokens is below the {self.tokens_per_state} of one state; set it to "
+                f"a multiple of {self.tokens_per_state}"
             )
             raise InvalidError(
                 message,

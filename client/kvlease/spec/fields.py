@@ -83,8 +83,8 @@ def spec_from_fields(fields: Mapping[str, Any], path: str = "") -> LayerSpec:
     for field in given:
         if field not in known:
             message = (
-                f"{prefix}{_name(field)} of {layer} is no field of kind {kind}; "
-                f"it has {', '.join(known)}; {_SEE}"
+                f"{prefix}{_name(field)} of {layer} is not a field of kind {kind}, "
+                f"which has {', '.join(known)}; {_SEE}"
             )
             raise InvalidError(message, resource=prefix + _name(field), rule="unknown_field")
     for field, declared in known.items():

@@ -163,8 +163,8 @@ class LayerSpec(ABC):
         padded = self.bytes_per_page_padded
         if padded is not None and padded < self.content_bytes_per_page:
             message = (
-                f"bytes_per_page_padded of layer {self.name!r} is {padded}, its content takes "
-                f"{self.content_bytes_per_page} bytes; pad to at least that, or leave it out"
+                f"bytes_per_page_padded of layer {self.name!r} is {padded}, but its content takes "
+                f"{self.content_bytes_per_page} bytes; set it to at least that, or leave it out"
             )
             raise InvalidError(
                 message,
@@ -179,7 +179,7 @@ class LayerSpec(ABC):
         """Refuse a block stride's multiple that is given twice."""
         if self.block_stride_multiple_bytes is None or self.block_stride_multiple_tokens is None:
             return
-        message = f"layer {self.name!r} gives its block stride's multiple in bytes and in tokens; give one"
+        message = f"layer {self.name!r} sets its block stride's multiple both in bytes and in tokens; set only one"
         raise InvalidError(
             message, resource="block_stride_multiple_bytes", rule="block_stride_multiple_twice"
         )

@@ -71,7 +71,10 @@ class StateSpace(LayerSpec):
         """
         super(StateSpace, self).check()
         if len(self.dtypes) != len(self.shapes):
-            message = f"layer {self.name!r} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; give as many"
+            message = (
+                f"layer {self.name!r} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; "
+                "give one dtype for each shape"
+            )
             raise InvalidError(
                 message,
                 resource="dtypes",
