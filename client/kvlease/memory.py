@@ -88,7 +88,9 @@ class WorkerMemory:
             InvalidError: a region is memory of a GPU that this process cannot map; the message says why.
         """
         if rank >= len(plan.ranks):
-            message = f"this process is rank {rank} of a cache that has {len(plan.ranks)}"
+            message = (
+                f"this process is rank {rank}, but the cache's number of ranks is {len(plan.ranks)}"
+            )
             raise LayoutMismatchError(
                 message, resource="rank", need=rank, limit=len(plan.ranks) - 1
             )
@@ -178,7 +180,8 @@ def table_layout(region_bytes: int, parts: tuple[TablePart, ...]) -> TableLayout
     if layout.region_bytes != region_bytes:
         widths = [part.num_places for part in parts]
         message = (
-            f"no block table with {widths} blocks a row takes {region_bytes} bytes; versions differ"
+            f"no block table with {widths} blocks per row takes {region_bytes} bytes; "
+            "the versions of the client and the daemon differ"
         )
         raise LayoutMismatchError(
             message, resource="tables", need=layout.region_bytes, available=region_bytes
@@ -189,7 +192,9 @@ def table_layout(region_bytes: int, parts: tuple[TablePart, ...]) -> TableLayout
 def _map(region: pb.Region, fd: int, need_bytes: int) -> mmap.mmap:
     there_bytes = os.fstat(fd).st_size
     if there_bytes < need_bytes:
-        message = f"the {region.kind} region has {there_bytes} bytes, the plan needs {need_bytes}"
+        message = (
+            f"the {region.kind} region has {there_bytes} bytes, but the plan needs {need_bytes}"
+        )
         raise LayoutMismatchError(
             message, resource=region.kind, need=need_bytes, available=there_bytes
         )
@@ -201,9 +206,7 @@ def _map(region: pb.Region, fd: int, need_bytes: int) -> mmap.mmap:
 
 def _map_on_gpu(region: pb.Region, fd: int, need_bytes: int) -> DeviceMemory:
     if region.region_bytes < need_bytes or region.mapped_bytes < region.region_bytes:
-        message = (
-            f"the {region.kind} region has {region.region_bytes} bytes, the plan needs {need_bytes}"
-        )
+        message = f"the {region.kind} region has {region.region_bytes} bytes, but the plan needs {need_bytes}"
         raise LayoutMismatchError(
             message, resource=region.kind, need=need_bytes, available=region.region_bytes
         )

@@ -98,9 +98,7 @@ class BlockRows:
             InvalidError: rule table_shape_differs.
         """
         if target.shape != self.block_ids.shape:
-            message = (
-                f"the table to write has shape {target.shape}, the rows have {self.block_ids.shape}"
-            )
+            message = f"the table to write has shape {target.shape}, but the rows have {self.block_ids.shape}"
             raise InvalidError(message, resource="target", rule="table_shape_differs")
         target[self._is_staged] = self.block_ids[self._is_staged]
         num_written = int(np.count_nonzero(self._is_staged))
@@ -127,7 +125,7 @@ class BlockRows:
         self._check(row)
         end, width = start + len(block_ids), self.block_ids.shape[1]
         if end > width:
-            message = f"row {row} would have {end} blocks and has room for {width}; make rows longer, or give less"
+            message = f"row {row} would have {end} blocks, but has room for {width}; make rows longer, or pass fewer"
             raise InvalidError(
                 message,
                 resource="blocks_per_row",
@@ -144,7 +142,7 @@ class BlockRows:
         num_rows = len(self.num_blocks)
         for row in rows:
             if not 0 <= row < num_rows:
-                message = f"there is no row {row}; the table has {num_rows}"
+                message = f"there is no row {row}; the table's number of rows is {num_rows}"
                 raise InvalidError(
                     message, resource="row", rule="row_outside_table", need=row, limit=num_rows
                 )

@@ -63,7 +63,7 @@ class TokenRuns:
         if not len(self.rows) == len(self.first_positions) == len(self.num_tokens):
             message = (
                 f"there are {len(self.rows)} rows, {len(self.first_positions)} first positions and "
-                f"{len(self.num_tokens)} numbers of tokens; give one of each for every request"
+                f"{len(self.num_tokens)} numbers of tokens; pass one of each for every request"
             )
             raise InvalidError(message, resource="num_tokens", rule="runs_differ_in_length")
         if min(self.first_positions.min(initial=0), self.num_tokens.min(initial=0)) < 0:
@@ -111,8 +111,8 @@ def run_slots(
     turn_tokens = shard.interleave_tokens
     if tokens_per_block % turn_tokens and shard.num_ranks > 1:
         message = (
-            f"ranks take {turn_tokens} tokens in turn, which do not divide the {tokens_per_block} tokens of a block; "
-            "let tokens_per_block be a multiple of interleave_tokens"
+            f"ranks take turns of {turn_tokens} tokens, which do not divide the {tokens_per_block} tokens of a block; "
+            "make tokens_per_block a multiple of interleave_tokens"
         )
         raise InvalidError(
             message,
@@ -171,7 +171,7 @@ def _padded_slots(num_tokens: int, num_padded: int | None) -> NDArray[np.int64]:
     """Return an array for the slots of tokens and padding, filled with NO_SLOT."""
     length = num_tokens if num_padded is None else num_padded
     if length < num_tokens:
-        message = f"there are {num_tokens} tokens and only {length} slots for them; pad to at least as many"
+        message = f"there are {num_tokens} tokens, but only {length} slots for them; pad to at least {num_tokens}"
         raise InvalidError(
             message,
             resource="num_padded",
@@ -190,12 +190,12 @@ def _looked_up(
     is_real = rows != NO_ROW
     asked = np.where(is_real, rows, 0)
     index = np.where(is_real, block_index, 0)
-    for values, limit, rule, what in (
-        (asked, num_rows, "row_outside_table", "row"),
-        (index, width, "position_outside_table", "block of its request's row"),
+    for values, limit, rule, what, count in (
+        (asked, num_rows, "row_outside_table", "row", "rows in the table"),
+        (index, width, "position_outside_table", "block", "blocks in a row"),
     ):
         if is_real.any() and (values.min() < 0 or values.max() >= limit):
-            message = f"a token is in {what} {values.max()}, and the table has {limit}"
+            message = f"a token is in {what} {values.max()}, but the number of {count} is {limit}"
             raise InvalidError(
                 message,
                 resource="block_table",

@@ -183,7 +183,7 @@ class RowTable:
         wanted = whole_numbers("rows", rows).astype(np.int64)
         owners = whole_numbers("lease_ids", lease_ids).astype(np.int64)
         if len(wanted) != len(owners):
-            message = f"there are {len(wanted)} rows and {len(owners)} leases; give one of each for every request"
+            message = f"there are {len(wanted)} rows and {len(owners)} leases; pass one of each for every request"
             raise InvalidError(message, resource="lease_ids", rule="rows_without_leases")
         table = np.zeros((len(wanted), part.kernel_width if width is None else width), np.int32)
         longest = self._copy(table, wanted, owners, group)
@@ -206,7 +206,7 @@ class RowTable:
     def _part(self, group: int) -> TablePart:
         num_groups = len(self.layout.parts)
         if not 0 <= group < num_groups:
-            message = f"there is no group {group}; the cache has {num_groups}"
+            message = f"there is no group {group}; the cache's number of groups is {num_groups}"
             raise InvalidError(
                 message, resource="group", rule="no_such_group", need=group, limit=num_groups
             )
@@ -254,8 +254,8 @@ class RowTable:
         if not is_owned.all():
             at = int(is_owned.argmin())
             message = (
-                f"row {rows[at]} of the block table is not of lease {lease_ids[at]}; "
-                "it ended or moved to another row"
+                f"row {rows[at]} of the block table does not belong to lease {lease_ids[at]}, "
+                "which ended or moved to another row"
             )
             raise UnknownLeaseError(message)
 
@@ -300,8 +300,8 @@ def kernel_block_ids(
     last_kernel_block = last_id * stride + kernel_blocks_per_block - 1
     if last_kernel_block > BLOCKS_MAX:
         message = (
-            f"block {last_id} has kernel block {last_kernel_block}, above {BLOCKS_MAX}; "
-            "have larger kernel blocks"
+            f"block {last_id} has kernel block {last_kernel_block}, above the limit of {BLOCKS_MAX}; "
+            "use larger kernel blocks"
         )
         raise InvalidError(
             message,
@@ -363,7 +363,7 @@ def whole_numbers(name: str, values: object) -> NDArray[np.integer[Any]]:
         return found.astype(np.int64)
     if found.ndim and found.dtype.kind in "iu" and found.max() <= _INT64_MAX:
         return found
-    message = f"{name} must be a sequence of whole numbers that int64 holds, not {shown(values)}"
+    message = f"{name} must be a sequence of whole numbers that fit in int64, not {shown(values)}"
     raise InvalidError(message, resource=name, rule="not_whole_numbers")
 
 
@@ -381,7 +381,7 @@ def _check_mapped(
 
 
 def _overflow(longest: int, width: int) -> InvalidError:
-    message = f"a row has {longest} ids and the table room for {width}; ask for a wider one"
+    message = f"a row has {longest} ids, but the table has room for {width}; pass a larger width"
     return InvalidError(
         message,
         resource="width",
