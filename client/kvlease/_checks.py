@@ -107,7 +107,7 @@ def check_idle(idle_seconds: float | None) -> None:
     """Refuse a silence that no stream could wait for."""
     check_type("idle_seconds", idle_seconds, int | float | None)
     if idle_seconds is not None:
-        _check_seconds("idle_seconds", idle_seconds, ", or None to wait for ever")
+        _check_seconds("idle_seconds", idle_seconds, ", or None to wait forever")
 
 
 def _check_seconds(field: str, seconds: float, instead: str) -> None:
@@ -130,15 +130,15 @@ def check_token_ids(token_ids: bytes, num_tokens: int) -> None:
         token = int.from_bytes(
             token_ids[start : start + _BYTES_PER_TOKEN_ID], "little", signed=True
         )
-        message = f"token_ids[{at}] is {token}; a token id is from 0 to {_TOKEN_ID_MAX}"
+        message = f"token_ids[{at}] is {token}; a token id must be from 0 to {_TOKEN_ID_MAX}"
         raise InvalidError(
             message, resource="token_ids", rule="negative_token", limit=_TOKEN_ID_MAX
         )
     num_ids = len(token_ids) // _BYTES_PER_TOKEN_ID
     if num_ids > num_tokens:
         message = (
-            f"token_ids has {num_ids} tokens, num_tokens is {num_tokens}; "
-            "send no more than the lease shall cover"
+            f"token_ids has {num_ids} tokens, but num_tokens is {num_tokens}; "
+            "send no more tokens than the lease is to cover"
         )
         raise InvalidError(
             message, resource="token_ids", rule="too_many_tokens", need=num_ids, limit=num_tokens
@@ -177,7 +177,7 @@ def check_keys(keys: object) -> None:
     if not isinstance(keys, _LISTS):
         is_packed = isinstance(keys, bytes | bytearray | memoryview)
         if is_packed or isinstance(keys, str) or not isinstance(keys, Sequence):
-            advice = f"; cut packed keys every {BYTES_PER_KEY} bytes" if is_packed else ""
+            advice = f"; split packed keys every {BYTES_PER_KEY} bytes" if is_packed else ""
             message = f"keys must be a list of {BYTES_PER_KEY}-byte keys, not {shown(keys)}{advice}"
             raise InvalidError(message, resource="keys", rule="wrong_type")
     # All keys at once, as nearly all are right and an engine makes this call for every request.
@@ -186,7 +186,7 @@ def check_keys(keys: object) -> None:
     for index, key in enumerate(keys):
         check_type(f"keys[{index}]", key, bytes)
         if len(key) != BYTES_PER_KEY:
-            message = f"keys[{index}] has {len(key)} bytes; a key has {BYTES_PER_KEY}"
+            message = f"keys[{index}] has {len(key)} bytes; a key must have {BYTES_PER_KEY}"
             raise InvalidError(
                 message, resource="keys", rule="wrong_key", need=BYTES_PER_KEY, available=len(key)
             )
@@ -282,5 +282,5 @@ def check_alone(**others: object) -> None:
     """
     for name, value in others.items():
         if value:
-            message = f"{name} is given beside a lease; give one of them"
+            message = f"{name} is given together with a lease; pass only one of them"
             raise InvalidError(message, resource=name)

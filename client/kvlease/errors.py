@@ -271,7 +271,7 @@ class TooLargeError(RefusedError):
     @classmethod
     def of_message(cls, num_bytes: int, limit: int) -> Self:
         """Return the refusal of a message that has more bytes than the daemon's settings allow."""
-        message = f"the message has at least {num_bytes} bytes and may have {limit} (max_message_bytes); split it"
+        message = f"the message has at least {num_bytes} bytes, but the limit is {limit} (max_message_bytes); split it"
         return cls(message, resource="message_bytes", need=num_bytes, limit=limit)
 
 

@@ -79,7 +79,7 @@ class BlockKeys:
         checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
         check_type("parent", parent, bytes)
         if parent and len(parent) != BYTES_PER_KEY:
-            message = f"a parent key has {BYTES_PER_KEY} bytes, not {len(parent)}"
+            message = f"a parent key must have {BYTES_PER_KEY} bytes, not {len(parent)}"
             raise InvalidError(
                 message, resource="parent", need=BYTES_PER_KEY, available=len(parent)
             )
@@ -100,7 +100,9 @@ class BlockKeys:
     @property
     def _checked_key(self) -> bytes:
         if len(self.tenant_key) != BYTES_PER_TENANT_KEY:
-            message = f"a tenant key has {BYTES_PER_TENANT_KEY} bytes, not {len(self.tenant_key)}"
+            message = (
+                f"a tenant key must have {BYTES_PER_TENANT_KEY} bytes, not {len(self.tenant_key)}"
+            )
             raise InvalidError(
                 message,
                 resource="tenant_key",
@@ -231,8 +233,8 @@ def _check_order(items: Sequence[Item], first_token: int) -> None:
     for item in items:
         if item.first_token < first_token:
             message = (
-                f"an item that starts at token {item.first_token} came after the keys of the first {first_token}; "
-                "say it with the tokens that it overlaps"
+                f"an item that starts at token {item.first_token} was passed after the keys of the first {first_token} "
+                "tokens were made; pass it together with the tokens that it overlaps"
             )
             raise InvalidError(
                 message, resource="items", need=item.first_token, available=first_token

@@ -107,7 +107,7 @@ def test_packed_keys_are_refused_with_counts_and_without(client: Client) -> None
     packed = b"".join(fresh_keys(4))
     with reader(client) as counting, client.attach("demo") as plain:
         for worker in (counting, plain):
-            with pytest.raises(InvalidError, match="cut packed keys"):
+            with pytest.raises(InvalidError, match="split packed keys"):
                 worker.absent(packed)  # type: ignore[arg-type]
 
 

@@ -448,7 +448,7 @@ def test_prefix_that_is_none_is_refused_over_each_transport(
     """A prefix with a negative token id or a repeated key is refused, and the refusal says which it is."""
     told = {said.get("rule"): said["message"] for _, said in plays[scheme][0] if "code" in said}
 
-    assert told["negative_token"] == "token_ids[2] is -3; a token id is from 0 to 2147483647"
+    assert told["negative_token"] == "token_ids[2] is -3; a token id must be from 0 to 2147483647"
     assert told["repeated_key"] == (
         "keys names a block twice: key 2 is key 0 again; the keys of a chain differ"
     )

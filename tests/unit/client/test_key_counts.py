@@ -71,15 +71,17 @@ def test_nothing_is_absent_once_the_writer_took_leave() -> None:
 @pytest.mark.parametrize(
     ("keys", "rule", "words"),
     [
-        pytest.param(bytes(64), "wrong_type", "cut packed keys every 32 bytes", id="packed"),
-        pytest.param(bytearray(64), "wrong_type", "cut packed keys", id="packed, changeable"),
+        pytest.param(bytes(64), "wrong_type", "split packed keys every 32 bytes", id="packed"),
+        pytest.param(bytearray(64), "wrong_type", "split packed keys", id="packed, changeable"),
         pytest.param("keys", "wrong_type", "a list of 32-byte keys, not 'keys'", id="text"),
         pytest.param(None, "wrong_type", "a list of 32-byte keys, not None", id="nothing"),
         pytest.param({bytes(32)}, "wrong_type", "a list of 32-byte keys", id="no order"),
         pytest.param(
             [bytes(32), 7], "wrong_type", r"keys\[1\] must be .*bytes.*, not 7", id="number"
         ),
-        pytest.param([bytes(31)], "wrong_key", r"keys\[0\] has 31 bytes; a key has 32", id="short"),
+        pytest.param(
+            [bytes(31)], "wrong_key", r"keys\[0\] has 31 bytes; a key must have 32", id="short"
+        ),
     ],
 )
 def test_what_is_no_list_of_keys_is_refused(keys: object, rule: str, words: str) -> None:

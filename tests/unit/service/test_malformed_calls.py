@@ -49,13 +49,13 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
         "reserve",
         pb.ReserveRequest(request_id="a", num_tokens=3, token_ids=bytes(16)),
         InvalidError,
-        "token_ids has 4 tokens, num_tokens is 3",
+        "token_ids has 4 tokens, but num_tokens is 3",
     ),
     (
         "reserve",
         pb.ReserveRequest(request_id="a", num_tokens=3, token_ids=b"\1\0\0\0" + b"\xff" * 4),
         InvalidError,
-        "-1; a token id is from 0 to 2147483647",
+        "-1; a token id must be from 0 to 2147483647",
     ),
     (
         "reserve",

@@ -168,7 +168,7 @@ async def test_client_says_the_same_of_what_is_too_large(served: Served, num_byt
     await transport.close()
 
     error = caught.value
-    said = f"the message has at least {request.ByteSize()} bytes and may have {served.settings.max_message_bytes}"
+    said = f"the message has at least {request.ByteSize()} bytes, but the limit is {served.settings.max_message_bytes}"
     assert (error.message.startswith(said), error.resource) == (True, "message_bytes")
     assert (error.need, error.limit) == (request.ByteSize(), served.settings.max_message_bytes)
 

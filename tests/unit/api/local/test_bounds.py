@@ -102,7 +102,7 @@ async def test_oversized_frame_is_refused_at_its_head(served: Served, before: by
     reply = await line.receive()
 
     assert (reply.error.code, reply.error.limit) == ("TOO_LARGE", 65536)
-    assert "at least 65537 bytes and may have 65536 (max_message_bytes)" in reply.error.message
+    assert "at least 65537 bytes, but the limit is 65536 (max_message_bytes)" in reply.error.message
     assert await line.reader.read() == b""
 
 

@@ -75,7 +75,7 @@ async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:
     answer = await raw(served, head + 4 * chunk)
 
     assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
-    assert "may have 65536 (max_message_bytes)" in answer.json["detail"]
+    assert "the limit is 65536 (max_message_bytes)" in answer.json["detail"]
 
 
 async def test_refused_body_is_told_its_length(served: Served) -> None:
