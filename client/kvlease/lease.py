@@ -43,7 +43,7 @@ class GrantView(Bound):
         holder = self._holder
         if worker is not holder:
             message = (
-                f"lease {self.lease_id} is worker {holder.worker_id}'s, not worker {worker.worker_id}'s; "
+                f"lease {self.lease_id} belongs to worker {holder.worker_id}, not to worker {worker.worker_id}; "
                 "use it through the worker that reserved it"
             )
             raise InvalidError(message, resource="lease", rule="foreign_lease")

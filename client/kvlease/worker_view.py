@@ -86,8 +86,8 @@ class WorkerView(Bound, ABC):
         tables = None if memory is None else memory.tables
         if tables is None:
             message = (
-                "this worker has no block table: it was closed, or it calls over REST or gRPC, which hand over no "
-                "memory; give the address of the local socket, unix:///…/kvlease.sock"
+                "this worker has no block table: it was closed, or it calls over REST or gRPC, which do not hand "
+                "over memory; use the address of the local socket, unix:///…/kvlease.sock"
             )
             raise InvalidError(message, resource="tables", rule="no_memory")
         return tables

@@ -18,8 +18,8 @@ _OTHER_LOOP: Final = (
     "close it in its own loop first"
 )
 _ENDED_LOOP: Final = (
-    "this worker's event loop has ended, and its heartbeats with it; close it, which any loop may do, and attach "
-    "another one"
+    "this worker's event loop has ended, and its heartbeats with it; close the worker, which any loop may do, and "
+    "attach another one"
 )
 
 

@@ -296,10 +296,10 @@ def _insisted(link: Link, call: Outgoing) -> Flow[pb.DetachResponse]:
 def _warn_of_leftover(session: Session, error: KVLeaseError) -> None:
     force = " --force" if session.death_proof == "pidfd" else ""
     # A daemon that does not answer may have ended, together with its memory; then it keeps blocks from nobody.
-    if_there = "if it is there yet, " if isinstance(error, UnavailableError) else ""
+    if_there = "if it is still running, " if isinstance(error, UnavailableError) else ""
     _logger.warning(
-        "worker %d of cache %r could not be detached: %sthe daemon keeps its blocks from others until it knows that "
-        "process %d has ended, or until an operator says so by: kvlease detach %d%s (%s)",
+        "worker %d of cache %r could not be detached: %sthe daemon gives its blocks to nobody else until it knows that "
+        "process %d has ended, or until an operator says so with: kvlease detach %d%s (%s)",
         session.worker_id,
         session.request.cache,
         if_there,

@@ -20,7 +20,7 @@ class Pulse:
         if not self._is_failing:
             told = {"action": "heartbeat", "code": error.code}
             _logger.warning(
-                "Heartbeats to the kvlease daemon fail, and are sent on: %s",
+                "Heartbeats to the kvlease daemon fail, and will be tried again: %s",
                 error.message,
                 extra=told,
             )

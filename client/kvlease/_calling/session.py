@@ -391,7 +391,7 @@ class Session:
 def _held_already(grant: Grant) -> IdReusedError:
     message = f"request {grant.request_id!r} has lease {grant.lease_id}, which this worker holds; "
     return IdReusedError(
-        f"{message}use that one, release it, or give the request another id", resource="request_id"
+        f"{message}use or release that lease, or give the request another id", resource="request_id"
     )
 
 

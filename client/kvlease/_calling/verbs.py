@@ -76,7 +76,7 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
                 return entered
             if session.is_leftover(granted):
                 yield from flows.attempts(link, calls.release(granted.lease_id))
-        message = f"the daemon restarted {flows.ATTACHES_MAX} times while request {request_id!r} was reserved"
+        message = f"the daemon restarted {flows.ATTACHES_MAX} times while request {request_id!r} was being reserved"
         raise UnavailableError(message)
     except InvalidError:
         raise
@@ -97,8 +97,8 @@ def other_memory(session: Session) -> WrongStateError | None:
     if session.looked_at is None or session.looked_at is session.memory:
         return None
     message = (
-        "the cache has other memory since the daemon was started anew, and this worker has not looked at it; "
-        "read worker.device (or worker.gpu) again, and make all views of it anew"
+        "the cache has had new memory since the daemon restarted, and this worker has not read it yet; "
+        "read worker.device (or worker.gpu) again, and create all views of it again"
     )
     return WrongStateError(message, resource="memory", rule="other_memory")
 
@@ -214,7 +214,7 @@ def reload(session: Session, grant: Grant, wait_ms: int) -> Flow[Reloaded]:
         session.refused(
             grant,
             UnknownLeaseError(
-                f"lease {grant.lease_id} was not evicted as thought: {grant.refusal.message}"
+                f"this worker has lease {grant.lease_id} as evicted, but the daemon does not: {grant.refusal.message}"
             ),
         )
     return replace(reloaded, refusal=grant.refusal)

@@ -176,7 +176,7 @@ def test_lease_is_used_through_its_own_worker_only(client: Client, server: Frame
             lambda: other.trim(lease, 16),
             lambda: other.release(lease),
         ):
-            with pytest.raises(InvalidError, match="worker 7's, not worker 7's"):
+            with pytest.raises(InvalidError, match="belongs to worker 7, not to worker 7"):
                 use()
 
         assert (lease.is_live, lease.refusal, owner.num_leases) == (True, None, 1)
@@ -741,9 +741,9 @@ def test_lease_is_moved_alone(server: FrameServer) -> None:
     ):
         lease = worker.reserve("r", num_tokens=32)
 
-        with pytest.raises(InvalidError, match="num_blocks is given beside a lease"):
+        with pytest.raises(InvalidError, match="num_blocks is given together with a lease"):
             worker.evict(lease, num_blocks=3)
-        with pytest.raises(InvalidError, match="keys is given beside a lease"):
+        with pytest.raises(InvalidError, match="keys is given together with a lease"):
             worker.reload(lease, keys=bytes(32))
 
     assert "evict" not in {call.WhichOneof("request") for call in server.calls}

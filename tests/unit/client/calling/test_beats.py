@@ -50,6 +50,6 @@ def test_failing_heartbeats_are_told_once_and_by_whom(caplog: pytest.LogCaptureF
         worker._beat(session, pulse, stop)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "Heartbeats to the kvlease daemon fail, and are sent on: nobody answers",
+        "Heartbeats to the kvlease daemon fail, and will be tried again: nobody answers",
         "Heartbeats to the kvlease daemon succeed again.",
     ]

@@ -736,7 +736,7 @@ def test_worker_that_cannot_be_detached_is_warned_of(
     assert clock.now == pytest.approx(105, abs=flows.LONGEST_PAUSE_SECONDS)
     assert "worker 7 of cache 'demo' could not be detached" in caplog.text
     assert f"kvlease detach {how} (" in caplog.text
-    assert "if it is there yet, the daemon keeps its blocks" in caplog.text
+    assert "if it is still running, the daemon gives its blocks to nobody else" in caplog.text
     assert not session.link.has_ended
     assert Played(session, clock, pb.DetachResponse(num_leases=1)).run(flows.detach(session)) == 1
 
@@ -962,7 +962,10 @@ def an_attach(**wrong: Any) -> object:
         (lambda: a_reserve(keys=np.zeros(32, np.uint8)), "keys must be bytes"),
         (lambda: a_reserve(keys=bytearray(32)), "keys must be bytes, .* not bytearray"),
         (lambda: a_reserve(token_ids=np.arange(32)), "token_ids must be bytes"),
-        (lambda: a_reserve(num_tokens=3, token_ids=bytes(16)), "4 tokens, num_tokens is 3; send"),
+        (
+            lambda: a_reserve(num_tokens=3, token_ids=bytes(16)),
+            "4 tokens, but num_tokens is 3; send",
+        ),
         (
             lambda: a_reserve(token_ids=bytes(4) + b"\0\0\0\x80"),
             r"\[1\] is -2147483648; a token id",
