@@ -20,8 +20,8 @@ CA_FILE_VARIABLE: Final = "KVLEASE_CA_FILE"
 CERT_FILE_VARIABLE: Final = "KVLEASE_CERT_FILE"
 KEY_FILE_VARIABLE: Final = "KVLEASE_KEY_FILE"
 WANTS_CERTIFICATE: Final = (
-    f"; one that wants clients' certificates hangs up on who shows none: name yours by {CERT_FILE_VARIABLE} and "
-    f"{KEY_FILE_VARIABLE}"
+    f"; a daemon that requires client certificates closes connections that show none: set {CERT_FILE_VARIABLE} and "
+    f"{KEY_FILE_VARIABLE} to the files of your certificate and its key"
 )
 """The advice to a client whose connection ended without a reason just after the TLS handshake."""
 PLAIN_PEER: Final = "WRONG_VERSION_NUMBER"
@@ -75,8 +75,8 @@ class Credentials:
             context.load_cert_chain(self.cert_file, self.key_file or None)
         except OSError as error:
             message = (
-                f"{' and '.join(files)} cannot be used: {error.strerror or error}; name PEM files of a certificate "
-                f"and of its key, by {CERT_FILE_VARIABLE} and {KEY_FILE_VARIABLE} or in Credentials"
+                f"{' and '.join(files)} cannot be used: {error.strerror or error}; name the PEM files of a certificate "
+                f"and its key in {CERT_FILE_VARIABLE} and {KEY_FILE_VARIABLE}, or in Credentials"
             )
             raise InvalidError(message, resource="credentials") from error
 
@@ -123,9 +123,9 @@ def readers_file(named: str, host: str, port: int, directory: Path) -> str:
     # As for an operator's token: anybody's program might listen there.
     if host not in _LOOPBACK or not _is_own(port):
         message = (
-            f"no daemon of this user listens at {host}:{port}; start it, without --no-listen-tcp, name its port by "
-            "--address http://HOST:PORT, or the file of a reader's token there by --token-file or "
-            f"{TOKEN_FILE_VARIABLE}"
+            f"no daemon of this user listens at {host}:{port}; start it without --no-listen-tcp, pass its address "
+            "with --address http://HOST:PORT, or name the file of a reader's token for that address with --token-file "
+            f"or {TOKEN_FILE_VARIABLE}"
         )
         raise InvalidError(message, resource="address")
     return str(directory / _READERS)
@@ -175,12 +175,12 @@ class Bearer:
 def not_taken(address: object, reason: str) -> str:
     """Say that a daemon's certificate was refused, with the TLS library's reason, and what to change."""
     if any(sign in reason for sign in _OUT_OF_DATE):
-        advice = "have the daemon's certificate renewed, or this machine's clock set"
+        advice = "renew the daemon's certificate, or correct this machine's clock"
     elif any(sign in reason for sign in _OF_ANOTHER_HOST):
-        advice = "name the host as the certificate has it"
+        advice = "use a host that the certificate names"
     else:
-        advice = f"name the file of who signed it by {CA_FILE_VARIABLE}"
-    return f"the certificate of {address} is not taken ({reason.rstrip('.')}); {advice}"
+        advice = f"set {CA_FILE_VARIABLE} to the certificate file of the authority that signed it"
+    return f"the certificate of {address} was not accepted ({reason.rstrip('.')}); {advice}"
 
 
 def _is_own(port: int) -> bool:

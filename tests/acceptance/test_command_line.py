@@ -108,7 +108,7 @@ def test_token_of_another_daemon_is_not_printed(daemon: Serving, tmp_path: Path)
     )
 
     assert (status, output) == (2, "")
-    assert f"does not take the token in {tmp_path}/reader.token" in errors
+    assert f"does not accept the token in {tmp_path}/reader.token" in errors
 
 
 def test_directory_of_the_environment_leads_to_the_daemon(daemon: Serving) -> None:

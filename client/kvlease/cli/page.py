@@ -61,8 +61,8 @@ def _address_with_token(written: str, token_file: str) -> str:
             client.stats()
         except (UnknownWorkerError, NotYoursError) as error:
             message = (
-                f"the daemon at {page} does not take the token in {file}; name the file of its own by --token-file, or "
-                f"its socket by {ADDRESS_VARIABLE}=unix:///…/kvlease.sock"
+                f"the daemon at {page} does not accept the token in {file}; name the file of its token with "
+                f"--token-file, or its socket with {ADDRESS_VARIABLE}=unix:///…/kvlease.sock"
             )
             raise InvalidError(message, resource="token") from error
     return f"{page}/ui#token={token}"
@@ -73,7 +73,9 @@ def _page(written: str, known: str, directory: Path) -> Address:
     is_elsewhere = not written and known and not parse_address(known).path
     page = parse_address(written or (known if is_elsewhere else _left_in(directory)))
     if page.protocol != "http" or page.path:
-        message = f"{page} is not where a browser finds the page; write --address http://host:port, or https://"
+        message = (
+            f"a browser cannot open the page at {page}; use --address http://host:port, or https://"
+        )
         raise InvalidError(message, resource="address")
     return page
 

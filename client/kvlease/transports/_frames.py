@@ -22,7 +22,7 @@ PING_NUMBER: Final = 2**32 - 1
 """The call number of a stream's pings; a stream may be silent for long, but a ping is answered at once."""
 _NOT_OURS: Final = "the peer does not speak kvlease"
 _SCHEMES: Final = (
-    "behind unix:// goes kvlease.sock, behind http+unix:// http.sock, behind grpc+unix:// grpc.sock"
+    "use unix:// with kvlease.sock, http+unix:// with http.sock, and grpc+unix:// with grpc.sock"
 )
 """Advice on which of a daemon's sockets, all in one directory, belongs to which scheme."""
 _BYTES_PER_FD: Final = array("i").itemsize
@@ -107,7 +107,7 @@ def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
     text = cause.strerror or str(cause) if isinstance(cause, OSError) else ""
     reason = _no_socket(path) or text or "the connection was closed"
     return UnavailableError(
-        f"the daemon at unix://{path} cannot be reached ({reason}); check that it runs and the address"
+        f"the daemon at unix://{path} cannot be reached ({reason}); check its address, and that it is running"
     )
 
 
@@ -119,7 +119,7 @@ def _no_socket(path: str) -> str:
         return ""
     if stat.S_ISSOCK(mode):
         return ""
-    return "it is a directory, no socket" if stat.S_ISDIR(mode) else "it is no socket"
+    return "it is a directory, not a socket" if stat.S_ISDIR(mode) else "it is not a socket"
 
 
 def send_attach(sock: socket.socket, frame: bytes) -> None:
@@ -175,7 +175,7 @@ def _chunk(sock: socket.socket, fds: list[int]) -> bytes:
     if not chunk:
         raise ConnectionResetError
     if flags & socket.MSG_CTRUNC:
-        message = "descriptors beside the reply were lost; raise this process's limit of open files"
+        message = "descriptors that came with the reply were lost; raise this process's limit on open files"
         raise UnavailableError(message, resource="fds", available=len(fds), limit=FDS_MAX)
     return chunk
 

@@ -235,7 +235,7 @@ def _problem(status: int, body: bytes) -> KVLeaseError:
 
 
 def _not_ours(status: int, body: bytes) -> KVLeaseError:
-    text = f"HTTP {status} with an answer that is not kvlease's: {body[:PROBLEM_BYTES_SHOWN]!r}"
+    text = f"HTTP {status} with an answer that is not from kvlease: {body[:PROBLEM_BYTES_SHOWN]!r}"
     return UnavailableError(text) if status >= 500 else InternalError(text)  # noqa: PLR2004 - HTTP's own boundary
 
 
@@ -249,13 +249,14 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     is_hung_up |= "certificate required" in str(error)
     also = ""
     if address.has_tls and PLAIN_PEER in str(error):
-        also = "; one without a certificate is at http://"
+        also = "; a daemon without a certificate is at http://"
     elif is_hung_up and address.has_tls:
         also = WANTS_CERTIFICATE
     elif is_hung_up and address.protocol == "http" and not address.path:
-        also = "; one that has a certificate is at https://"
+        also = "; a daemon with a certificate is at https://"
     return UnavailableError(
-        f"the daemon at {address} cannot be reached ({_in_words(error)}); check that it runs and the address{also}"
+        f"the daemon at {address} cannot be reached ({_in_words(error)}); "
+        f"check its address, and that it is running{also}"
     )
 
 
@@ -266,7 +267,7 @@ def _in_words(error: Exception) -> str:
     # hung up, and an error of aiohttp with a status.
     is_strange = isinstance(error, BadStatusLine) and not isinstance(error, OSError)
     is_strange |= hasattr(error, "status") or not text.isprintable()
-    return "what answers there does not speak HTTP" if is_strange else text
+    return "the server there does not speak HTTP" if is_strange else text
 
 
 class SseReader:

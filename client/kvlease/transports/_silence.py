@@ -60,6 +60,6 @@ class Silence:
 def hung(address: object) -> UnavailableError:
     """Return the error of a stream that has had no sign of life for too long."""
     return UnavailableError(
-        f"the daemon at {address} gave no sign of life for {SILENT_SECONDS_MAX:g} seconds: it hangs, or cannot be "
-        "reached any more; see that it runs, and begin again"
+        f"the daemon at {address} did not respond for {SILENT_SECONDS_MAX:g} seconds: it hangs, or can no longer be "
+        "reached; check that it is running, and start again"
     )

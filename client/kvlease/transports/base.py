@@ -158,7 +158,7 @@ def parse_address(written: str) -> Address:
         InvalidError: the address is not written in one of these forms.
     """
     check_type("address", written, str)
-    message = f"{written[:80]!r} is no address; write one of {_WRITTEN}"
+    message = f"{written[:80]!r} is not an address; use one of {_WRITTEN}"
     try:
         parts = urlsplit(written)
         port = parts.port or 0

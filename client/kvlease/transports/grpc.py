@@ -265,8 +265,8 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
         return InvalidError(message)
     if status is grpc.StatusCode.UNAVAILABLE:
         # gRPC's own words for this are about frames and settings.
-        reason = "what answers there does not speak gRPC" if _NO_GRPC in details else details
-        message = f"the daemon at {address} cannot be reached ({reason}); check that it runs and the address"
+        reason = "the server there does not speak gRPC" if _NO_GRPC in details else details
+        message = f"the daemon at {address} cannot be reached ({reason}); check its address, and that it is running"
     return UnavailableError(_without_tls(message, details, address) if address.has_tls else message)
 
 
@@ -275,11 +275,11 @@ def _without_tls(message: str, details: str, address: Address) -> str:
     if refused := _CERTIFICATE.search(details):
         return not_taken(address, refused[1] or refused[2])
     if PLAIN_PEER in details:
-        return f"{message}; one without a certificate is at grpc://"
+        return f"{message}; a daemon without a certificate is at grpc://"
     if any(sign in details for sign in _SIGNS_OF_NO_HANDSHAKE):
         return (
-            f"{message}; if its certificate is not taken, name the file of who signed it by {CA_FILE_VARIABLE}, and "
-            "the host as the certificate has it"
+            f"{message}; if its certificate is not accepted, set {CA_FILE_VARIABLE} to the certificate file of the "
+            "authority that signed it, and use a host that the certificate names"
         )
     return message + WANTS_CERTIFICATE if "Socket closed" in details else message
 

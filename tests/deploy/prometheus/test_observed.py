@@ -141,7 +141,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         pytest.param(
             "http://127.0.0.1:9", "no daemon answers at http://127.0.0.1:9, by", id="none"
         ),
-        pytest.param("nonsense", "'nonsense' is no address", id="nonsense"),
+        pytest.param("nonsense", "'nonsense' is not an address", id="nonsense"),
     ],
 )
 def test_address_that_prometheus_cannot_read_is_refused(address: str, says: str) -> None:

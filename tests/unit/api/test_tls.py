@@ -88,7 +88,7 @@ async def test_worker_attaches_over_tls(authority: Authority) -> None:
                 lease = await worker.reserve("r", num_tokens=4)
                 assert len(lease.block_ids) == 1
                 assert worker.device is None
-                with pytest.raises(InvalidError, match="give the address of the local socket"):
+                with pytest.raises(InvalidError, match="use the address of the local socket"):
                     _ = worker.tables
 
 
@@ -143,9 +143,13 @@ async def test_certificate_that_is_not_taken_is_told_with_what_to_name(
 @pytest.mark.parametrize(
     ("wrong", "reason", "advice"),
     [
-        ("authority", "unable to get local issuer certificate", "who signed it by KVLEASE_CA_FILE"),
-        ("time", "certificate has expired", "have the daemon's certificate renewed, or"),
-        ("host", "(IP address mismatch|Hostname)[^)]*", "name the host as the certificate has it"),
+        (
+            "authority",
+            "unable to get local issuer certificate",
+            "set KVLEASE_CA_FILE to the certificate file",
+        ),
+        ("time", "certificate has expired", "renew the daemon's certificate, or"),
+        ("host", "(IP address mismatch|Hostname)[^)]*", "use a host that the certificate names"),
     ],
 )
 @pytest.mark.parametrize("protocol", [0, 1], ids=["rest", "grpc"])
@@ -163,7 +167,7 @@ async def test_certificate_is_refused_with_what_is_wrong_about_it(
     async with serving(authority, **changes) as found:
         address = addresses(found)[protocol].replace("127.0.0.1", changes["tcp_host"])
         shown = Credentials(ca_file=str(trusted.cert_file), token=found.tokens[Role.READER])
-        words = rf"^the certificate of {address} is not taken \({reason}\); .*{advice}"
+        words = rf"^the certificate of {address} was not accepted \({reason}\); .*{advice}"
         with pytest.raises(UnavailableError, match=words):
             await asyncio.to_thread(epoch, address, shown)
         async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:

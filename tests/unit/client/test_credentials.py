@@ -151,11 +151,15 @@ def test_scheme_says_whether_tls_is_spoken(written: str, protocol: str, has_tls:
 @pytest.mark.parametrize(
     ("arguments", "known", "why"),
     [
-        pytest.param(("--address", "unix:///run/x"), "", "not where a browser", id="socket"),
-        pytest.param(("--address", "grpc://h:1"), "", "not where a browser", id="gRPC"),
-        pytest.param((), "grpc://h:1", "not where a browser", id="gRPC of the environment"),
+        pytest.param(
+            ("--address", "unix:///run/x"), "", "a browser cannot open the page", id="socket"
+        ),
+        pytest.param(("--address", "grpc://h:1"), "", "a browser cannot open the page", id="gRPC"),
+        pytest.param(
+            (), "grpc://h:1", "a browser cannot open the page", id="gRPC of the environment"
+        ),
         pytest.param(("--address", "http://h:1"), "", "no daemon of this user", id="elsewhere"),
-        pytest.param((), "", "start it, without --no-listen-tcp", id="nobody there"),
+        pytest.param((), "", "start it without --no-listen-tcp", id="nobody there"),
         pytest.param(("--token-file", "/no/such"), "", "/no/such cannot be used", id="no token"),
     ],
 )

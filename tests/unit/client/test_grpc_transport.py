@@ -159,7 +159,7 @@ def test_absent_service_is_unavailable(tmp_path: Path) -> None:
 
     with pytest.raises(
         UnavailableError,
-        match=r"none\.sock cannot be reached .*; check that it runs and the address",
+        match=r"none\.sock cannot be reached .*; check its address, and that it is running",
     ):
         transport.send(call("lookup", pb.LookupRequest()))
     transport.close()
@@ -182,9 +182,7 @@ def test_service_of_another_protocol_is_told(tmp_path: Path) -> None:
         listener.listen()
         with ThreadPoolExecutor(1) as pool:
             answered = pool.submit(answer_in_http, listener)
-            with pytest.raises(
-                UnavailableError, match=r"does not speak gRPC\); check that it runs"
-            ):
+            with pytest.raises(UnavailableError, match=r"does not speak gRPC\); check its address"):
                 transport.send(call("lookup", pb.LookupRequest()))
     answered.result().close()
     transport.close()

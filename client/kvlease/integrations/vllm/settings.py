@@ -111,7 +111,7 @@ class ConnectorSettings(BaseModel):
         """
         if not self.address.startswith(_LOCAL):
             message = (
-                "the daemon hands its memory over by its local socket alone; set `socket` to that, such as "
+                "the daemon hands over its memory only through its local socket; set `socket` to that, such as "
                 f"/run/kvlease/kvlease/kvlease.sock, instead of {self.address}"
             )
             raise InvalidError(message, resource="socket")

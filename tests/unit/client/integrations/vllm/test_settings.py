@@ -28,7 +28,9 @@ def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.param({"retry_seconds": -1}, "retry_seconds", id="negative"),
         pytest.param({"pool_bytes": "much"}, "pool_bytes", id="no number"),
         pytest.param({"write_policy": "never"}, "write_policy", id="no policy"),
-        pytest.param({"socket": "unix://k.sock"}, "socket: 'unix://k.sock' is no", id="no address"),
+        pytest.param(
+            {"socket": "unix://k.sock"}, "socket: 'unix://k.sock' is not", id="no address"
+        ),
         pytest.param(
             {"deadline_ms": True}, "deadline_ms: .*not true or false", id="no number but 1"
         ),
@@ -86,7 +88,7 @@ def test_malformed_address_of_the_environment_is_named_as_such(
     """A malformed address in the environment is not called `socket`, which nobody has set."""
     monkeypatch.setenv("KVLEASE_ADDRESS", "kvlease.sock")
 
-    with pytest.raises(InvalidError, match=r"KVLEASE_ADDRESS: 'kvlease\.sock' is no address"):
+    with pytest.raises(InvalidError, match=r"KVLEASE_ADDRESS: 'kvlease\.sock' is not an address"):
         ConnectorSettings.read({})
 
 
@@ -100,7 +102,9 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
     elsewhere = ConnectorSettings.read({"socket": "http+unix:///run/http.sock"})
     local = ConnectorSettings.read({"socket": "/run/k.sock"})
 
-    with pytest.raises(InvalidError, match=r"local socket alone.*http.unix:///run/http.sock"):
+    with pytest.raises(
+        InvalidError, match=r"only through its local socket.*http.unix:///run/http.sock"
+    ):
         _ = elsewhere.local_address
     assert local.local_address == "unix:///run/k.sock"
 
