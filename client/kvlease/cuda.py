@@ -80,19 +80,19 @@ def load_driver() -> Driver:
     try:
         from cuda.bindings import driver  # noqa: PLC0415 - only where there is a GPU
     except ImportError as error:
-        message = f"memory of a GPU needs NVIDIA's Python libraries ({error}): pip install '{DRIVER_WHEEL}'"
+        message = f"GPU memory needs NVIDIA's Python libraries ({error}); install them: pip install '{DRIVER_WHEEL}'"
         raise _refused(message, "no_bindings") from error
     try:
         (result,) = driver.cuInit(0)
     except RuntimeError as error:
         message = (
-            "there is no NVIDIA driver here (libcuda.so.1): install it on the node, and have containers see it by "
-            "NVIDIA's runtime or a device claim"
+            "there is no NVIDIA driver here (libcuda.so.1); install it on the node, and make it visible to containers "
+            "with NVIDIA's runtime or a device claim"
         )
         raise _refused(message, "no_driver") from error
     if result != driver.CUresult.CUDA_SUCCESS:
         message = (
-            f"the NVIDIA driver finds no GPU that works ({result.name}): look at nvidia-smi, and at "
+            f"the NVIDIA driver finds no working GPU ({result.name}); check nvidia-smi and "
             "CUDA_VISIBLE_DEVICES"
         )
         raise _refused(message, "no_gpu")
@@ -131,8 +131,8 @@ def device_at(ordinal: int) -> Device:
     found = visible_devices()
     if ordinal >= len(found):
         message = (
-            f"there is no cuda:{ordinal}; this process sees {len(found)}, counted from 0 as CUDA_VISIBLE_DEVICES "
-            "has them"
+            f"there is no cuda:{ordinal}; the number of GPUs that this process sees is {len(found)}, and they are "
+            "numbered from 0 in the order of CUDA_VISIBLE_DEVICES"
         )
         raise _refused(message, "unknown_device")
     return found[ordinal]
@@ -149,9 +149,9 @@ def device_of(device_uuid: str) -> Device:
         if device.uuid == device_uuid:
             return device
     message = (
-        f"the cache is in memory of the GPU {device_uuid}, and this process sees "
-        f"{', '.join(one.uuid for one in found) or 'none'}; let CUDA_VISIBLE_DEVICES, or what claims devices for the "
-        "container, have the GPU of the daemon"
+        f"the cache is in the memory of GPU {device_uuid}, but this process sees "
+        f"{', '.join(one.uuid for one in found) or 'no GPU'}; include the daemon's GPU in CUDA_VISIBLE_DEVICES, or in "
+        "the device claim of the container"
     )
     raise _refused(message, "unknown_device")
 

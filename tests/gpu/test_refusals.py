@@ -49,8 +49,8 @@ def _refusal(tmp_path: Path, **variables: str) -> str:
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        pytest.param({"KVLEASE_STANDIN_DEVICES": "0"}, "finds no GPU that works", id="none"),
-        pytest.param({"KVLEASED_DEVICE": "cuda:7"}, "this process sees 1", id="another number"),
+        pytest.param({"KVLEASE_STANDIN_DEVICES": "0"}, "finds no working GPU", id="none"),
+        pytest.param({"KVLEASED_DEVICE": "cuda:7"}, "this process sees is 1", id="another number"),
         pytest.param({"KVLEASE_STANDIN_NO_VMM": "1"}, "cannot be shared", id="no shared memory"),
         pytest.param({"KVLEASE_STANDIN_COMPUTE_MODE": "3"}, "-c DEFAULT", id="exclusive"),
         pytest.param({"LD_LIBRARY_PATH": ""}, "", id="whatever is there without the stand-in"),
