@@ -52,7 +52,9 @@ def read_trace(
                 except InvalidError as error:
                     if tell_cut is None or line.endswith(b"\n") or not columns.times_ms:
                         raise
-                    tell_cut(f"{error.message}; it is the last one and cut off, and is passed over")
+                    tell_cut(
+                        f"{error.message}; the line is the last one and cut off, so it is skipped"
+                    )
                     break
                 if number == 1 and "kvlease_trace" in fields:
                     columns.tokens_per_key = _tokens_per_key(fields)
@@ -61,9 +63,7 @@ def read_trace(
                     break
                 columns.add(number, fields)
     except (EOFError, zlib.error) as error:
-        message = (
-            f"cannot read {path}: what gzip compressed in it is cut off or damaged; fetch it anew"
-        )
+        message = f"cannot read {path}: its gzip data is cut off or damaged; fetch the file again"
         raise InvalidError(message, resource="trace") from error
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
@@ -119,7 +119,7 @@ class _Columns:
         time_ms = _whole(number, fields, "timestamp", _NUMBER_MAX)
         if self.times_ms and time_ms < self.times_ms[-1]:
             message = (
-                f"line {number}: timestamp is {time_ms}, before {self.times_ms[-1]} of the request above; "
+                f"line {number}: timestamp is {time_ms}, below the {self.times_ms[-1]} of the request above; "
                 "sort the trace by time"
             )
             raise InvalidError(message, resource="timestamp")
@@ -163,7 +163,7 @@ def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > LINE_BYTES_MAX:
-            message = f"line {number} has more than {LINE_BYTES_MAX} bytes; is this a trace?"
+            message = f"line {number} has more than {LINE_BYTES_MAX} bytes; check that the file is a trace"
             raise InvalidError(message, resource="trace", limit=LINE_BYTES_MAX)
         if not line.isspace():
             yield number, line
@@ -175,7 +175,7 @@ def _parsed(number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidError(f"line {number} {_why_not(error)}", resource="trace") from error
     if not isinstance(fields, dict):
-        message = f"line {number} is no JSON object; a trace has one for each request"
+        message = f"line {number} is not a JSON object; a trace must have one for each request"
         raise InvalidError(message, resource="trace")
     return fields
 
@@ -183,11 +183,11 @@ def _parsed(number: int, line: bytes) -> dict[str, Any]:
 def _why_not(error: ValueError | RecursionError) -> str:
     """Return in plain words why a line could not be read."""
     if isinstance(error, json.JSONDecodeError):
-        return f"is no JSON: it makes no sense from character {error.colno} on"
+        return f"is not valid JSON from character {error.colno} on"
     if isinstance(error, UnicodeDecodeError):
-        return f"is no JSON: byte {error.start + 1} is not UTF-8"
+        return f"is not valid JSON: byte {error.start + 1} is not UTF-8"
     if isinstance(error, RecursionError):
-        return "has brackets within brackets too deep for a request"
+        return "has brackets nested too deeply for a request"
     # The only ValueError left is that of an integer with too many digits.
     return f"has an integer above {_NUMBER_MAX}"
 
@@ -195,11 +195,15 @@ def _why_not(error: ValueError | RecursionError) -> str:
 def _tokens_per_key(header: dict[str, Any]) -> int:
     version = header["kvlease_trace"]
     if version != _VERSION:
-        message = f"line 1: kvlease_trace is {_shown(version)}; this version reads {_VERSION}"
+        message = (
+            f"line 1: kvlease_trace is {_shown(version)}; this version of kvlease reads {_VERSION}"
+        )
         raise InvalidError(message, resource="kvlease_trace")
     tokens_per_key = _whole(1, header, "tokens_per_key", TOKENS_MAX)
     if not tokens_per_key:
-        raise InvalidError("line 1: tokens_per_key is 0", resource="tokens_per_key")
+        raise InvalidError(
+            "line 1: tokens_per_key is 0; it must be at least 1", resource="tokens_per_key"
+        )
     return tokens_per_key
 
 
@@ -210,11 +214,13 @@ def _names(number: int, fields: dict[str, Any]) -> list[int]:
         raise InvalidError(message, resource="hash_ids")
     for place, name in enumerate(names):
         if type(name) is not int or abs(name) > _NUMBER_MAX:
-            message = f"line {number}: hash_ids[{place}] is {_shown(name)}; it must be an integer of 64 bits"
+            message = (
+                f"line {number}: hash_ids[{place}] is {_shown(name)}; it must be a 64-bit integer"
+            )
             raise InvalidError(message, resource="hash_ids")
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        message = f"line {number}: hash_ids has {twice} twice; each must name a whole prefix"
+        message = f"line {number}: hash_ids has {twice} twice; each id must name a whole prefix"
         raise InvalidError(message, resource="hash_ids")
     return names
 

@@ -71,7 +71,7 @@ def test_replay_is_recorded_and_finds_what_the_simulation_finds(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert recorder.stderr is not None
-    assert recorder.stderr.readline() == "recording demo; ^C ends it\n"
+    assert recorder.stderr.readline() == "recording demo; press ^C to stop\n"
 
     replayed = json.loads(
         command(
@@ -207,7 +207,7 @@ def test_recording_outlives_the_daemon(daemon: Serving, tmp_path: Path) -> None:
         [*arguments, "--requests", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert recorder.stderr is not None
-    assert recorder.stderr.readline() == "recording demo; ^C ends it\n"
+    assert recorder.stderr.readline() == "recording demo; press ^C to stop\n"
     with Client(daemon.address("unix")) as client:
         trace = client.trace("demo", idle_seconds=20)
         next(trace)

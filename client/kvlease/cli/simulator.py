@@ -9,7 +9,7 @@ from kvlease.traces import Simulated, Trace
 
 _GROUP: Final = "kvlease.traces"
 _MESSAGE: Final = (
-    'there is nothing to simulate with; in a clone, install it with: pip install ".[service]"'
+    'the simulator is not installed; in a clone, install it with: pip install ".[service]"'
 )
 
 

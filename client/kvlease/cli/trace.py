@@ -98,7 +98,7 @@ def record_command(
         recorded = asyncio.run(record(address, cache, seconds or None, requests))
         if not recorded.requests:
             message = (
-                f"no lease of {cache} ended meanwhile, and nothing is written; record for longer"
+                f"no lease of {cache} ended meanwhile, so nothing was written; record for longer"
             )
             raise InvalidError(message, resource="requests")
         trace = gathered(recorded.requests)
@@ -151,9 +151,7 @@ def _read(path: Path, num_requests: int | None) -> Trace:
     trace = read_trace(path, num_requests, lambda said: typer.echo(f"warning: {said}", err=True))
     if not len(trace.key_ids):
         what = "requests with keys (hash_ids)" if len(trace) else "requests"
-        message = (
-            f"{path} has no {what}, so that there is nothing to ask for; record a trace for longer"
-        )
+        message = f"{path} has no {what}, so there is nothing to ask for; record a trace for longer"
         raise InvalidError(message, resource="trace")
     return trace
 
@@ -184,5 +182,5 @@ def _said(trace: Trace, recorded: Recorded, output: Path) -> str:
         f"{int(trace.input_tokens.sum()):,} tokens"
     )
     if recorded.num_dropped:
-        text += f"; {recorded.num_dropped:,} requests are missing, because they came too fast"
+        text += f"; {recorded.num_dropped:,} requests are missing because they came too fast"
     return text

@@ -34,7 +34,7 @@ def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
         yield place
         return
     if place.exists() and not may_replace:
-        message = f"{output} is there already; name another file, or replace it by --force"
+        message = f"{output} already exists; name another file, or replace it with --force"
         raise InvalidError(message, resource="output")
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
@@ -98,6 +98,6 @@ async def _read(client: AsyncClient, cache: str, num_requests: int, recorded: Re
         if request.key_digests:
             recorded.requests.append(request)
         else:
-            typer.echo(f"recording {cache}; ^C ends it", err=True)
+            typer.echo(f"recording {cache}; press ^C to stop", err=True)
         if len(recorded.requests) >= num_requests:
             return

@@ -82,8 +82,9 @@ def replay(client: Client, cache: str, trace: Trace, *, speed: float, tenant: st
     tokens_per_key = client.get_cache(cache).plan.hash_block_tokens
     if tokens_per_key != trace.tokens_per_key:
         message = (
-            f"a key of the trace stands for {trace.tokens_per_key} tokens, one of cache {cache} for {tokens_per_key}; "
-            f"register a cache with tokens_per_block={trace.tokens_per_key}, or record a trace of this one"
+            f"a key of the trace stands for {trace.tokens_per_key} tokens, but a key of cache {cache} for "
+            f"{tokens_per_key}; register a cache with tokens_per_block={trace.tokens_per_key}, or record a trace of "
+            "this cache"
         )
         raise InvalidError(
             message, resource="tokens_per_key", need=trace.tokens_per_key, available=tokens_per_key

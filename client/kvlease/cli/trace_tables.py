@@ -17,7 +17,7 @@ def simulated(trace: Trace, results: Sequence[Simulated], width: int) -> Iterato
     repeated = 1 - trace.num_distinct / len(trace.key_ids)
     yield (
         f"{len(trace):,} requests, {len(trace.key_ids):,} keys, {trace.num_distinct:,} of them distinct: "
-        f"{repeated:.1%} could be found in a pool that holds all"
+        f"{repeated:.1%} could be found in a pool that holds all keys"
     )
     policies = [one for one in dict.fromkeys(result.policy for result in results) if one != BOUND]
     columns = [Column(name=name) for name in ("blocks", *policies, f"{BOUND} (bound)")]
@@ -31,7 +31,7 @@ def simulated(trace: Trace, results: Sequence[Simulated], width: int) -> Iterato
         rows.append([f"{num_blocks:,}", *ratios, f"{bound:.1%}"])
     yield sheet(columns, rows, width)
     if not trace.is_prefix_closed:
-        yield "keys of this trace do not name whole prefixes, so the bound is none"
+        yield "keys of this trace do not name whole prefixes, so the bound does not hold"
 
 
 def replayed(answer: Replayed) -> Iterator[RenderableType]:
@@ -50,7 +50,10 @@ def replayed(answer: Replayed) -> Iterator[RenderableType]:
         rows.append((verb, text))
     if answer.late_ms_max:
         rows.append(
-            ("late", f"at most {answer.late_ms_max:,.0f} ms; a lower --speed keeps the times")
+            (
+                "late",
+                f"at most {answer.late_ms_max:,.0f} ms; use a lower --speed to keep to the recorded times",
+            )
         )
     yield pairs(rows)
-    yield "nothing was written to the cache's memory: what the tenant of the replay finds there is no one's"
+    yield "nothing was written to the cache's memory: what the tenant of the replay finds there has no real content"

@@ -197,7 +197,7 @@ def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        pytest.param((), (2, "is there already"), id="refused"),
+        pytest.param((), (2, "already exists"), id="refused"),
         pytest.param(("--force",), (1, "UNAVAILABLE"), id="nobody answers"),
     ],
 )
@@ -266,7 +266,7 @@ def test_keys_are_found_where_the_traces_are() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("", "trace.jsonl has no requests, so that there is nothing", id="empty"),
+        pytest.param("", "trace.jsonl has no requests, so there is nothing", id="empty"),
         pytest.param(
             '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": []}\n',
             "trace.jsonl has no requests with keys (hash_ids)",
@@ -295,7 +295,7 @@ def test_trace_that_is_cut_off_is_simulated(tmp_path: Path) -> None:
     status, output, said = run("simulate", str(path), "--blocks", "100", "--json")
 
     assert (status, json.loads(output)["num_requests"]) == (0, 999)
-    assert said.startswith("warning: line 1000 is no JSON")
+    assert said.startswith("warning: line 1000 is not valid JSON")
 
 
 def test_interrupted_simulation_leaves_no_traceback(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_empty_trace_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        pytest.param([1], "line 2 is no JSON object", id="list"),
+        pytest.param([1], "line 2 is not a JSON object", id="list"),
         pytest.param(GOOD | {"timestamp": 1.5}, "line 2: timestamp is 1.5", id="seconds"),
-        pytest.param(GOOD | {"timestamp": 4}, "line 2: timestamp is 4, before 5", id="unsorted"),
+        pytest.param(GOOD | {"timestamp": 4}, "line 2: timestamp is 4, below the 5", id="unsorted"),
         pytest.param(GOOD | {"input_length": -1}, "line 2: input_length is -1", id="negative"),
         pytest.param(GOOD | {"output_length": True}, "line 2: output_length is true", id="bool"),
         pytest.param(GOOD | {"hash_ids": None}, "line 2: hash_ids is missing", id="no keys"),
@@ -135,9 +135,9 @@ def test_last_line_that_is_cut_off_is_passed_over(tmp_path: Path, num_bytes: int
 
     assert len(read_trace(path, None, said.append)) == 2
     (told,) = said
-    assert told.startswith("line 3 is no JSON")
+    assert told.startswith("line 3 is not valid JSON")
     assert "cut off" in told
-    with pytest.raises(InvalidError, match="line 3 is no JSON"):
+    with pytest.raises(InvalidError, match="line 3 is not valid JSON"):
         read_trace(path)
 
 
@@ -153,7 +153,7 @@ def test_broken_line_that_no_kill_left_is_refused(tmp_path: Path, text: str) -> 
     """A broken line that no kill left means no trace, or a changed one: the refusal names the line."""
     (tmp_path / "trace.jsonl").write_text(text)
 
-    with pytest.raises(InvalidError, match="line 2 is no JSON"):
+    with pytest.raises(InvalidError, match="line 2 is not valid JSON"):
         read_trace(tmp_path / "trace.jsonl", None, pytest.fail)
 
 
@@ -161,19 +161,17 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
     """The refusal names the line, and empty lines are counted."""
     (tmp_path / "trace.jsonl").write_text("\nhello\n")
 
-    with pytest.raises(InvalidError, match="line 2 is no JSON"):
+    with pytest.raises(InvalidError, match="line 2 is not valid JSON"):
         read_trace(tmp_path / "trace.jsonl")
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        pytest.param(
-            b"hello", "line 1 is no JSON: it makes no sense from character 1 on", id="text"
-        ),
-        pytest.param(b'{"a": }', "makes no sense from character 7 on", id="value"),
+        pytest.param(b"hello", "line 1 is not valid JSON from character 1 on", id="text"),
+        pytest.param(b'{"a": }', "is not valid JSON from character 7 on", id="value"),
         pytest.param(b'{"a": "\xff"}', "byte 8 is not UTF-8", id="bytes"),
-        pytest.param(b"[" * 100_000, "brackets within brackets", id="deep"),
+        pytest.param(b"[" * 100_000, "brackets nested too deeply", id="deep"),
         pytest.param(b'{"timestamp": ' + b"9" * 5_000 + b"}", "has an integer above", id="digits"),
         pytest.param(
             b'{"timestamp": ' + b"[" * 500 + b"]" * 500 + b"}", "timestamp is a list", id="nested"
@@ -210,5 +208,5 @@ def test_compressed_trace_is_read_as_what_is_in_it(tmp_path: Path) -> None:
     assert columns(read_trace(path)) == columns(read_trace(FIXTURE))
     for broken in (packed[:-100], packed[:200] + b"damaged" + packed[207:]):
         path.write_bytes(broken)
-        with pytest.raises(InvalidError, match="gzip compressed in it is cut off or damaged"):
+        with pytest.raises(InvalidError, match="its gzip data is cut off or damaged"):
             read_trace(path)
