@@ -167,7 +167,7 @@ def _plan_as_vllm(
     check_defaults(planner.plan_or_explain(inputs), given, machine)
     if given.ignored and not as_json:
         named = ", ".join(f"--{name}" for name in dict.fromkeys(given.ignored))
-        Console().print(f"Without bearing on the plan: {named}", highlight=False)
+        Console().print(f"These arguments do not affect the plan: {named}", highlight=False)
     _answer(planner, inputs, changes, plot=plot, as_json=as_json, spelling=VLLM)
 
 
@@ -191,9 +191,7 @@ def _refuse_what_vllm_says(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         is_given = source is not None and source.name == "COMMANDLINE"
         if is_given and name not in _BESIDE_VLLM:
-            message = (
-                f"--{name.replace('_', '-')} is for vLLM's own arguments to say, behind --vllm"
-            )
+            message = f"--{name.replace('_', '-')} cannot be used with --vllm; use vLLM's own arguments, after --vllm"
             raise InvalidError(message, resource=name, rule="said_by_vllm")
 
 

@@ -33,7 +33,7 @@ def read_source(model: str, specs: str) -> Source:
         InvalidError: neither or both are given, or what is given cannot be read.
     """
     if bool(model) == bool(specs):
-        message = "give either --model, such as a config.json, or --specs, and not both"
+        message = "give either --model, such as a config.json, or --specs, but not both"
         raise InvalidError(message, resource="model")
     if model:
         return Source(model_config=_read(_config_path(model)))
@@ -88,8 +88,8 @@ def _read(path: Path) -> str:
             text = file.read(_FILE_BYTES_MAX + 1)
         if len(text) > _FILE_BYTES_MAX:
             message = (
-                f"{path} has more than {_FILE_BYTES_MAX} bytes, so it describes no model; name "
-                "its config.json, or the directory that has one"
+                f"{path} has more than {_FILE_BYTES_MAX} bytes, so it does not describe a model; name "
+                "a config.json, or the directory that has one"
             )
             raise InvalidError(message, resource="model", limit=_FILE_BYTES_MAX)
         return text.decode("utf-8")
@@ -109,13 +109,13 @@ def _layers(text: str, path: str) -> tuple[LayerSpec, ...]:
         message = f"{path} must be a JSON list of layers, such as {_EXAMPLE}; {_SEE}"
         raise InvalidError(message, resource="specs", rule="specs_not_a_list")
     if not found:
-        message = f"{path}: the file names no layer; it lists them, such as {_EXAMPLE}; {_SEE}"
+        message = f"{path}: the file lists no layers; list them, such as {_EXAMPLE}; {_SEE}"
         raise InvalidError(message, resource="specs", rule="specs_without_layers")
     for index, layer in enumerate(found):
         if not isinstance(layer, dict):
             message = (
-                f"layers[{index}] of {path} is {shown(layer)}; a layer is a JSON object, such as "
-                f"those of {_EXAMPLE}; {_SEE}"
+                f"layers[{index}] of {path} is {shown(layer)}; a layer must be a JSON object, as in "
+                f"{_EXAMPLE}; {_SEE}"
             )
             raise InvalidError(message, resource=f"layers[{index}]", rule="specs_not_a_list")
     return tuple(spec_from_fields(layer, f"layers[{index}]") for index, layer in enumerate(found))

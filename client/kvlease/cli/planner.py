@@ -35,7 +35,9 @@ def find_planner() -> Planner:
     """
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if "planner" not in found:
-        message = 'there is no planner; in a clone, install it with: pip install ".[service]"'
+        message = (
+            'the planner is not installed; in a clone, install it with: pip install ".[service]"'
+        )
         raise InvalidError(message, resource="planner")
     planner: Planner = found["planner"].load()
     return planner

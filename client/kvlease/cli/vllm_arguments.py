@@ -32,7 +32,7 @@ class Given:
         written = self.values.get(name)
         number = None if written is None else _number(name, written)
         if number == 0 and name in table.AT_LEAST_ONE:
-            message = f"--{name} is 0; vLLM wants at least 1"
+            message = f"--{name} is 0; vLLM needs at least 1"
             raise InvalidError(message, resource=name, rule="not_a_number")
         return number
 
@@ -51,7 +51,7 @@ class Given:
             if isinstance(config, dict):
                 return config
             why = "it must be an object"
-        message = f"--{name} is {written[:40]!r}, which is no JSON that vLLM takes: {why}"
+        message = f"--{name} is {written[:40]!r}, which is not JSON that vLLM accepts: {why}"
         raise InvalidError(message, resource=name, rule="not_json")
 
 
@@ -77,7 +77,7 @@ def _read(left: list[str], given: Given, own: Collection[str]) -> None:
     """Take one argument off the line."""
     word = left.pop(0)
     if not word.startswith("-"):
-        message = f"{word[:40]!r} belongs to no argument of vLLM"
+        message = f"{word[:40]!r} does not belong to any argument of vLLM"
         raise InvalidError(message, resource="vllm", rule="unknown_argument")
     if word.startswith("-O") and word not in {"-O", "-O.", "-O="}:
         # An optimisation level may follow its letter directly, or after an equals sign.
@@ -134,9 +134,11 @@ def _refused(name: str, word: str, own: Collection[str]) -> InvalidError:
             "start the engine with a connector, which compares its plan with what vLLM has"
         )
         return InvalidError(message, resource=name, rule="argument_not_planned")
-    message = f"{word[:60]!r} is no argument of vllm serve 0.32"
+    message = f"{word[:60]!r} is not an argument of vllm serve 0.32"
     if word.partition("=")[0] in own:
-        message += "; options of kvlease plan stand before --vllm, and all behind it is vLLM's"
+        message += (
+            "; put options of kvlease plan before --vllm, as all that follows it is read as vLLM's"
+        )
     return InvalidError(message, resource="vllm", rule="unknown_argument")
 
 

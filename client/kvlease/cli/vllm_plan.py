@@ -86,7 +86,7 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
         raise InvalidError(message, resource="platform")
     model = given.values.get("hf-config-path") or given.values.get("model")
     if not model:
-        raise InvalidError("name the model behind --vllm", resource="model")
+        raise InvalidError("name the model after --vllm", resource="model")
     config = _config(model, given)
     longest = _longest_request(model, config, given, takes_any=machine.takes_any_length)
     return PlanInputs(
@@ -113,20 +113,23 @@ def check_defaults(plan: CachePlan, given: Given, machine: Machine) -> None:
     """
     specs = [layer.spec for rank in plan.ranks for layer in rank.layers]
     if "block-size" not in given.values and any(spec.is_latent for spec in specs):
-        raise _open("block-size", "the block of latent attention is its backend's choice")
+        raise _open(
+            "block-size", "the attention backend chooses the block size of latent attention"
+        )
     if machine.platform == "cpu" and any(_is_special(spec) for spec in specs):
-        message = "vLLM chooses blocks of recurrent and latent layers by the processor; plan them for a GPU"
+        message = "vLLM chooses the blocks of recurrent and latent layers by the processor; plan them for a GPU"
         raise InvalidError(message, resource="platform", rule="argument_left_open")
     multiple = _BLOCK_MULTIPLE_TOKENS[machine.platform]
     tokens = given.count("block-size") or multiple
     least = round_up(tokens, multiple)
     if tokens != least:
-        message = f"--block-size is {tokens}; vLLM's attention there takes multiples of {multiple}, such as {least}"
+        message = f"--block-size is {tokens}; vLLM's attention there needs a multiple of {multiple}, such as {least}"
         raise InvalidError(message, resource="block-size", rule="block_not_supported")
     counts_steps = any(isinstance(spec, SlidingWindow | ChunkedLocal) for spec in specs)
     if counts_steps and "max-num-batched-tokens" not in given.values and machine.platform != "cpu":
         raise _open(
-            "max-num-batched-tokens", "windows keep a step's tokens, and its default is the GPU's"
+            "max-num-batched-tokens",
+            "windows keep the tokens of a step, and its default depends on the GPU",
         )
 
 
@@ -141,7 +144,7 @@ def _config(model: str, given: Given) -> dict[str, Any]:
     """Return the model's config with the element type that vLLM will compute in."""
     config: Any = json.loads(plan_inputs.read_source(model, "").model_config)
     if not isinstance(config, dict):
-        raise InvalidError(f"config.json of {model} is no JSON object", resource="model")
+        raise InvalidError(f"config.json of {model} is not a JSON object", resource="model")
     inner = config.get("text_config")
     written = given.values.get("dtype", "auto").lower()
     own = config.get("dtype") or config.get("torch_dtype")
@@ -149,7 +152,7 @@ def _config(model: str, given: Given) -> dict[str, Any]:
         own = own or inner.get("dtype") or inner.get("torch_dtype")
     if written == "auto":
         if own is None:
-            raise _open("dtype", "the model's config names none")
+            raise _open("dtype", "the model's config does not name one")
         # vLLM computes in float32 only if it is asked to.
         chosen = "bfloat16" if own == "float32" else str(own)
     elif written in _DTYPES:
@@ -169,7 +172,7 @@ def _kv_dtype(config: Mapping[str, Any], given: Given) -> str:
         return written
     quantised = config.get("quantization_config")
     if isinstance(quantised, Mapping) and any("kv_cache" in word for word in quantised):
-        raise _open("kv-cache-dtype", "the checkpoint says how K and V are quantised")
+        raise _open("kv-cache-dtype", "its default depends on how the checkpoint quantises K and V")
     return str(config["dtype"])
 
 
@@ -186,7 +189,9 @@ def _longest_request(
             _check_reach(tokens, reach, words)
         return tokens
     if reach is None:
-        raise _open("max-model-len", "the config does not say plainly how far the model reaches")
+        raise _open(
+            "max-model-len", "the config does not clearly say how many tokens the model supports"
+        )
     return reach
 
 
@@ -209,8 +214,8 @@ def _check_reach(tokens: int, reach_tokens: int, words: Mapping[str, Any]) -> No
     allowed = max(reach_tokens, most) if isinstance(most, int) else reach_tokens
     if tokens > allowed:
         message = (
-            f"--max-model-len is {tokens}, and the model reaches {allowed} by its config and tokenizer; write at most "
-            f"that, or set {ANY_LENGTH_VARIABLE}=1, for the engine as for this command"
+            f"--max-model-len is {tokens}, but by its config and tokenizer the model supports {allowed}; use at most "
+            f"that, or set {ANY_LENGTH_VARIABLE}=1, both for the engine and for this command"
         )
         raise InvalidError(message, resource="max-model-len", rule="beyond_the_model")
 
@@ -279,7 +284,7 @@ def _tokens_per_step(given: Given, machine: Machine, longest_tokens: int) -> int
     if (given.count("data-parallel-size") or 1) > 1:
         raise _open(
             "max-num-batched-tokens",
-            "its default depends on the model with several data parallel ranks",
+            "with several data parallel ranks, its default depends on the model",
         )
     on_cpu = machine.platform == "cpu"
     parallel = _parallel(given)
@@ -321,8 +326,8 @@ def _device_bytes(given: Given, machine: Machine) -> int:
         return told
     if not machine.device_bytes or not machine.other_bytes:
         message = (
-            "give --kv-cache-memory-bytes behind --vllm; or before it --device-memory, all memory of one device, and "
-            "--other-memory, what an engine logs that weights, activations and graphs take"
+            "give --kv-cache-memory-bytes after --vllm; or give before it --device-memory, all memory of one device, "
+            "and --other-memory, the memory of weights, activations and graphs, which an engine logs"
         )
         raise InvalidError(message, resource="device_bytes", rule="argument_left_open")
     written = given.values.get("gpu-memory-utilization", str(_UTILIZATION))
@@ -337,5 +342,5 @@ def _device_bytes(given: Given, machine: Machine) -> int:
 
 
 def _open(name: str, why: str) -> InvalidError:
-    message = f"give --{name} behind --vllm: {why}"
+    message = f"give --{name} after --vllm: {why}"
     return InvalidError(message, resource=name, rule="argument_left_open")

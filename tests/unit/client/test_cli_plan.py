@@ -229,7 +229,7 @@ def test_share_is_of_the_budget(model: Path) -> None:
             "number of tokens, or none",
             id="no match",
         ),
-        pytest.param(["--device-blocks", "9", "--specs", "x"], "and not both", id="two sources"),
+        pytest.param(["--device-blocks", "9", "--specs", "x"], "but not both", id="two sources"),
         pytest.param(
             ["--device-blocks", "9", "--plot", "x.gif"], "must end in .png or .svg", id="no drawing"
         ),
@@ -297,7 +297,7 @@ def test_plot_without_matplotlib_says_what_to_install(
     [
         pytest.param("{", "is not JSON", id="no JSON"),
         pytest.param('{"kind": "mla"}', "must be a JSON list", id="no list"),
-        pytest.param("[]", "the file names no layer", id="no layer"),
+        pytest.param("[]", "the file lists no layers", id="no layer"),
         pytest.param("[3]", "layers[0] of", id="no object"),
         pytest.param('[{"kind": "tea"}]', "docs/specs.md says", id="no kind"),
         pytest.param(

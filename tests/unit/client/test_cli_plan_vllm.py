@@ -96,29 +96,32 @@ def test_arguments_without_bearing_are_listed(model: Path) -> None:
         *("--no-enable-log-requests", "--port=1"),
     )
 
-    assert "Without bearing on the plan: --api-key, --enable-log-requests, --port" in result.output
+    assert (
+        "These arguments do not affect the plan: --api-key, --enable-log-requests, --port"
+        in result.output
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         pytest.param(["--speculative-config", "{}"], "--speculative-config may change", id="known"),
-        pytest.param(["--blok-size", "16"], "no argument of vllm serve", id="unknown"),
+        pytest.param(["--blok-size", "16"], "not an argument of vllm serve", id="unknown"),
         pytest.param(["--block-size"], "--block-size of vLLM needs a value", id="no value"),
         pytest.param(["--block-size", "big"], "write a number", id="no number"),
         pytest.param(["--kv-cache-memory-bytes", "1.5G"], "write a number", id="half a binary"),
         pytest.param([], "give --kv-cache-memory-bytes", id="no memory"),
-        pytest.param(["16"], "belongs to no argument", id="a stray word"),
+        pytest.param(["16"], "does not belong to any argument", id="a stray word"),
         pytest.param(
-            [*MEMORY, "-tp", "0"], "--tensor-parallel-size is 0; vLLM wants at least 1", id="none"
+            [*MEMORY, "-tp", "0"], "--tensor-parallel-size is 0; vLLM needs at least 1", id="none"
         ),
         pytest.param(
-            [*MEMORY, "--kv-transfer-config", "{bad"], "is no JSON that vLLM takes", id="no JSON"
+            [*MEMORY, "--kv-transfer-config", "{bad"], "is not JSON that vLLM accepts", id="no JSON"
         ),
         pytest.param([*MEMORY, "--kv-transfer-config", "[]"], "it must be an object", id="a list"),
         pytest.param(
             ["--kv-transfer-config", "{bad", "--kv-transfer-config.kv_role", "kv_both"],
-            "is no JSON that vLLM takes",
+            "is not JSON that vLLM accepts",
             id="a part of no JSON",
         ),
     ],
@@ -142,7 +145,7 @@ def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: 
 
     assert refused.exit_code == 2
     said = " ".join(refused.output.split())
-    assert f"--block-size is {tokens}; vLLM's attention there takes multiples" in said
+    assert f"--block-size is {tokens}; vLLM's attention there needs a multiple" in said
     assert f"such as {(tokens // 32 + 1) * 32}" in said
     assert run("--platform", "cpu", *words, 96).exit_code == 0
     assert run(*words, tokens).exit_code == 0
@@ -170,7 +173,9 @@ def test_requests_beyond_the_model_are_refused(
     )
 
     assert refused.exit_code == 2
-    assert f"the model reaches {most} by its config" in " ".join(refused.output.split())
+    assert f"by its config and tokenizer the model supports {most};" in " ".join(
+        refused.output.split()
+    )
     assert run(*words[1:], most).exit_code == 0
     assert told.exit_code == 0
 
@@ -200,7 +205,7 @@ def test_own_options_do_not_contradict_vllms(model: Path) -> None:
     result = run("--tokens-per-block", 8, "--vllm", model, "--kv-cache-memory-bytes", "64M")
 
     assert result.exit_code == 2
-    assert "--tokens-per-block is for vLLM's own arguments" in " ".join(result.output.split())
+    assert "--tokens-per-block cannot be used with --vllm" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--platform=cpu"], ["--host-memory", "1GiB"]])
@@ -209,7 +214,7 @@ def test_own_option_behind_vllms_is_told_its_place(words: list[str], model: Path
     behind = run("--vllm", model, *MEMORY, *words)
 
     assert behind.exit_code == 2
-    assert "options of kvlease plan stand before --vllm" in " ".join(behind.output.split())
+    assert "put options of kvlease plan before --vllm" in " ".join(behind.output.split())
     assert run(*words, "--vllm", model, *MEMORY).exit_code == 0
 
 
