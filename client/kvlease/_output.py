@@ -36,7 +36,7 @@ def written_or_refused(program: str) -> Iterator[None]:
             raise
         _drop_output()
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{program}: what it prints cannot be written: {error.strerror}\n")
+            sys.stderr.write(f"{program}: cannot write its output: {error.strerror}\n")
         raise SystemExit(1) from None
 
 

@@ -95,7 +95,7 @@ def test_waiting_calls_are_listed_and_served_by_priority(daemon: Serving, client
         for thread in threads:
             thread.join(30)
         assert served == ["high", "low"]
-        assert "nothing waits" in command(daemon.address("unix"), "waiting")
+        assert "no call is waiting" in command(daemon.address("unix"), "waiting")
 
 
 def test_metrics_count_waiting_calls_and_blocks_of_tenants(daemon: Serving, client: Client) -> None:

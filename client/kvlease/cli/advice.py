@@ -6,9 +6,9 @@ from typing import Final
 from kvlease.cli.printing import printable
 from kvlease.replies import CacheInfo, Stats
 
-UNDRAIN: Final = "kvlease drain --undo has it grant leases again, with --cache NAME a cache that was drained by itself"
+UNDRAIN: Final = "to grant leases again, use kvlease drain --undo, with --cache NAME if a cache was drained by itself"
 """How to end a drain."""
-STOPPING: Final = "the daemon was told to stop and ends with its leases or after drain_seconds; nothing takes that back"
+STOPPING: Final = "the daemon was told to stop: it ends with its leases or after drain_seconds; this cannot be undone"
 """Why the drain cannot be ended."""
 
 
@@ -32,6 +32,6 @@ def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:
     if evicted:
         counted = ", ".join(f"{name} ({count:,})" for name, count in evicted.items())
         yield printable(
-            f"blocks evicted, and none copied to the host pool: {counted}. A call makes room by copies only where it "
-            "may wait (wait_ms above 0); write_policy write-through copies at once"
+            f"blocks were evicted, but none was copied to the host pool: {counted}. A call makes room by copying only "
+            "if it may wait (wait_ms above 0); write_policy write-through copies at once"
         )

@@ -318,7 +318,7 @@ def top(
 ) -> None:
     """Show pools, hit rates, leases and waiting calls on one live screen; q quits."""
     if not printing.has_terminal():
-        message = "top needs a terminal; kvlease status says the same once, also as --json"
+        message = "top needs a terminal; kvlease status shows the same once, also with --json"
         raise typer.BadParameter(message)
     # Imported here: no other command draws a screen.
     from kvlease.cli.top import run  # noqa: PLC0415
@@ -346,7 +346,7 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
             text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
             console.print(text, highlight=False)
     if not any(page.num_total for page in pages.values()):
-        typer.echo("nothing waits" if what == "waiting" else f"no {what}")
+        typer.echo("no call is waiting" if what == "waiting" else f"no {what}")
 
 
 _TABLES: Final[dict[Listed, tuple[Callable[[str, Inspection], Table], ...]]] = {

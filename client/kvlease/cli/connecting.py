@@ -44,7 +44,7 @@ def told(*, status: int) -> Iterator[None]:
     except KVLeaseError as error:
         said = printable(f"{error.code}: {error.message}")
         if isinstance(error, UnknownCacheError):
-            said += "; kvlease caches lists those that there are"
+            said += "; kvlease caches lists all caches"
         # Logs and searches want the sentence in one line; a terminal wraps it by itself.
         Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_STATUS_INVALID if isinstance(error, InvalidError) else status) from error

@@ -43,4 +43,4 @@ def _words(error: ValidationError) -> str:
     wanted = _WANTED.get(first["type"])
     if wanted is None:
         return ""
-    return f"it is {shown(first['input'])}; write {wanted.format_map(first.get('ctx', {}))}"
+    return f"it is {shown(first['input'])}; it must be {wanted.format_map(first.get('ctx', {}))}"

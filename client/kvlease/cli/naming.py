@@ -25,7 +25,9 @@ OnlyCache: TypeAlias = Annotated[
 def either(name: str, cache: str) -> str:
     """Return the cache that is named, in either way or in both; empty if none is named."""
     if name and cache and name != cache:
-        raise typer.BadParameter(f"{cache!r} and {name!r} are two caches", param_hint=_HINT)
+        raise typer.BadParameter(
+            f"{cache!r} and {name!r} are two different caches; name only one", param_hint=_HINT
+        )
     return name or cache
 
 
@@ -49,7 +51,7 @@ def explained(client: Client, lease_id: int, cache: str) -> Explanation:
     for name in names:
         with suppress(UnknownLeaseError):
             return client.explain_lease(lease_id, cache=name)
-    message = f"none of the caches {', '.join(names)} has a lease {lease_id}, or it has ended"
+    message = f"none of the caches {', '.join(names)} has a lease {lease_id}; it may have ended"
     raise UnknownLeaseError(message, resource="lease_id")
 
 

@@ -19,12 +19,10 @@ _LOOK_SECONDS: Final = 0.2
 """Seconds between two looks at how far a drain has come."""
 _NAMED_MAX: Final = 8
 """Most leases, or pins, that one line names."""
-_UNTIL: Final = (
-    "this holds until the whole daemon ends; write it into the daemon's settings to keep it longer"
-)
+_UNTIL: Final = "these limits last until the whole daemon ends; set them in the daemon's settings to keep them longer"
 _ENDED: Final = (
-    "leases are granted again: somebody ended the drain, or the daemon began anew; nothing is drained a second "
-    "time"
+    "leases are granted again: somebody ended the drain, or the daemon started anew; the drain is not "
+    "repeated"
 )
 NOT_SO: Final = 3
 """The exit status if the state is not what was asked for, such as a drain that has not ended in time."""
@@ -168,7 +166,7 @@ def clear(
     )
     if tenant and not (found.num_device or found.num_host or found.num_disk or found.num_held):
         say(
-            f"nothing of a tenant {tenant!r} is cached in {cache}; kvlease tenants lists who has something"
+            f"nothing is cached for a tenant {tenant!r} in {cache}; kvlease tenants lists all that have something"
         )
     if found.num_held:
         say(f"{found.num_held} {'is' if found.num_held == 1 else 'are'} held: {_holders(found)}")
@@ -190,7 +188,7 @@ def _holders(found: Cleared) -> str:
         )
         if count
     ]
-    return "; ".join(named) or "by what has just ended"
+    return "; ".join(named) or "by something that has just ended"
 
 
 def resize(
@@ -212,7 +210,10 @@ def resize(
     if tier != wanted:
         raise typer.BadParameter(f"{tier!r} is neither device nor host", param_hint="--tier")
     if wanted == "device" and not blocks:
-        message = "a device pool has 1 block at least; kvlease drain has a cache grant nothing, kvlease delete ends it"
+        message = (
+            "a device pool has at least 1 block; kvlease drain makes a cache grant nothing, and kvlease delete "
+            "deletes it"
+        )
         raise typer.BadParameter(message, param_hint="--blocks")
     cache = required(name, cache)
     with connected(address) as client:
@@ -222,7 +223,7 @@ def resize(
         return
     say(
         f"{found.num_blocks} blocks can be granted, {found.num_parked} are out of use; {found.num_evicted} cached "
-        f"ones were dropped, and {found.bytes_given_back:,} bytes are given back"
+        f"blocks were dropped, and {found.bytes_given_back:,} bytes were given back"
     )
 
 
@@ -251,7 +252,7 @@ def delete(
     also = f", and {counted(found.num_pins, 'pin')} with it" if found.num_pins else ""
     say(f"{cache} is deleted{also}")
     if found.keeps_disk:
-        say("its disk store stays for when it is registered again; --purge would have removed it")
+        say("its disk store is kept for when it is registered again; --purge would have removed it")
     if found.keeps_remote:
         say("the remote store keeps what it has")
 

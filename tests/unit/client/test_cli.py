@@ -393,7 +393,7 @@ def test_nobody_waiting_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no call waits, the sentence says so in words of its own."""
     monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=0))
 
-    assert run("waiting", "--cache", "demo") == (0, "nothing waits\n", "")
+    assert run("waiting", "--cache", "demo") == (0, "no call is waiting\n", "")
 
 
 def test_explain_tells_every_run_and_what_to_change() -> None:
@@ -519,7 +519,7 @@ def test_cache_that_there_is_not_is_told_with_what_lists_them(
 
     errors = run("explain", "9")[2]
 
-    assert errors.endswith("; kvlease caches lists those that there are\n")
+    assert errors.endswith("; kvlease caches lists all caches\n")
 
 
 @pytest.mark.parametrize("arguments", [["evict", "--blocks", "0"], ["nonsense"], ["evict"]])

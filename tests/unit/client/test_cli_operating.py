@@ -168,7 +168,7 @@ def test_cache_is_named_in_either_way(
     status, _, errors = run(*arguments, "a", "--cache", "b")
 
     assert (status, daemon.asked) == (2, [wanted] * 3)
-    assert "'b' and 'a' are two caches" in errors
+    assert "'b' and 'a' are two different caches; name only one" in errors
 
 
 @pytest.mark.parametrize("arguments", [("clear",), ("resize", "--blocks", "3"), ("delete",)])
@@ -285,7 +285,7 @@ def test_drained_cache_is_shown(daemon: type[Daemon]) -> None:
     shown = run("status")[1]
 
     assert "ready, draining, no remote" in shown
-    assert "drained: a; kvlease drain --undo" in " ".join(shown.split())
+    assert "drained: a; to grant leases again, use kvlease drain --undo" in " ".join(shown.split())
     assert "ready, draining" in run("caches")[1]
     assert json.loads(run("caches", "--json")[1])[0]["is_draining"] is True
 
@@ -300,7 +300,9 @@ def test_health_is_3_where_nothing_new_is_granted(daemon: type[Daemon]) -> None:
     status, output, _ = run("health")
 
     assert status == 3
-    assert output.startswith("draining: epoch 11, 2 caches, 10 leases; kvlease drain --undo")
+    assert output.startswith(
+        "draining: epoch 11, 2 caches, 10 leases; to grant leases again, use kvlease drain --undo"
+    )
 
 
 def test_drained_daemon_without_caches_is_not_well(daemon: type[Daemon]) -> None:
@@ -310,8 +312,12 @@ def test_drained_daemon_without_caches_is_not_well(daemon: type[Daemon]) -> None
     status, output, _ = run("health")
 
     assert status == 3
-    assert output.startswith("draining: epoch 11, 0 caches, 0 leases; kvlease drain --undo")
-    assert "the daemon is drained; kvlease drain --undo" in " ".join(run("status")[1].split())
+    assert output.startswith(
+        "draining: epoch 11, 0 caches, 0 leases; to grant leases again, use kvlease drain --undo"
+    )
+    assert "the daemon is drained; to grant leases again, use kvlease drain --undo" in " ".join(
+        run("status")[1].split()
+    )
 
 
 def test_health_says_its_statuses() -> None:
@@ -361,10 +367,10 @@ def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
 
     shown = " ".join(run("status")[1].split())
 
-    assert "none copied to the host pool: a (5,572). " in shown
+    assert "none was copied to the host pool: a (5,572). " in shown
     assert "wait_ms above 0" in shown
     daemon.counters = {"evictions": 5572, "offloads": 1}
-    assert "none copied" not in run("status")[1]
+    assert "none was copied" not in run("status")[1]
 
 
 def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
@@ -374,7 +380,7 @@ def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
     kept, purged = run("delete", "a"), run("delete", "a", "--purge")
 
     assert "a is deleted, and 1 pin with it\n" in kept[1]
-    assert "its disk store stays" in kept[1]
+    assert "its disk store is kept" in kept[1]
     assert "disk store" not in purged[1]
     assert "the remote store keeps what it has" in purged[1]
     assert daemon.asked == [("delete", "a", False), ("delete", "a", True)]
@@ -431,7 +437,7 @@ def test_clear_of_a_tenant_that_has_nothing_says_so(
     status, output, _ = run("clear", "a", "--tenant", "nobody")
 
     assert status == 0
-    assert "nothing of a tenant 'nobody' is cached in a; kvlease tenants lists" in output
+    assert "nothing is cached for a tenant 'nobody' in a; kvlease tenants lists" in output
     assert "tenant" not in run("clear", "a")[1]
 
 
@@ -440,7 +446,7 @@ def test_health_of_a_daemon_that_stops_advises_nothing_that_is_refused() -> None
     status, output, _ = run("health", address="stopping")
 
     assert status == 3
-    assert "told to stop and ends with its leases" in output
+    assert "told to stop: it ends with its leases" in output
     assert "--undo" not in output + run("status", address="stopping")[1]
     assert json.loads(run("health", "--json", address="stopping")[1])["status"] == "stopping"
 

@@ -40,7 +40,7 @@ def test_full_device_is_told_in_one_line(command: str) -> None:
         )
 
     assert done.returncode == 1
-    assert done.stderr == f"{program}: what it prints cannot be written: No space left on device\n"
+    assert done.stderr == f"{program}: cannot write its output: No space left on device\n"
 
 
 @pytest.mark.parametrize(
