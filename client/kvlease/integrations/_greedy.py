@@ -107,7 +107,7 @@ class _GreedyRun:
         tokens = _integers(token_ids)
         checked_count("max_new_tokens", max_new_tokens, least=1, most=TOKENS_MAX)
         if not tokens:
-            raise InvalidError("A prompt has at least one token.")
+            raise InvalidError("A prompt must have at least one token.")
         self._recomputes = 0
         self._model = model
         self._cache_argument = cache_argument(model)
@@ -191,5 +191,5 @@ def _integers(token_ids: Sequence[int]) -> list[int]:
     try:
         return [operator.index(token) for token in token_ids]
     except TypeError as error:
-        message = "A prompt is one sequence of token ids, each an integer."
+        message = "A prompt must be one sequence of token ids, each an integer."
         raise InvalidError(message, resource="token_ids") from error

@@ -144,9 +144,9 @@ class LeasedCache(Cache):
         num_present = self.get_seq_length()
         if num_present:
             message = (
-                f"Assisted decoding would compute the {num_present} tokens of the cache once more, behind them; "
-                "generate without assistance, or begin without a hit: LeasedCache(worker, lease), of a lease reserved "
-                "without keys, and mapped."
+                f"Assisted decoding would compute the {num_present} tokens of the cache again, after them; "
+                "generate without assistance, or begin without a hit: use LeasedCache(worker, lease) with a lease that "
+                "was reserved without keys, and is mapped."
             )
             raise WrongStateError(message, resource="tokens", need=0, available=num_present)
         super().activate_past_recording()  # type: ignore[no-untyped-call]  # Transformers types no hooks
@@ -189,7 +189,7 @@ class LeasedCache(Cache):
         num_written = sum(layer.get_seq_length() == self.get_seq_length() for layer in self._pages)
         if num_written < len(self._pages):
             message = (
-                f"The model wrote {num_written} layers, and the cache keeps {len(self._pages)}."
+                f"The model wrote {num_written} layers, but the cache keeps {len(self._pages)}."
             )
             raise WrongStateError(
                 message, resource="layers", need=len(self._pages), available=num_written
@@ -239,8 +239,8 @@ def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
     spec = placed.spec
     if not isinstance(spec, FullAttention | SlidingWindow):
         message = (
-            f"Layer {layer.name!r} is of kind {spec.kind}; a leased cache holds full attention and sliding "
-            "windows. Plan the cache with one_group, so that every token is kept."
+            f"Layer {layer.name!r} is of kind {spec.kind}; a leased cache supports only full attention and "
+            "sliding windows. Plan the cache with one_group, so that every token is kept."
         )
         raise InvalidError(message, resource="layers", rule="kind_not_supported")
     window_tokens = spec.window_tokens if isinstance(spec, SlidingWindow) else 0

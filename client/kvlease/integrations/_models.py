@@ -90,8 +90,8 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
     num_layers = len(DynamicCache(config=model.config).layers)
     if num_layers not in (0, len(plan.layers)):
         num_shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0) or 0
-        message = f"The cache keeps {len(plan.layers)} layers, and the model has {num_layers}; " + (
-            f"{num_shared} of these keep nothing of their own, which a leased cache does not support."
+        message = f"The cache keeps {len(plan.layers)} layers, but the model has {num_layers}; " + (
+            f"{num_shared} of these share the states of other layers, which a leased cache does not support."
             if num_layers == len(plan.layers) + num_shared
             else "register a cache from the config of this model."
         )
@@ -107,8 +107,8 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
         _warn_of_no_name(plan.layout_fingerprint)
     elif plan.model_digest.startswith(f"{_PREFIX}:") and plan.model_digest != model_digest(model):
         message = (
-            f"The cache was registered for {plan.model_digest[:24]}..., and this model is "
-            f"{model_digest(model)[:24]}...: it has other weights, or another config. Register a cache for this model."
+            f"The cache was registered for {plan.model_digest[:24]}..., but this model is "
+            f"{model_digest(model)[:24]}..., with other weights or another config. Register a cache for this model."
         )
         raise InvalidError(message, resource="model_digest", rule="other_model")
 
@@ -133,8 +133,8 @@ def _require_steady_keys(model: PreTrainedModel, longest_request_tokens: int) ->
         if longest_request_tokens > steady_tokens:
             message = (
                 f"Keys of this model depend on the length of the request beyond {steady_tokens} tokens (rope_type "
-                f"{kind}), so blocks of longer and shorter requests cannot be shared, and the cache allows requests of "
-                f"{longest_request_tokens}; register it with longest_request_tokens={steady_tokens}."
+                f"{kind}), so blocks of longer and shorter requests cannot be shared, but the cache allows requests of "
+                f"{longest_request_tokens}; register the cache with longest_request_tokens={steady_tokens}."
             )
             raise InvalidError(
                 message,
@@ -167,9 +167,9 @@ def require_items(model: PreTrainedModel, token_ids: Sequence[int], items: Seque
     for place, token in enumerate(token_ids):
         if token in ids and not any(place in one for one in covered):
             message = (
-                f"Token {place} of the prompt stands for an image, a video or a sound, and no item covers it; "
-                "give items=[ContextItem(digest=..., first_token=..., num_tokens=...)], or what was computed for one "
-                "image would be found for another."
+                f"Token {place} of the prompt stands for an image, a video or a sound, but no item covers it; "
+                "pass items=[ContextItem(digest=..., first_token=..., num_tokens=...)]. Without it, what was computed "
+                "for one image would be found for another."
             )
             raise InvalidError(message, resource="items", rule="items_missing")
 
@@ -187,8 +187,8 @@ def warn_of_what_is_not_applied(model: PreTrainedModel) -> None:
 @functools.lru_cache(maxsize=_NAMES_REMEMBERED)
 def _warn_of_fields(fields: tuple[str, ...]) -> None:
     _logger.warning(
-        "The model's generation_config has %s, which kvlease's generate does not apply: it takes the likeliest token. "
-        "Give a LeasedCache to model.generate to have all of it.",
+        "The model's generation_config has %s, which kvlease's generate does not apply: it always takes the likeliest "
+        "token. Pass a LeasedCache to model.generate to apply all of it.",
         ", ".join(fields),
         extra={"action": "generation_config_not_applied"},
     )
@@ -197,8 +197,8 @@ def _warn_of_fields(fields: tuple[str, ...]) -> None:
 @functools.lru_cache(maxsize=_NAMES_REMEMBERED)
 def _warn_of_no_name(layout_fingerprint: str) -> None:
     _logger.warning(
-        "The cache does not say which model it is for: two models of one config would be served each other's "
-        "states. Register it with model_digest=kvlease.integrations.transformers.model_digest(model).",
+        "The cache does not say which model it is for, so two models with the same config would be served each "
+        "other's states. Register it with model_digest=kvlease.integrations.transformers.model_digest(model).",
         extra={"action": "model_unnamed", "layout": layout_fingerprint},
     )
 

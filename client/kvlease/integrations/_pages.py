@@ -58,8 +58,8 @@ class LeasedBlocks:
         covered = self.reach(num_tokens)
         if covered < num_tokens:
             message = (
-                f"The windows of the model have room for {covered} tokens until a commit moves them on, and "
-                f"{num_tokens} are to be computed; compute and commit so many at a time."
+                f"The windows of the model have room for {covered} tokens until a commit moves them on, but "
+                f"{num_tokens} are to be computed; compute and commit fewer tokens at a time."
             )
             raise WrongStateError(message, resource="tokens", need=num_tokens, available=covered)
 
@@ -144,21 +144,21 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
         pages = self._pages
         if key_states.shape[0] != 1:
             message = (
-                f"A leased cache holds one sequence, not {key_states.shape[0]}: no batch, no beams, and no more than "
-                "one of num_return_sequences."
+                f"A leased cache holds one sequence, not {key_states.shape[0]}; use no batch and no beams, and set "
+                "num_return_sequences to 1."
             )
             raise InvalidError(message, resource="sequences", need=key_states.shape[0], limit=1)
         if key_states.dtype != pages.keys.dtype:
             message = (
-                f"The cache keeps {pages.keys.dtype}, and the model has {key_states.dtype}; register it with the "
-                "model's as kv_dtype."
+                f"The cache keeps {pages.keys.dtype}, but the model has {key_states.dtype}; register the cache with "
+                "the model's dtype as kv_dtype."
             )
             raise InvalidError(message, resource="dtype", rule="other_model")
         for states, kept in ((key_states, pages.keys), (value_states, pages.values)):
             if (states.shape[1], states.shape[3]) != (kept.shape[1], kept.shape[3]):
                 message = (
-                    f"The cache keeps {kept.shape[1]} heads of {kept.shape[3]} elements in a layer, and the model has "
-                    f"{states.shape[1]} of {states.shape[3]}; register a cache from the config of this model. Where it "
+                    f"The cache keeps {kept.shape[1]} heads of {kept.shape[3]} elements in a layer, but the model has "
+                    f"{states.shape[1]} of {states.shape[3]}; register a cache from the config of this model. If it "
                     "was, Transformers keeps other heads than the config says, which a leased cache does not support."
                 )
                 raise InvalidError(message, resource="heads", rule="other_model")
@@ -207,7 +207,7 @@ class LeasedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # Transfor
 
     def reset(self) -> None:
         """Refuse: others may be reading these pages."""
-        raise WrongStateError("A leased cache is not reset; release it and reserve another.")
+        raise WrongStateError("A leased cache cannot be reset; release it and reserve another.")
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:  # noqa: ARG002 - the contract
         """Refuse: a lease holds one sequence."""

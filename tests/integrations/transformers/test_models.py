@@ -151,7 +151,9 @@ def test_keys_that_depend_on_the_length_of_a_request_are_not_shared(
 
     with (
         attached(client, inputs) as worker,
-        pytest.raises(InvalidError, match="register it with longest_request_tokens=64") as caught,
+        pytest.raises(
+            InvalidError, match="register the cache with longest_request_tokens=64"
+        ) as caught,
     ):
         LeasedCache.reserve(worker, prompt(40), request_id="long", model=other)
     assert caught.value.limit == 64
