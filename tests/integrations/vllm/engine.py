@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _SECONDS_BETWEEN_SIGNALS: Final = 60.0
-_SIGNS_OF_BUGS: Final = ("A mistake of kvlease", "are not this engine's any more")
+_SIGNS_OF_BUGS: Final = ("An error of kvlease", "no longer belong to this engine")
 """Log lines of an engine that was shielded from a bug of ours, or that cannot trust its own blocks."""
 
 

@@ -291,17 +291,17 @@ def test_spec_below_another_connector_says_that_nothing_is_cached(
         told = life.told()
 
     assert differences(got, reference(own, PROMPTS[:2])) == []
-    assert told.count("kv_connector KVLeaseOffloadingConnector") == 1
-    assert "ERROR" in next(line for line in told.splitlines() if "Nothing is cached by" in line)
+    assert told.count("set kv_connector to KVLeaseOffloadingConnector") == 1
+    assert "ERROR" in next(line for line in told.splitlines() if "kvlease caches nothing:" in line)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        pytest.param({"pool_bytes": 1}, "pool_bytes is 1, and one chunk takes", id="small pool"),
+        pytest.param({"pool_bytes": 1}, "pool_bytes is 1, but one chunk takes", id="small pool"),
         pytest.param(
             {"socket": "http+unix:///nowhere/http.sock"},
-            "by its local socket alone",
+            "only through its local socket",
             id="other address",
         ),
         pytest.param(

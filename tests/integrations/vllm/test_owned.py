@@ -330,7 +330,7 @@ def test_another_layout_is_refused_and_named(daemon: Daemon, tmp_path: Path) -> 
         told = life.told()
 
     assert "num_blocks" in told
-    assert "its cache ends with it" in told
+    assert "its cache ends with the engine" in told
 
 
 def test_pool_has_one_engine_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_pool_has_one_engine_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
         got = life.generate(LONG)
 
     assert beside.cached[0] == 0
-    assert "its cache ends with it" in told
+    assert "its cache ends with the engine" in told
     assert [differences(one, wanted) for one in (beside, got)] == [[], []]
     assert min(got.cached) >= 0.95 * len(PREFIX)
 

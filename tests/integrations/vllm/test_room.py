@@ -41,7 +41,7 @@ def test_pool_that_is_too_large_is_told_what_fits(
         got = life.generate(ONE)
     told = life.log.read_text()
     life.log.unlink()
-    (most,) = re.findall(r"set pool_bytes to (\d+) at most", told)
+    (most,) = re.findall(r"set pool_bytes to at most (\d+)", told)
 
     with living(offloading(narrow, engine=TINY, pool_bytes=int(most)), tmp_path) as life:
         fitting = life.generate(ONE)

@@ -352,7 +352,7 @@ def test_tier_that_the_mode_has_not_is_named_and_not_made(daemon: Daemon, tmp_pa
         tiers = [pool.tier for cache in daemon.caches() for pool in cache.pools]
 
     assert tiers == ["device"]
-    assert told.count("pool_bytes, host_bytes do nothing in the shared mode") == 1
+    assert told.count("pool_bytes, host_bytes have no effect in the shared mode") == 1
 
 
 def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None:

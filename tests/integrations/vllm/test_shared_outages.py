@@ -112,7 +112,7 @@ def test_engines_of_a_wiped_daemon_have_room_for_all(
             said += [heir.generate(MANY), other.generate(MANY), two.generate(MANY)]
 
     assert [differences(got, wanted) for got in said] == [[]] * 7
-    assert "mistake" not in one.told() + two.told()
+    assert "An error of kvlease" not in one.told() + two.told()
     daemon.wait_until_unused()
 
 

@@ -84,8 +84,8 @@ def parted(arena: torch.Tensor, memory: Identity) -> bool:
         part_from_others(arena, device)
     except OSError as error:
         _logger.error(  # noqa: TRY400 - the system's own words are enough
-            "The daemon's memory cannot be made this engine's own: %s. Requests that need more blocks than it has wait "
-            "for ever: restart the engine.",
+            "The daemon's memory cannot be made private to this engine: %s. Requests that need more blocks than the "
+            "engine has wait forever: restart the engine.",
             error,
             extra={"action": "part"},
         )

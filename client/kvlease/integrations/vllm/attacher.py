@@ -245,7 +245,7 @@ class Attacher:
             level = logging.INFO
         _logger.log(
             level,
-            "No kvlease cache for this engine, which goes on without; it is tried again %s. %s",
+            "No kvlease cache for this engine, which goes on without one; attaching is tried again %s. %s",
             self._tries,
             error.message,
             extra={"action": "attach", "code": error.code, "seconds": round(seconds, 3)},

@@ -90,7 +90,7 @@ def attach(settings: ConnectorSettings, terms: Terms) -> Attachment:
     if worker.gpu is not None:
         worker.close()
         message = (
-            f"the blocks of cache {name} are memory of a GPU, and this connector uses pools in CPU memory; start the "
+            f"the blocks of cache {name} are in GPU memory, but this connector uses pools in CPU memory; start the "
             "daemon with --device cpu"
         )
         raise LayoutMismatchError(message, resource="device")
@@ -118,7 +118,9 @@ def _register(client: Client, name: str, settings: ConnectorSettings, terms: Ter
             _check_identity(name, there.plan, terms.identity)
             if terms.takes_other_capacity and not terms.disagreements(there.plan):
                 _logger.info(
-                    "It is used as it is: %s.", error.message, extra={"action": "other_sizes"}
+                    "The cache is used as it is: %s.",
+                    error.message,
+                    extra={"action": "other_sizes"},
                 )
                 return there
         message = (
@@ -131,7 +133,7 @@ def _register(client: Client, name: str, settings: ConnectorSettings, terms: Ter
 def _check_identity(name: str, plan: CachePlan, identity: Identity) -> None:
     if differing := identity.differing(plan.model_digest):
         message = (
-            f"cache {name} is another engine's, which differs in {'; '.join(differing)}. "
+            f"cache {name} belongs to another engine, which differs in {'; '.join(differing)}. "
             "Set `cache` to another name, or start the engines with the same settings"
         )
         raise LayoutMismatchError(message, resource="identity")

@@ -134,8 +134,8 @@ class Guard:
             self.counts.opened += 1
         if self.begin_outage():
             _logger.warning(
-                "The kvlease daemon does not answer (%s); the engine goes on without cache and it is tried again "
-                "every %g s. See that kvleased runs and that `socket` is its address.",
+                "The kvlease daemon does not answer (%s); the engine goes on without cache, and the daemon is "
+                "tried again every %g s. Check that kvleased is running, and that `socket` is its address.",
                 why,
                 self._retry_seconds,
                 extra={"action": "breaker_open"},
@@ -203,7 +203,7 @@ class Guard:
         if what not in self._faulty:
             self._faulty.add(what)
             _logger.error(
-                "A mistake of kvlease in %s was kept from the engine; please report it.",
+                "An error of kvlease in %s was kept from the engine; please report it.",
                 what,
                 exc_info=error,
                 extra={"action": "fault"},

@@ -117,13 +117,13 @@ def require_hooks(mode: str) -> None:
     if find_spec("vllm") is None:
         raise ImportError(
             f"kvlease.integrations.vllm needs vLLM {SUPPORTED_VERSIONS}, which is not installed; "
-            "install kvlease where vLLM is"
+            "install kvlease in the environment of vLLM"
         )
     if lacks := missing_hooks(mode):
         raise ImportError(
             f"kvlease supports vLLM {SUPPORTED_VERSIONS}; this is {_version()}, which lacks "
-            f"{', '.join(dict.fromkeys(lacks))} for the mode {mode}; install a supported vLLM, or a kvlease that "
-            "supports this one"
+            f"{', '.join(dict.fromkeys(lacks))} for the mode {mode}; install a supported vLLM, or a version of "
+            "kvlease that supports this one"
         )
 
 

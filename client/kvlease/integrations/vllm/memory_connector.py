@@ -187,10 +187,11 @@ def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> C
     names = settings.without_effect(mode)
     if names and role is KVConnectorRole.SCHEDULER:
         _logger.warning(
-            "Of kv_connector_extra_config, %s %s nothing in the %s mode; leave that out, or use the offload mode.",
+            "In kv_connector_extra_config, %s %s no effect in the %s mode; remove %s, or use the offload mode.",
             ", ".join(names),
-            "does" if len(names) == 1 else "do",
+            "has" if len(names) == 1 else "have",
             mode,
+            "it" if len(names) == 1 else "them",
             extra={"action": "setting_without_effect"},
         )
     return settings.of_mode(mode)

@@ -59,18 +59,16 @@ class Identity:
         try:
             read = _fields(vllm_config, kv_cache_config, weights)
         except OSError as error:
-            refusal = (
-                f"the model's files cannot be looked at ({error}); set `weights` to what they are"
-            )
+            refusal = f"the model's files cannot be read ({error}); set `weights` to a text that identifies its weights"
             read = _fields(vllm_config, kv_cache_config, "unknown")
         if (address := _address_of(vllm_config.model_config)) and not weights:
             refusal = (
-                f"the model's weights are at {address}, where others can be put in their place unnoticed; "
-                "set `weights` to what they are"
+                f"the model's weights are at {address}, where they can be replaced unnoticed; "
+                "set `weights` to a text that identifies them"
             )
         if read["hash_seed"] == _RANDOM_SEED:
             refusal = (
-                f"prefix_caching_hash_algo {read['hash_algorithm']} has another random seed in every engine; "
+                f"prefix_caching_hash_algo {read['hash_algorithm']} has a different random seed in every engine; "
                 "use sha256, or set PYTHONHASHSEED to the same value everywhere"
             )
         has_adapters = getattr(vllm_config, "lora_config", None) is not None
@@ -104,7 +102,9 @@ class Identity:
         _, _, theirs = rest.partition(":")
         own = self.model_digest.rpartition(":")[2]
         if prefix != _PREFIX or len(theirs) != len(own):
-            return ["the form of the identity: the cache is no vLLM's, or of another kvlease"]
+            return [
+                "the form of the identity: the cache is not vLLM's, or another version of kvlease made it"
+            ]
         pairs = zip(FIELDS, self.values, _pieces(own), _pieces(theirs), strict=True)
         return [f"{name} (here {value[:60]})" for name, value, one, other in pairs if one != other]
 

@@ -121,7 +121,7 @@ def layer_of(name: str, spec: Any) -> LayerSpec:
     """
     class_name = type(spec).__name__
     if class_name not in _KINDS:
-        message = f"layer {name!r} is of vLLM's {class_name}, which kvlease cannot place; it knows {', '.join(_KINDS)}"
+        message = f"layer {name!r} is a {class_name} of vLLM, which kvlease cannot place; it knows {', '.join(_KINDS)}"
         raise InvalidError(message, resource="layers", rule="unknown_kind")
     kind = _KINDS[class_name]
     words: dict[str, Any] = {"kind": kind, "name": name}
@@ -200,8 +200,8 @@ def _specs_of(group: Any, kv_cache_config: Any) -> dict[str, Any]:
     runs = [run for run in kv_cache_config.kv_cache_tensors if names.intersection(run.layers)]
     if len(runs) > 1:
         message = (
-            f"layers of the group of {group.layer_names[0]!r} differ in their pages, which the scheduler's part of the "
-            "engine is not told; let a worker's part register the cache"
+            f"layers of the group of {group.layer_names[0]!r} differ in their pages, and the scheduler's part of the "
+            "engine is not told how; register the cache from a worker's part"
         )
         raise InvalidError(message, resource="layers", rule="layers_collapsed")
     return dict.fromkeys(group.layer_names, group.kv_cache_spec)
@@ -239,7 +239,7 @@ def _refuse_what_has_no_plan(vllm_config: Any, kv_cache_config: Any) -> None:
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size"):
         ranks = getattr(parallel, name, 1)
         if ranks > 1:
-            message = f"{name} is {ranks}; kvlease knows the layers of one rank only: set it to 1"
+            message = f"{name} is {ranks}; kvlease knows only the layers of one rank: set it to 1"
             raise InvalidError(message, resource=name, rule="ranks_unknown", need=ranks, limit=1)
     if any(group.host_resident for group in kv_cache_config.kv_cache_groups):
         message = (

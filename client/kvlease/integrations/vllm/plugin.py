@@ -26,7 +26,7 @@ def register() -> None:
         try:
             KVConnectorFactory.register_connector(name, "kvlease.integrations.vllm", name)
         except ValueError:
-            _logger.debug("The connector %s is registered already.", name)
+            _logger.debug("The connector %s is already registered.", name)
 
 
 def is_registered(name: str) -> bool:

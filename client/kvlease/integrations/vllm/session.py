@@ -305,8 +305,8 @@ class EngineSession:
         """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights."""
         if not self.settings.adapters and self._sayings.is_news("adapters"):
             _logger.warning(
-                "Adapters (LoRA) are on, and vLLM tells them apart by name and path alone, so what another engine "
-                "or an earlier one computed is not found: set `adapters` to what they are, such as their revision.",
+                "Adapters (LoRA) are on, and vLLM tells them apart only by name and path, so what another engine or an "
+                "earlier one computed is not found: set `adapters` to what identifies them, such as their revision.",
                 extra={"action": "adapters_unknown"},
             )
         self.reset(self.settings.adapters and f"adapters {self.settings.adapters}")

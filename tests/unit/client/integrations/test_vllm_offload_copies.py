@@ -108,7 +108,7 @@ def test_jobs_that_do_not_fit_are_refused(
 
 def test_pages_that_exceed_a_block_are_refused() -> None:
     """A layout with a group that needs more than a block is refused with both numbers."""
-    with pytest.raises(ValueError, match="take 30 bytes of a block, and a block has 20"):
+    with pytest.raises(ValueError, match="take 30 bytes of a block, but a block has 20"):
         RowLayout.of_pages([[(0, 10), (1, 20)]], bytes_per_block=20, blocks_per_chunk=1)
 
 

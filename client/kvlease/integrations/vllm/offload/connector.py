@@ -369,7 +369,7 @@ def _recompute_failed_loads(vllm_config: VllmConfig) -> None:
     if transfer.kv_load_failure_policy != "recompute":
         transfer.kv_load_failure_policy = "recompute"
         _logger.warning(
-            "kv_load_failure_policy is set to recompute: a cache that fails must not fail requests.",
+            "kv_load_failure_policy is set to recompute, because a failing cache must not make requests fail.",
             extra={"action": "policy"},
         )
 

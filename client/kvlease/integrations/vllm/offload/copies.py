@@ -74,7 +74,7 @@ class RowLayout:
             if offset_bytes > bytes_per_block:
                 message = (
                     f"the pages of group {group_id} take {offset_bytes} bytes of a block, "
-                    f"and a block has {bytes_per_block}"
+                    f"but a block has {bytes_per_block}"
                 )
                 raise ValueError(message)
             groups.append(tuple(parts))
@@ -128,7 +128,7 @@ def moves_of(
         num_blocks += count
         num_used += ceil_div(int(places[-1]) + 1, per_chunk)
     if num_blocks != len(blocks) or num_used != num_chunks:
-        message = f"a job of {len(blocks)} blocks in {num_chunks} chunks fills {num_blocks} and {num_used}"
+        message = f"a job of {len(blocks)} blocks in {num_chunks} chunks fills {num_blocks} blocks in {num_used}"
         raise ValueError(message)
     return moves
 

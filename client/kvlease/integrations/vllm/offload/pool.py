@@ -80,7 +80,7 @@ def too_small(config: OffloadingConfig, pool_bytes: int) -> str:
     if not pool_bytes or pool_bytes >= need:
         return ""
     return (
-        f"pool_bytes is {pool_bytes}, and one chunk takes {need} bytes; give many times that, or leave it out for "
+        f"pool_bytes is {pool_bytes}, but one chunk takes {need} bytes; set it to many times that, or leave it out for "
         f"{ENGINE_CACHES} times the engine's own cache"
     )
 
@@ -102,7 +102,7 @@ def no_room(
         )
         beside = f", and the host pool takes {below}" if below else ""
         lower = (
-            f"set pool_bytes to {most} at most, " if most else "lower host_bytes, " * bool(below)
+            f"set pool_bytes to at most {most}, " if most else "lower host_bytes, " * bool(below)
         )
         return (
             f"{asked}{beside}; of the {error.limit} bytes of memory that the daemon may use, {available} are left: "
@@ -124,6 +124,10 @@ def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequenc
                 for rank in plan.ranks
             ),
         ]
-        return [f"{what}: {theirs}, here {own}" for what, theirs, own in pairs if theirs != own]
+        return [
+            f"{what}: {theirs} in the cache's plan, {own} here"
+            for what, theirs, own in pairs
+            if theirs != own
+        ]
 
     return disagreements

@@ -65,9 +65,9 @@ class _ManagerToOpen(PoolManager):
             self._has_said = True
             join_engine_log()
             _logger.error(
-                "Nothing is cached by kvlease: vLLM's own connector uses %s, and does not attach it to a daemon. Name "
-                "the connector that does: kv_connector KVLeaseOffloadingConnector, kv_connector_module_path "
-                "kvlease.integrations.vllm; and leave spec_name and spec_module_path out.",
+                "kvlease caches nothing: vLLM's own connector uses %s, but does not attach it to a daemon. Use the "
+                "connector that does: set kv_connector to KVLeaseOffloadingConnector and kv_connector_module_path to "
+                "kvlease.integrations.vllm, and remove spec_name and spec_module_path.",
                 KVLeaseOffloadingSpec.__name__,
                 extra={"action": "never_opened"},
             )

@@ -55,7 +55,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         refusal = unfit(self._vllm_config, self._kv_cache_config)
         if refusal:
             _logger.error(
-                "The engine runs on memory of its own, and its cache ends with it: %s.",
+                "The engine uses its own memory, and its cache ends with the engine: %s.",
                 refusal,
                 extra={"action": "owned_refused"},
             )
@@ -87,7 +87,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         is_whole = len(claims) == self._num_ranks
         if not is_whole:
             _logger.error(
-                "%d of %d ranks have their cache in the daemon's memory; the engine's cache ends with it.",
+                "Only %d of %d ranks have their cache in the daemon's memory; the cache ends with the engine.",
                 len(claims),
                 self._num_ranks,
                 extra={"action": "owned_refused"},

@@ -295,8 +295,8 @@ class Keeper:
             self.persistence = Persistence.GONE
             self._is_doubtful = True
             _logger.info(
-                "The kvlease daemon's control process has ended; nothing is found there until it is back, so all "
-                "blocks are used meanwhile.",
+                "The kvlease daemon's control process has ended; until it is back, nothing is found there, and the "
+                "engine uses all blocks.",
                 extra={"action": "owned_gone"},
             )
         return False

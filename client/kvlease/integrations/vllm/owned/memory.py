@@ -53,7 +53,7 @@ class OwnedMemory:
         claim = claimed(session, self._rank, self._num_warmup_blocks)
         if claim is None or session.device is None:
             _logger.error(
-                "The engine runs on memory of its own, and its cache ends with it: %s.",
+                "The engine uses its own memory, and its cache ends with the engine: %s.",
                 session.refusal or "the daemon's pool could not be claimed",
                 extra={"action": "owned_refused"},
             )
@@ -76,7 +76,7 @@ class OwnedMemory:
         ]
         if not all(lies_within(tensor, self._arena) for tensor in tensors):
             _logger.error(
-                "vLLM did not allocate its cache as one buffer of %d bytes; the engine's cache ends with it.",
+                "vLLM did not allocate its cache as one buffer of %d bytes; the cache ends with the engine.",
                 self._arena.numel(),
                 extra={"action": "owned_refused"},
             )

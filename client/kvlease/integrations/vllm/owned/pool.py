@@ -204,7 +204,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         """
         _logger.error(
             "%d blocks were taken without asking whether they are free, and the daemon does not answer; waiting for "
-            "it for %g s at most.",
+            "it for at most %g s.",
             num_blocks,
             _WAIT_SECONDS,
             extra={"action": "owned_wait"},

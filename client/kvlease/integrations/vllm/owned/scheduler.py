@@ -116,8 +116,8 @@ class OwnedScheduler:
             keeper.ledger.doubt_all()
             keeper.doubt()
             _logger.error(
-                "The kvlease daemon does not tell what it has; the engine starts cold, if it answers before there are "
-                "requests.",
+                "The kvlease daemon does not say what it has; the engine starts cold, provided that the daemon answers "
+                "before there are requests.",
                 extra={"action": "owned_unknown"},
             )
         else:
@@ -126,7 +126,7 @@ class OwnedScheduler:
             if not is_whole:
                 keeper.reset()
             _logger.info(
-                "%d of %d blocks are warm from an earlier life.",
+                "%d of %d blocks are still cached from an earlier run.",
                 keeper.num_restored,
                 pool.num_gpu_blocks - 1,
                 extra={"action": "owned_restored", "blocks": keeper.num_restored},
@@ -190,8 +190,8 @@ class OwnedScheduler:
     def _end(self, session: EngineSession) -> None:
         session.close()
         _logger.error(
-            "The kvlease daemon has lost the memory of this engine's cache. The engine goes on with it, but its cache "
-            "ends with it: restart the engine, when that suits, to have it persisted again.",
+            "The kvlease daemon has lost the memory of this engine's cache. The engine keeps using that memory, but "
+            "its cache now ends with the engine: restart the engine when convenient to have the cache persisted again.",
             extra={"action": "owned_off"},
         )
 
@@ -207,9 +207,9 @@ class OwnedScheduler:
         self.parts = True
         session.close()
         _logger.error(
-            "The kvlease daemon does not let this engine's scheduler have blocks (%s). The engine goes on with its "
-            "memory for itself, which takes as much again while it is written, and its cache ends with it: restart the "
-            "engine, when that suits, to have it persisted again.",
+            "The kvlease daemon gives this engine's scheduler no blocks (%s). The engine now has its memory "
+            "for itself, which takes up to as much memory again while it is written, and its cache now ends with the "
+            "engine: restart the engine when convenient to have the cache persisted again.",
             session.refusal or "it does not answer",
             extra={"action": "owned_alone"},
         )

@@ -60,7 +60,7 @@ class KVLeaseSharedConnector(MemoryConnector):
         """Return the context in which vLLM's allocation becomes the daemon's pool; None if it cannot."""
         if refusal := unfit(self._vllm_config, self._kv_cache_config):
             _logger.error(
-                "The engine runs on memory of its own and shares nothing: %s.",
+                "The engine uses its own memory and shares nothing: %s.",
                 refusal,
                 extra={"action": "shared_refused"},
             )
@@ -155,7 +155,7 @@ def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
         )
     kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
     if found := sorted(kind for kind in kinds if any(one in kind for one in _UNFIT_KINDS)):
-        return f"layers of {', '.join(found)} are not shared block by block; use the offload mode"
+        return f"layers of {', '.join(found)} cannot be shared block by block; use the offload mode"
     try:
         plan_inputs(vllm_config, kv_cache_config)
     except InvalidError as error:

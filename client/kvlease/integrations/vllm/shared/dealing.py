@@ -107,7 +107,7 @@ class Dealer:
         self.is_alone = True
         self._forget(self._books.isolate())
         _logger.warning(
-            "This engine has all %d blocks of its memory for itself, as an engine without kvlease has.",
+            "This engine now has all %d blocks of its memory for itself, like an engine without kvlease.",
             self._books.num_owned,
             extra={"action": "alone", "num_blocks": self._books.num_owned},
         )
@@ -116,8 +116,8 @@ class Dealer:
         """Stop sharing: the engine's memory is no longer the cache's, so nobody decides whose its blocks are."""
         self._leave()
         _logger.error(
-            "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it at "
-            "leisure to share again.",
+            "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it "
+            "when convenient to share again.",
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
 
@@ -239,8 +239,8 @@ def _findable(inventory: Inventory) -> dict[int, bool]:
 def _tell(result: Reconciled) -> None:
     if result.lost:
         _logger.error(
-            "%d blocks that requests use are not this engine's any more; what these requests say may be spoiled, and "
-            "the blocks are used no more. Restart the engine.",
+            "%d blocks that requests use no longer belong to this engine; the output of these requests may be wrong, "
+            "and the blocks are no longer used. Restart the engine.",
             len(result.lost),
             extra={"action": "blocks_lost", "num_blocks": len(result.lost)},
         )

@@ -72,7 +72,7 @@ class RankMemory:
         if all(within):
             return
         if any(within):
-            raise RuntimeError("vLLM laid only a part of its cache into the shared pool")
+            raise RuntimeError("vLLM placed only a part of its cache in the shared pool")
         self._refuse(f"vLLM did not allocate one buffer of {self._arena.numel()} bytes")
 
     def poll(self) -> None:
@@ -103,7 +103,7 @@ class RankMemory:
     def _refuse(self, why: str) -> None:
         self.mapped = None
         _logger.error(
-            "The engine runs on memory of its own and shares nothing: %s.",
+            "The engine uses its own memory and shares nothing: %s.",
             why,
             extra={"action": "shared_refused"},
         )

@@ -170,7 +170,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         """Forget all names, and find nothing that was published before; refused while requests have blocks."""
         if self.books.num_used:
             _logger.warning(
-                "The prefix cache is not reset, for %d blocks are in use.", self.books.num_used
+                "The prefix cache is not reset, because %d blocks are in use.", self.books.num_used
             )
             return False
         self.books.give_up()

@@ -159,8 +159,9 @@ class SharedScheduler:
         self.parts = True
         session.close()
         _logger.error(
-            "The kvlease daemon does not let this engine's scheduler have blocks (%s). The engine goes on with its "
-            "memory for itself, which takes as much again while it is written: restart it at leisure to share again.",
+            "The kvlease daemon gives this engine's scheduler no blocks (%s). The engine now has its memory "
+            "for itself, which takes up to as much memory again while it is written: restart the engine when "
+            "convenient to share again.",
             session.refusal or "it does not answer",
             extra={"action": "shared_alone"},
         )

@@ -30,7 +30,7 @@ def said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> Said:
 
 def test_session_that_goes_on_says_how_often_it_tries(said: Said) -> None:
     """A session that goes on says how often it tries, as it does so for as long as the engine lives."""
-    assert "it is tried again every 7 s." in said()
+    assert "attaching is tried again every 7 s." in said()
 
 
 def test_session_that_ends_with_the_start_says_for_how_long_it_tries(said: Said) -> None:
