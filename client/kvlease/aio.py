@@ -273,6 +273,7 @@ class AsyncClient(Bound):
         except BaseException:
             await port.close()
             raise
+        self._link.is_reached = True
         session.link.deadline_seconds = deadline_seconds or self._link.deadline_seconds
         return AsyncWorker(session, transport).start()
 

@@ -279,6 +279,7 @@ class Client(Bound):
         except BaseException:
             port.transport.close()
             raise
+        self._link.is_reached = True
         session.link.deadline_seconds = deadline_seconds or self._link.deadline_seconds
         return Worker(session, port, open_transport(self._address)).start()
 

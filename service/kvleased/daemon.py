@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 from kvlease.errors import InternalError, InvalidError, KVLeaseError, StaleEpochError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
 from kvleased.access import root_secret
 from kvleased.access.callers import Caller
 from kvleased.access.guarding import Guard
@@ -23,14 +22,15 @@ from kvleased.access.tokens import Keyring
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
-from kvleased.draining import draining
+from kvleased.draining import DRAINED, DRAINING, STOPS, draining
 from kvleased.events import Events
-from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, Unremembered, digest_of
+from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.retries import Retries
 from kvleased.settling import Settling
 from kvleased.tallies import verb_of
 from kvleased.telemetry.tracing import Tracing, traced
@@ -45,10 +45,6 @@ from kvleased.verbs.workers import WorkerVerbs
 from kvleased.waiting_calls import WaitingCalls
 
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
-DRAINING: Final = "draining"
-_STOPS: Final = f"{DRAINING}: it was told to stop, and ends with its leases, or after drain_seconds"
-_DRAINED: Final = f"{DRAINING}: an operator drains it; kvlease drain --undo grants again"
-"""Why a daemon that was told to stop, or is drained, is not ready."""
 _DRAIN_POLL_SECONDS: Final = 0.05
 _LOG = structlog.get_logger()
 
@@ -97,10 +93,9 @@ class Daemon:
             **MagazineVerbs(self.registry, self, settings).table,
             **self._operating.table,
         }
-        self._operator_replies = Replies(settings.max_remembered_replies)
+        self._retries = Retries(self.registry, settings.max_remembered_replies)
         self._waiting = WaitingCalls(self._pass_time, self._leave)
         self._settling = Settling(self._carry_out)
-        self._unremembered: list[Unremembered] = []
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready, self._unreachable = "starting", ""
         self.tracing: Tracing | None = None
@@ -114,9 +109,9 @@ class Daemon:
     def readiness(self) -> tuple[bool, str]:
         """Whether calls can be granted, and why not or with what restriction."""
         if self._not_ready:
-            return False, _STOPS if self._not_ready == DRAINING else self._not_ready
+            return False, STOPS if self._not_ready == DRAINING else self._not_ready
         if self.registry.is_draining:
-            return False, _DRAINED
+            return False, DRAINED
         if self._unreachable:
             return False, self._unreachable
         without = {"being replaced": self.tiers.away} | restrictions(self.registry)
@@ -201,7 +196,7 @@ class Daemon:
     def answer(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Answer a call as `call` does, but leave what the caller need not wait for to `settle`, which must follow."""
         try:
-            if self._settling.left or self._unremembered:
+            if self._settling.left or self._retries.left:
                 self.settle()
             if caller.epoch and caller.epoch != self.epoch and verb != "attach":
                 self._refuse_stale(caller.epoch)
@@ -209,7 +204,7 @@ class Daemon:
             if carry_out is None or self._not_ready == DRAINING:
                 carry_out = self._admitted(verb)
             if caller.idempotency_key:
-                return self._call_once(verb, carry_out, request, caller)
+                return self._retries.answer(verb, carry_out, request, caller)
             return carry_out(request, caller)
         except KVLeaseError:
             raise
@@ -225,9 +220,7 @@ class Daemon:
 
     def settle(self) -> None:
         """Remember the last answers for retries, and carry out what they left to be done."""
-        while self._unremembered:
-            replies, verb, request, caller, salt, answer = self._unremembered.pop()
-            replies.remember(verb, caller.idempotency_key, digest_of(request, salt), answer)
+        self._retries.settle()
         self._settling.settle()
 
     def cancel(self, future: asyncio.Future[Message]) -> None:
@@ -260,38 +253,6 @@ class Daemon:
             return self.guard.while_admitted(self._observing.trace(request, caller), caller)
         assert isinstance(request, pb.WatchRequest), f"{verb} is answered once"
         return self.guard.while_admitted(self.watch(request, caller.role), caller)
-
-    def _call_once(self, verb: str, carry_out: Verb, request: Message, caller: Caller) -> Answer:
-        key = caller.idempotency_key
-        if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-            checks.request_id(key, "idempotency_key")
-        if caller.token:
-            replies, salt = self.registry.worker(caller.token).replies, 0
-        else:
-            # Two processes that pick the same key must not become one worker.
-            replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
-        if verb == "attach" and not self._remembers(replies, caller):
-            return carry_out(request, caller)
-        if (verb, key) in replies.names:
-            return replies.recall(verb, key, digest_of(request, salt))
-        answer = carry_out(request, caller)
-        if isinstance(answer, Message):
-            self._unremembered.append((replies, verb, request, caller, salt, answer))
-            return answer
-        return replies.promise(verb, key, digest_of(request, salt), answer)
-
-    def _remembers(self, replies: Replies, caller: Caller) -> bool:
-        """Tell whether the reply to an attach may be remembered; drop the remembered reply if its worker has ended.
-
-        It may not where the kernel does not name the caller: any other process could pick the same key.
-        """
-        if caller.peer_pid <= 0:
-            return False
-        name = ("attach", caller.idempotency_key)
-        answer = replies.known(name)
-        if isinstance(answer, pb.AttachResponse) and answer.token not in self.registry.by_token:
-            replies.forget(name)
-        return True
 
     def _admitted(self, verb: str) -> Verb:
         carry_out = self._verbs.get(verb)

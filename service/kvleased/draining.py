@@ -1,7 +1,14 @@
 """Own the refusal of a call that wants something new of a daemon, or a cache, that is being drained."""
 
+from typing import Final
+
 from kvlease.errors import DrainingError
 from kvleased.core.admission.refusals import RETRY_AFTER_MS_MAX
+
+DRAINING: Final = "draining"
+STOPS: Final = f"{DRAINING}: it was told to stop, and ends with its leases, or after drain_seconds"
+DRAINED: Final = f"{DRAINING}: an operator drains it; kvlease drain --undo grants again"
+"""Why a daemon that was told to stop, or is drained, is not ready."""
 
 
 def draining(message: str, resource: str = "daemon") -> DrainingError:

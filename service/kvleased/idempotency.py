@@ -9,7 +9,6 @@ import xxhash
 from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError
-from kvleased.access.callers import Caller
 
 T = TypeVar("T")
 
@@ -144,11 +143,9 @@ class Replies:
             self._entries[name] = (digest, done.result())
 
 
-Unremembered = tuple[Replies, str, Message, Caller, int, Message]
-"""A reply that is to be remembered: the caller's replies, verb, request, caller, salt, and the reply."""
-
-
-def digest_of(request: Message, salt: int = 0) -> int:
-    """Return 128 bits that tell one call's body from another's; no secret is needed, as keys are the caller's own."""
+def digest_of(request: Message, cache: str = "", salt: int = 0) -> int:
+    """Return 128 bits that tell one call's body and cache from another's; no secret is needed, as keys are its own."""
+    if cache:
+        salt ^= xxhash.xxh3_64_intdigest(cache.encode())
     # No request has a map field, whose order could differ from one packing to the next.
     return xxhash.xxh3_128_intdigest(request.SerializeToString(), salt)

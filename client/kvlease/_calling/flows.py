@@ -82,13 +82,15 @@ def streamed(link: Link, ask: Ask[Any], idle_seconds: float | None) -> Outgoing:
     return Outgoing(ask.verb, ask.request, link.clock() + link.deadline_seconds)
 
 
-def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
+def attempts(link: Link, ask: Ask[Any], deadline_at: float = 0) -> Flow[tuple[Any, int]]:
     """Send a call until it is answered or its deadline is near; returns the response and the epoch that gave it.
+
+    A call that is a part of another one has that one's deadline; 0 gives it its own.
 
     The cases: if the connection failed or the cache's memory is not ready, send again after a pause, with the same
     idempotency key; if the daemon restarted, attach again, then send again; any other error is raised.
     """
-    call = first_try(link, ask)
+    call = first_try(link, ask, deadline_at)
     try:
         response = yield call
     except KVLeaseError as error:
@@ -97,16 +99,17 @@ def attempts(link: Link, ask: Ask[Any]) -> Flow[tuple[Any, int]]:
     return response, call.epoch
 
 
-def first_try(link: Link, ask: Ask[Any]) -> Outgoing:
-    """Return the first try of a call."""
+def first_try(link: Link, ask: Ask[Any], deadline_at: float = 0) -> Outgoing:
+    """Return the first try of a call, which ends at `deadline_at`; 0 gives it a deadline of its own."""
     if getpid() != link.process_id:
         link.check_process()
     if link.is_detached:
         link.check_attached()
     verb, request, _, wait_ms, cache = ask
-    deadline_at = link.clock() + link.deadline_seconds
-    if wait_ms:
-        deadline_at += wait_ms * 1e-3
+    if not deadline_at:
+        deadline_at = link.clock() + link.deadline_seconds
+        if wait_ms:
+            deadline_at += wait_ms * 1e-3
     key = link.fresh_key() if verb in calls.KEYED else ""
     call = Outgoing(verb, request, deadline_at, link.token, link.epoch, key, cache)
     return call if link.traceparent is None else call._replace(traceparent=link.traceparent())

@@ -40,19 +40,22 @@ def step(
     request = ask.request
     assert isinstance(request, pb.StepRequest)
     # Without reserves no lease is on its way, so nothing is noted: steps are frequent.
-    floor = Floor() if len(reserves) else None
+    floor, deadline_at = None, 0.0
+    if len(reserves):
+        floor = Floor()
+        deadline_at = session.link.clock() + session.link.deadline_seconds
     try:
         if _COMMIT_BYTE in request.verbs and (error := verbs.other_memory(session)):
             raise error
         if floor is not None:
             session.begin_reserve(floor)
-        response, epoch = yield from flows.attempts(session.link, ask)
+        response, epoch = yield from flows.attempts(session.link, ask, deadline_at)
         columns = apply_step(session, request, response, epoch)
-        grants = []
+        grants: list[Grant] = []
         # Asking for the list's length costs less than beginning to iterate over it.
         if len(reserves) or len(response.reserves):
-            for spec, answer in zip(reserves, response.reserves, strict=True):
-                grants.append((yield from _granted(session, spec, answer, epoch)))
+            answers = zip(reserves, response.reserves, strict=True)
+            grants = yield from _all_granted(session, answers, epoch, deadline_at)
     except GeneratorExit:
         doubt_step(session, request, UnavailableError())
         raise
@@ -69,8 +72,20 @@ def step(
     return columns, grants
 
 
+def _all_granted(
+    session: Session,
+    answers: Iterable[tuple[ReserveSpec, pb.StepReserve]],
+    epoch: int,
+    deadline_at: float,
+) -> flows.Flow[list[Grant]]:
+    grants = []
+    for spec, answer in answers:
+        grants.append((yield from _granted(session, spec, answer, epoch, deadline_at)))
+    return grants
+
+
 def _granted(
-    session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int
+    session: Session, spec: ReserveSpec, answer: pb.StepReserve, epoch: int, deadline_at: float
 ) -> flows.Flow[Grant]:
     """Take over the answer to one reserve of a step; if the lease cannot be used, reserve again in a separate call."""
     grant = session.fresh_grant(spec.request_id)
@@ -81,8 +96,10 @@ def _granted(
     if is_usable and (entered := session.enter(grant, answer.granted, epoch)):
         return entered
     if session.is_leftover(answer.granted):
-        yield from flows.attempts(session.link, calls.release(answer.granted.lease_id))
-    return (yield from verbs.reserve(session, spec, 0))
+        ask = calls.release(answer.granted.lease_id)
+        yield from flows.attempts(session.link, ask, deadline_at)
+    ask_again = calls.reserve_of(spec, 0)
+    return (yield from verbs.reserved(session, spec.request_id, ask_again, deadline_at))
 
 
 def apply_step(

@@ -50,15 +50,18 @@ def fork(
     return grant
 
 
-def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) -> Flow[Grant]:
-    """Return the grant that a reserve asks for: live, or refused with the reason."""
+def reserved(
+    session: Session, request_id: str, ask: Ask[pb.ReserveResponse], deadline_at: float = 0
+) -> Flow[Grant]:
+    """Return the grant that a reserve asks for: live, or refused with the reason; 0 gives it a deadline of its own."""
     link, grant = session.link, session.fresh_grant(request_id)
     floor = Floor()
     try:
         session.begin_reserve(floor)
         for _ in range(flows.ATTACHES_MAX):
             # As in `attempts`, written out to save a generator in the most frequent verbs.
-            call = flows.first_try(link, ask)
+            call = flows.first_try(link, ask, deadline_at)
+            deadline_at = call.deadline_at
             try:
                 response, epoch = (yield call), call.epoch
             except KVLeaseError as error:
@@ -68,14 +71,14 @@ def reserved(session: Session, request_id: str, ask: Ask[pb.ReserveResponse]) ->
             moved = other_memory(session)
             if moved and _hit_tokens(granted) and granted.lease_id not in session.grants:
                 # The caller's views are of the old memory, where these blocks hold something else.
-                yield from flows.attempts(link, calls.release(granted.lease_id))
+                yield from flows.attempts(link, calls.release(granted.lease_id), deadline_at)
                 raise moved
             if entered := session.enter(grant, granted, epoch):
                 if entered.refusal is not None:
                     raise entered.refusal
                 return entered
             if session.is_leftover(granted):
-                yield from flows.attempts(link, calls.release(granted.lease_id))
+                yield from flows.attempts(link, calls.release(granted.lease_id), deadline_at)
         message = f"the daemon restarted {flows.ATTACHES_MAX} times while request {request_id!r} was being reserved"
         raise UnavailableError(message)
     except InvalidError:

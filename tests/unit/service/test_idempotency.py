@@ -101,11 +101,12 @@ async def test_late_refusal_reaches_every_try() -> None:
 
 
 def test_digest_tells_bodies_apart() -> None:
-    """Equal bodies have equal digests; different bodies have different ones."""
+    """Equal bodies of calls about one cache have equal digests; different bodies or caches have different ones."""
     one, same, other = (pb.ReleaseRequest(lease_id=number) for number in (1, 1, 2))
 
     assert digest_of(one) == digest_of(same) != digest_of(other)
-    assert digest_of(one, 5) != digest_of(one)
+    assert digest_of(one, salt=5) != digest_of(one)
+    assert len({digest_of(one, cache) for cache in ("", "a", "b")}) == 3
 
 
 def test_body_is_packed_in_one_way() -> None:
