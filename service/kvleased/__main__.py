@@ -141,7 +141,7 @@ def _try_tls(settings: "Settings") -> None:
         from kvleased.api.tls import tls_files  # noqa: PLC0415 - few need it
 
         files = tls_files(settings)
-        assert files is not None, "the settings take both files or neither"
+        assert files is not None, "the settings name both files or neither"
         files.context()
 
 
@@ -164,7 +164,7 @@ def _print_usage(role: str) -> int:
         with written_or_refused("kvleased"):
             sys.stdout.write(_USAGE)
         return 0
-    wrong = f"kvleased: there is no command {role!r}\n" if role else ""
+    wrong = f"kvleased: {role!r} is not a command\n" if role else ""
     sys.stderr.write(wrong + _USAGE)
     return 2
 

@@ -80,7 +80,7 @@
 {{- $poolBytes := include "kvlease.bytes" .Values.pools.deviceMiB | int64 -}}
 {{- range $name, $limits := .Values.tenants -}}
 {{- if hasPrefix "(" $name -}}
-{{- fail (printf "tenants has %q, and names that begin with ( are those that metrics use themselves; choose another" $name) -}}
+{{- fail (printf "tenants has %q, and names that begin with ( are reserved for metrics; choose another name" $name) -}}
 {{- end -}}
 {{- if not (regexMatch "^( |[^\\pC\\pZ])+$" $name) -}}
 {{- fail (printf "tenants has %q, and a tenant's name has at least one character, all of them printable" $name) -}}

@@ -61,7 +61,7 @@ class Guard:
         if keyring is self.keyring or keyring is None:
             return
         if not self.keyring.has_token_of(caller.role, keyring):
-            message = f"the token of {_one(caller.role)} was replaced; come again with the new one"
+            message = f"the token of {_one(caller.role)} was replaced; call again with the new one"
             raise UnknownWorkerError(message, resource="token")
 
     async def while_admitted(
@@ -94,10 +94,10 @@ def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
         # The same words as on the local socket: they tell how to become a worker.
         return UnknownWorkerError(resource="token")
     if caller.role is Role.STRANGER:
-        return _unknown("the token is none that this daemon knows", allowed)
+        return _unknown("this daemon does not know the token", allowed)
     message = (
-        f"{_one(caller.role)} may not do this: it takes {_any_of(allowed)}; docs/security.md tells who "
-        "may call what"
+        f"{_one(caller.role)} may not do this, only {_any_of(allowed)} may; docs/security.md "
+        "says who may call what"
     )
     return NotYoursError(message, resource="role", rule="role")
 
@@ -114,9 +114,12 @@ def _words_to_unknown(what: str, allowed: Roles) -> str:
         return f"{what}: attach first and send the token that attach returned"
     where = "kvlease reads it from the file that KVLEASE_TOKEN_FILE names"
     if Role.WORKER in allowed:
-        where = "attach returns a worker's, and kvlease reads any other from the file that KVLEASE_TOKEN_FILE names"
-    where += "; docs/security.md tells where it is"
-    return f"{what}: this needs that of {_any_of(allowed)}; {where}"
+        where = (
+            "attach returns a worker's token, and kvlease reads any other from the file that "
+            "KVLEASE_TOKEN_FILE names"
+        )
+    where += "; docs/security.md says where to find it"
+    return f"{what}: this call needs the token of {_any_of(allowed)}; {where}"
 
 
 def _any_of(allowed: Roles) -> str:

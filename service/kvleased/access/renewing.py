@@ -100,8 +100,8 @@ class Renewal:
             _LOG.warning(
                 "certificate_out_of_date",
                 error=str(error),
-                advice="it is served with, and clients that check it refuse it; put one that is valid now, with its "
-                "key, in its place: it is taken without a restart",
+                advice="it is used all the same, and clients that check it refuse it; replace it with one that is "
+                "valid now, and its key too: no restart is needed",
             )
 
     def start(self) -> None:
@@ -130,8 +130,8 @@ class Renewal:
                     "credentials_not_taken",
                     what=what,
                     error=str(error),
-                    advice="the old one stays in force, until a restart of the control process; put one that is valid "
-                    "now, with its key, in its place",
+                    advice="the old one stays in force until the control process restarts; replace this one with one "
+                    "that is valid now, and its key too",
                 )
             except UnusableError as error:
                 self.note_unusable(what, error)
@@ -146,7 +146,10 @@ class Renewal:
             "credentials_not_taken",
             what=what,
             error=str(error),
-            advice="the old ones stay in force until the daemon ends, which does not start again with these; mend them",
+            advice=(
+                "the old ones stay in force until the daemon ends, and it cannot start again "
+                "with these; correct them"
+            ),
         )
 
     def _put_off(self, what: str, error: OutOfDateError) -> None:
@@ -171,12 +174,12 @@ def _check_dates(cert_file: Path, now: float) -> None:
     if found is None:
         return
     if now > found.ends_at:
-        message = f"the certificate in {cert_file} ended at {_moment(found.ends_at)}, and now is {_moment(now)}"
+        message = f"the certificate in {cert_file} expired at {_moment(found.ends_at)}, and it is now {_moment(now)}"
         raise OutOfDateError(message, valid_at=math.inf)
     if now < found.begins_at:
         message = (
-            f"the certificate in {cert_file} begins at {_moment(found.begins_at)} only, and now is {_moment(now)}; "
-            "it is taken by then"
+            f"the certificate in {cert_file} is not valid before {_moment(found.begins_at)}, and it is now "
+            f"{_moment(now)}; it will be in use by then"
         )
         raise OutOfDateError(message, valid_at=found.begins_at)
 

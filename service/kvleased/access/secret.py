@@ -11,7 +11,7 @@ from typing import Final
 from kvleased.directories import UnusableError
 
 NUM_BYTES: Final = 32
-_ADVICE: Final = "make one by: (umask 077; head -c 32 /dev/urandom > FILE)"
+_ADVICE: Final = "make one with: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
 def ensure(path: Path, other: Path | None = None) -> None:
@@ -34,7 +34,7 @@ def _ensure(path: Path, other: Path | None) -> None:
         try:
             _make(path, _found(other) or secrets.token_bytes(NUM_BYTES))
         except OSError as error:
-            message = f"secret file {path} cannot be made: {error.strerror}; name another by --secret-file"
+            message = f"secret file {path} cannot be created: {error.strerror}; name another one with --secret-file"
             raise UnusableError(message) from error
         read(path)
 
@@ -63,7 +63,7 @@ def read(path: Path) -> bytes:
     except OSError as error:
         is_link = error.errno == errno.ELOOP
         reason = (
-            "it is a symbolic link; name the file that it leads to" if is_link else error.strerror
+            "it is a symbolic link; name the file that it points to" if is_link else error.strerror
         )
         message = f"secret file {path} cannot be used: {reason}"
         raise UnusableError(message) from error
@@ -77,12 +77,12 @@ def read(path: Path) -> bytes:
 def _check(path: Path, status: os.stat_result) -> None:
     reason = ""
     if not stat.S_ISREG(status.st_mode):
-        reason = "it is no file"
+        reason = "it is not a regular file"
     elif status.st_uid != os.getuid():
         reason = f"it belongs to user {status.st_uid}, not to user {os.getuid()}"
     elif status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
-        reason = f"its mode is {mode:04o}, so that others may read it; make a new one, which nobody has seen, and "
+        reason = f"its mode is {mode:04o}, so other users can read it; make a new secret that nobody has seen, and "
         reason += "chmod 600 it"
     elif status.st_size != NUM_BYTES:
         reason = f"it has {status.st_size} bytes, not {NUM_BYTES}"
@@ -103,11 +103,14 @@ def restore(path: Path, content: bytes) -> None:
         try:
             _make(path, content)
         except OSError as error:
-            message = f"secret file {path} has gone and cannot be made again: {error.strerror}"
+            message = f"secret file {path} is missing and cannot be created again: {error.strerror}"
             raise UnusableError(message) from error
         found = read(path)
     if found != content:
-        message = f"secret file {path} has another secret than the one in use; the next start finds nothing of now"
+        message = (
+            f"secret file {path} holds a different secret from the one in use; after the next start, nothing that is "
+            "cached now can be found"
+        )
         raise UnusableError(message)
 
 

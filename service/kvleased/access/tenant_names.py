@@ -4,9 +4,7 @@ from typing import Final
 
 RESERVED: Final = "("
 """The beginning of reserved names."""
-RULE: Final = (
-    f"names that begin with {RESERVED!r} are those that metrics use themselves; choose another"
-)
+RULE: Final = f"names that begin with {RESERVED!r} are reserved for metrics; choose another name"
 
 
 def is_reserved(name: str) -> bool:

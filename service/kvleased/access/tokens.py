@@ -22,7 +22,7 @@ CHARACTERS_MIN: Final = 16
 """Characters of the shortest token that is accepted from a file: 64 bits in hex."""
 CHARACTERS_MAX: Final = 512
 """Characters of the longest token."""
-_ADVICE: Final = "make one by: (umask 077; openssl rand -hex 16 > FILE)"
+_ADVICE: Final = "make one with: (umask 077; openssl rand -hex 16 > FILE)"
 
 
 class Keyring:
@@ -70,7 +70,9 @@ def ensure(paths: Mapping[Role, Path]) -> Keyring:
             try:
                 _make(path)
             except OSError as error:
-                message = f"token file {path} cannot be made: {error.strerror}; name another"
+                message = (
+                    f"token file {path} cannot be created: {error.strerror}; name another file"
+                )
                 raise UnusableError(message) from error
     return load(paths)
 
@@ -85,7 +87,7 @@ def load(paths: Mapping[Role, Path]) -> Keyring:
     for role, path in paths.items():
         token = _read(path)
         if token in tokens.values():
-            message = f"token file {path} has the same token as another; each role needs its own"
+            message = f"token file {path} holds the same token as another token file; each role needs its own token"
             raise UnusableError(message)
         tokens[role] = token
     return Keyring(tokens)
@@ -106,8 +108,8 @@ def _read(path: Path) -> str:
     is_token = text.isascii() and text.isprintable() and " " not in text
     if not is_token or not CHARACTERS_MIN <= len(text) <= CHARACTERS_MAX:
         message = (
-            f"token file {path} cannot be used: a token is {CHARACTERS_MIN} to {CHARACTERS_MAX} printable characters "
-            f"of ASCII without a space; {_ADVICE}"
+            f"token file {path} cannot be used: a token must be {CHARACTERS_MIN} to {CHARACTERS_MAX} printable ASCII "
+            f"characters without spaces; {_ADVICE}"
         )
         raise UnusableError(message)
     return text
@@ -116,12 +118,15 @@ def _read(path: Path) -> str:
 def _check(path: Path, status: os.stat_result) -> None:
     reason = ""
     if not stat.S_ISREG(status.st_mode):
-        reason = "it is no file"
+        reason = "it is not a regular file"
     elif status.st_uid not in {0, os.getuid()}:
         reason = f"it belongs to user {status.st_uid}, neither to user {os.getuid()} nor to root"
     elif status.st_mode & 0o027:
         mode = stat.S_IMODE(status.st_mode)
-        reason = f"its mode is {mode:04o}, so that others may read or write it; make a new one and chmod 600 it"
+        reason = (
+            f"its mode is {mode:04o}, so other users can read or write it; make a new token and "
+            "chmod 600 the file"
+        )
     if reason:
         message = f"token file {path} cannot be used: {reason}; {_ADVICE}"
         raise UnusableError(message)

@@ -47,14 +47,16 @@ class WorkerAllowances:
         """
         num_left = self._max_workers - has.total()
         if num_left <= 0:
-            message = f"{there_are(has.total(), 'worker')}, the most that are allowed (max_workers); detach one"
+            message = (
+                f"{there_are(has.total(), 'worker')}, as many as max_workers allows; detach one"
+            )
             raise _busy(message, self._max_workers, "workers")
         is_kept_for = has[tenant] < self._kept.get(tenant, 0)
         if num_joiners is not None and num_joiners >= self._max_joiners and not is_kept_for:
             message = (
-                f"{counted(num_joiners, 'worker')} came with a joiner's token, the most of {self._max_workers} "
-                "that may, and no place is kept for this tenant (min_percent); detach some, or attach over the Unix "
-                "socket, which counts for none of these"
+                f"{counted(num_joiners, 'worker')} attached with a joiner's token, the most that may of the "
+                f"{self._max_workers} workers allowed, and no place is kept for this tenant (min_percent); detach "
+                "some, or attach over the Unix socket, where this limit does not apply"
             )
             raise _busy(message, self._max_joiners, "joiners")
         num_kept = sum(

@@ -37,7 +37,7 @@ def _nameable(name: str) -> str:
         message = f"{name!r} has characters that are not printable"
         raise ValueError(message)
     if is_reserved(name):
-        message = f"{name!r} can be no tenant's name: {RULE}"
+        message = f"{name!r} cannot be a tenant's name: {RULE}"
         raise ValueError(message)
     return name
 

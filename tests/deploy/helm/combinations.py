@@ -286,7 +286,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "port that is none": ({"settings": {"http_port": 65536}}, "/settings/http_port"),
     "silence between beats": ({"settings": {"control_silent_seconds_max": 1}}, "/settings/control_silent_seconds_max"),
     "spans to a file": ({"settings": {"trace_endpoint": "file:///tmp/x"}}, "/settings/trace_endpoint"),
-    "a tenant of the metrics": ({"tenants": {"(x": {}}}, "names that begin with ( are those that metrics use"),
+    "a tenant of the metrics": ({"tenants": {"(x": {}}}, "names that begin with ( are reserved for metrics"),
     "a tenant without a name": ({"tenants": {"": {}}}, "at least one character"),
     "a tenant of two lines": ({"tenants": {"a\nb": {}}}, "all of them printable"),
     "a tenant with a long name": ({"tenants": {"a" * 129: {}}}, "maxLength: got 129, want 128"),

@@ -91,7 +91,7 @@ async def test_refused_operator_is_told_over_each_transport(serving: Guarded) ->
 
 @pytest.mark.parametrize(
     ("token", "says"),
-    [("", "no token was sent"), ("0" * 32, "the token is none that this daemon knows")],
+    [("", "no token was sent"), ("0" * 32, "this daemon does not know the token")],
 )
 async def test_operator_is_told_of_his_token_over_each_transport(
     serving: Guarded, token: str, says: str

@@ -276,11 +276,11 @@ def _write(path: Path, text: str, mode: int) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "reason"),
     [
-        pytest.param("a" * 32, 0o644, "others may read", id="readable"),
-        pytest.param("a" * 32, 0o620, "others may read or write", id="writable by the group"),
+        pytest.param("a" * 32, 0o644, "other users can read", id="readable"),
+        pytest.param("a" * 32, 0o620, "other users can read or write", id="writable by the group"),
         pytest.param("short", 0o600, "16 to 512", id="short"),
         pytest.param("a" * 600, 0o600, "16 to 512", id="long"),
-        pytest.param("a b" * 16, 0o600, "without a space", id="space"),
+        pytest.param("a b" * 16, 0o600, "without spaces", id="space"),
         pytest.param("é" * 32, 0o600, "ASCII", id="not ASCII"),
     ],
 )

@@ -147,7 +147,7 @@ def _of_somebody_else(path: Path) -> None:
         pytest.param(_narrow, "31 bytes, not 32", id="short"),
         pytest.param(_readable, "0640", id="readable"),
         pytest.param(_linked, "symbolic link", id="link"),
-        pytest.param(_piped, "no file", id="pipe"),
+        pytest.param(_piped, "not a regular file", id="pipe"),
         pytest.param(
             _of_somebody_else,
             "belongs to user 12345",
@@ -193,7 +193,7 @@ def test_secret_on_huge_pages_is_asked_for_elsewhere(
 
     monkeypatch.setattr(os, "write", write)
 
-    with pytest.raises(UnusableError, match="huge pages cannot be written; name another by"):
+    with pytest.raises(UnusableError, match="huge pages cannot be written; name another one with"):
         secret.ensure(private / "secret")
 
     assert not list(private.iterdir())
@@ -210,12 +210,12 @@ def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None
         secret.restore(path, in_use)
 
         assert secret.read(path) == in_use
-    with pytest.raises(UnusableError, match="another secret than the one in use"):
+    with pytest.raises(UnusableError, match="a different secret from the one in use"):
         secret.restore(path, bytes(32))
     assert secret.read(path) == in_use
 
 
 def test_secret_that_cannot_be_written_again_is_told_of(private: Path) -> None:
     """If the directory has gone for good, a reason is logged and not a traceback."""
-    with pytest.raises(UnusableError, match="has gone and cannot be made again: No such file"):
+    with pytest.raises(UnusableError, match="is missing and cannot be created again: No such file"):
         secret.restore(private / "gone" / "secret", bytes(32))

@@ -109,7 +109,7 @@ def test_tenants_come_from_file_environment_and_flag(
         pytest.param({"": {}}, "tenants", id="nameless"),
         pytest.param({"a" * 129: {}}, "tenants", id="long name"),
         pytest.param({"a\nb": {}}, "not printable", id="name over two lines"),
-        pytest.param({"(others)": {}}, "metrics use themselves", id="name of the metrics' own"),
+        pytest.param({"(others)": {}}, "reserved for metrics", id="name of the metrics' own"),
     ],
 )
 def test_tenants_without_sense_are_refused(

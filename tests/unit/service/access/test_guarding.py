@@ -21,13 +21,16 @@ def guard() -> Guard:
 
 @pytest.mark.parametrize(
     ("token", "what"),
-    [("", "no token was sent"), ("guessed", "the token is none that this daemon knows")],
+    [("", "no token was sent"), ("guessed", "this daemon does not know the token")],
 )
 @pytest.mark.parametrize(
     ("allowed", "advice"),
     [
-        (roles.LOOK_AT_ALL, "that of an operator or a reader; kvlease reads it from the file"),
-        (roles.RULE, "that of an operator; kvlease reads it from the file"),
+        (
+            roles.LOOK_AT_ALL,
+            "needs the token of an operator or a reader; kvlease reads it from the file",
+        ),
+        (roles.RULE, "needs the token of an operator; kvlease reads it from the file"),
     ],
 )
 def test_unknown_caller_is_told_whose_token_it_takes(
@@ -69,7 +72,7 @@ def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
 async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
     """If a call takes a worker's or an operator's token, the refusal says where each comes from."""
     with pytest.raises(
-        UnknownWorkerError, match=r"attach returns a worker's, and .* KVLEASE_TOKEN_FILE"
+        UnknownWorkerError, match=r"attach returns a worker's token, and .* KVLEASE_TOKEN_FILE"
     ):
         guard.admit(roles.USE, STRANGER._replace(token=token))
 
@@ -90,6 +93,6 @@ def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
 def test_known_caller_is_told_who_it_is(guard: Guard) -> None:
     """The refusal names the caller's role, and the roles that may call, with their articles."""
     with pytest.raises(
-        NotYoursError, match=r"^an operator may not do this: it takes a reader; docs/"
+        NotYoursError, match=r"^an operator may not do this, only a reader may; docs/"
     ):
         guard.admit(roles.LOOK_AT_ALL - roles.RULE, Caller(transport="rest", role=Role.OPERATOR))

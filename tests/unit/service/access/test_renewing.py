@@ -177,7 +177,7 @@ def test_certificate_that_has_ended_is_not_taken(certified: Certified) -> None:
 
     (told,) = certified.look()
     assert told.startswith("warning credentials_not_taken the certificate in ")
-    assert "ended at 20" in told
+    assert "expired at 20" in told
     assert (certified.taken, certified.renewal.stale) == ([], {"certificate": True})
     assert certified.look() == []
 
@@ -195,7 +195,7 @@ def test_certificate_that_has_not_begun_is_taken_when_it_does(certified: Certifi
 
     (told,) = certified.look()
     assert told.startswith("warning credentials_not_taken the certificate in ")
-    assert "begins at 20" in told
+    assert "not valid before 20" in told
     assert certified.look() == []
     assert certified.renewal.stale == {"certificate": True}
 

@@ -165,7 +165,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 def test_command_that_there_is_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown command is refused by its name, before the usage."""
     assert run(["serv"]) == 2
-    assert capsys.readouterr().err.startswith("kvleased: there is no command 'serv'\nusage: ")
+    assert capsys.readouterr().err.startswith("kvleased: 'serv' is not a command\nusage: ")
 
 
 def test_file_that_is_no_toml_is_refused(

@@ -52,7 +52,7 @@ async def test_names_of_the_metrics_own_are_no_tenants(node: Node, name: str) ->
             ("get_tenant", pb.GetTenantRequest(tenant=name)),
             ("clear", pb.ClearRequest(cache="main", tenant=name)),
         ):
-            with pytest.raises(InvalidError, match="metrics use themselves"):
+            with pytest.raises(InvalidError, match="reserved for metrics"):
                 await node.ask(verb, request)
         await node.attach(tenant="chat")
         (worker,) = daemon.registry.by_id.values()
