@@ -68,9 +68,7 @@ def packed(field: str, value: bytes, bytes_per_item: int, items_max: int) -> int
         )
         raise InvalidError(message, resource=field)
     if num_items > items_max:
-        message = (
-            f"{field} has {counted(num_items, 'item')}, the limit is {items_max}; split the call"
-        )
+        message = f"{field} has {counted(num_items, 'item')}, but the limit is {items_max}; split the call"
         raise TooLargeError(message, resource=field, need=num_items, limit=items_max)
     return num_items
 
@@ -113,10 +111,10 @@ def parameters(named: Sequence[str], known: Sequence[str]) -> None:
     for name in named:
         if name not in known:
             there_are = "there are" if len(known) > 1 else "there is"
-            message = f"there is no query parameter {name[:40]!r} here; {there_are} {', '.join(known) or 'none'}"
+            message = f"{name[:40]!r} is not a query parameter here; {there_are} {', '.join(known) or 'none'}"
             raise InvalidError(message, resource="query")
         if named.count(name) > 1:
-            raise InvalidError(f"{name} is there twice; send it once", resource="query")
+            raise InvalidError(f"{name} was sent twice; send it once", resource="query")
 
 
 def tenant(value: str) -> str:

@@ -257,13 +257,17 @@ class Daemon:
     def _admitted(self, verb: str) -> Verb:
         carry_out = self._verbs.get(verb)
         if carry_out is None:
-            raise InvalidError(f"{verb[:40]!r} is no call that is answered once", resource="verb")
+            raise InvalidError(
+                f"{verb[:40]!r} is not a call that is answered once", resource="verb"
+            )
         if verb in _NOT_WHILE_DRAINING:
-            raise draining("the daemon is stopping and takes nothing new")
+            raise draining("the daemon is stopping and accepts no new calls")
         return carry_out
 
     def _refuse_stale(self, epoch: int) -> NoReturn:
-        message = f"the call speaks of epoch {epoch}, this is {self.epoch}; attach again"
+        message = (
+            f"the call names epoch {epoch}, but the current epoch is {self.epoch}; attach again"
+        )
         raise StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
 
     # Commands and effects

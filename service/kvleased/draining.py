@@ -6,8 +6,12 @@ from kvlease.errors import DrainingError
 from kvleased.core.admission.refusals import RETRY_AFTER_MS_MAX
 
 DRAINING: Final = "draining"
-STOPS: Final = f"{DRAINING}: it was told to stop, and ends with its leases, or after drain_seconds"
-DRAINED: Final = f"{DRAINING}: an operator drains it; kvlease drain --undo grants again"
+STOPS: Final = (
+    f"{DRAINING}: it was told to stop, and ends when its leases have ended, or after drain_seconds"
+)
+DRAINED: Final = (
+    f"{DRAINING}: an operator is draining it; to grant leases again, run kvlease drain --undo"
+)
 """Why a daemon that was told to stop, or is drained, is not ready."""
 
 

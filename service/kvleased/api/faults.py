@@ -50,14 +50,14 @@ def ask(
 def outcome(verb: str, future: asyncio.Future[Message]) -> Message | KVLeaseError:
     """Return the result of a future; if it is not done yet, its call was given up and may still be ending."""
     if not future.done():
-        return UnavailableError("the call was given up before it was answered")
+        return UnavailableError("the caller gave up before the call was answered")
     try:
         return future.result()
     except KVLeaseError as error:
         return without_frames(error)
     except asyncio.CancelledError:
         return UnavailableError(
-            "the daemon stopped, or its caller gave the call up, before it was answered"
+            "the daemon stopped, or the caller gave up, before the call was answered"
         )
     except Exception as cause:  # noqa: BLE001 - what nobody foresaw is answered and logged here
         return _unforeseen(verb, cause)
@@ -195,5 +195,5 @@ def grpc_status(error: KVLeaseError) -> "Status":
 
 
 def _unforeseen(verb: str, cause: Exception) -> InternalError:
-    log.error("A call failed in a way that nobody foresaw.", action=verb, exc_info=cause)
+    log.error("A call failed because of an unexpected error.", action=verb, exc_info=cause)
     return InternalError()

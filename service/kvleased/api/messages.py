@@ -23,7 +23,7 @@ def parse(kind: type[M], packed: bytes) -> M:
         message = kind.FromString(packed)
     except DecodeError as error:
         raise InvalidError(
-            f"this is no {kind.DESCRIPTOR.name}: {error}", resource="message"
+            f"this is not a valid {kind.DESCRIPTOR.name}: {error}", resource="message"
         ) from error
     # Nearly always the sizes are equal, which costs little to check and proves that no field was unknown.
     message.DiscardUnknownFields()
@@ -31,7 +31,7 @@ def parse(kind: type[M], packed: bytes) -> M:
         path = _unknown_field(kind.FromString(packed), kind.DESCRIPTOR.name)
         if path is not None:
             raise InvalidError(
-                f"{path} is unknown or of another type; use the field numbers and types of kvlease.v1",
+                f"{path} is unknown or has the wrong type; use the field numbers and types of kvlease.v1",
                 resource="message",
             )
     return message

@@ -23,8 +23,8 @@ _RETRY_AFTER_MS: Final = 1000
 def no_place_of_member(limit: int) -> BusyError:
     """Return the error of one connection too many of members, on any listener."""
     message = (
-        f"{are(limit, 'connection')} open to this listener, as many as max_connections allows; "
-        "make all calls over one, or raise it"
+        f"{are(limit, 'connection')} open to this listener, as many as max_connections allows; make all calls over one "
+        "connection, or raise max_connections"
     )
     return _no_place(message, limit)
 
@@ -32,8 +32,8 @@ def no_place_of_member(limit: int) -> BusyError:
 def no_place_of_stranger(limit: int) -> BusyError:
     """Return the error of the oldest connection of strangers, which gives way to another."""
     message = (
-        f"{are(limit, 'connection')} open to this listener without a token, as many as may be; "
-        "this one, the oldest, gives way to another: call with a token"
+        f"{are(limit, 'connection')} open to this listener without a token, the most allowed; this one, the oldest, "
+        "was closed to make room for a new one: call with a token"
     )
     return _no_place(message, limit)
 

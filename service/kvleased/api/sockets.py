@@ -104,7 +104,9 @@ def private_directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = path.stat().st_uid
     if owner not in {0, os.geteuid()}:
-        raise PermissionError(f"{path} belongs to user {owner}; name a directory of your own")
+        raise PermissionError(
+            f"{path} belongs to user {owner}; name a directory that the daemon's user owns"
+        )
 
 
 def address_of(host: str, port: int) -> str:

@@ -37,5 +37,5 @@ def test_unknown_field_is_named(packed: bytes, where: str) -> None:
 
 def test_garbage_is_refused() -> None:
     """Bytes that are no message are refused."""
-    with pytest.raises(InvalidError, match="no ReserveRequest"):
+    with pytest.raises(InvalidError, match="not a valid ReserveRequest"):
         parse(pb.ReserveRequest, b"\xff")

@@ -149,7 +149,7 @@ class Deadlines:
                 self._timer = self._call_later(began_at - late_since, self._look)
                 return
             del self._began_at[call]
-            call.end(InvalidError("the message did not arrive in time", resource="message"))
+            call.end(InvalidError("the message was not received in time", resource="message"))
 
 
 class Calls:
@@ -270,7 +270,7 @@ def _caller(context: Context, role: Role, address: str) -> Caller:
         text = value if isinstance(value, str) else value.decode("latin-1")
         if name == "authorization":
             if has_token:
-                raise InvalidError("authorization is there twice; send it once", resource="token")
+                raise InvalidError("authorization was sent twice; send it once", resource="token")
             token, has_token = _token(text), True
         elif name == "idempotency-key":
             key = text
@@ -301,7 +301,7 @@ def address_of(context: Context) -> str:
 def _token(header: str) -> str:
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise UnknownWorkerError("the metadata authorization must read: Bearer, a space, the token")
+        raise UnknownWorkerError("the metadata authorization must be Bearer, a space and the token")
     return token.strip()
 
 
@@ -309,6 +309,6 @@ def _token(header: str) -> str:
 def _epoch(written: str) -> int:
     """Return the number of an epoch; cached, as nearly every call has the same one."""
     if not re.fullmatch(r"[0-9]{1,19}", written) or int(written) > _EPOCH_MAX:
-        message = f"kvlease-epoch must be 0 or the epoch of an answer, not {written[:40]!r}"
+        message = f"kvlease-epoch must be 0 or the epoch of an earlier answer, not {written[:40]!r}"
         raise InvalidError(message, resource="kvlease-epoch")
     return int(written)

@@ -376,5 +376,5 @@ def _call_number(packed: bytes) -> int:
 
 def _misplaced(verb: str | None) -> InvalidError:
     if verb is None:
-        return InvalidError("the call carries no request; set one of Call.request")
-    return InvalidError("attach must be the first frame of its connection; open another one")
+        return InvalidError("the call has no request; set one of the fields of Call.request")
+    return InvalidError("attach must be the first frame of its connection; open another connection")

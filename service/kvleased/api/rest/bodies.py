@@ -84,7 +84,7 @@ def require_plain(encoding: bytes) -> None:
     """Refuse a body that its Content-Encoding calls compressed: a small one could grow to any size."""
     if encoding.strip().lower() not in _AS_IT_IS:
         said = shown(encoding.decode("latin-1"))
-        message = f"the body's Content-Encoding is {said}; send it as it is"
+        message = f"the body's Content-Encoding is {said}; send the body without encoding it"
         raise EncodedBodyError(message, resource="content-encoding")
 
 
@@ -154,7 +154,7 @@ def _told(place: tuple[str | int, ...], faults: list[tuple[Any, Schema]]) -> Fie
         return FieldError(field, pointer, _too_long(name, value, schema), len(value), _most(schema))
     if one["type"] == "too_long":
         most = one["ctx"]["max_length"]
-        words = f"{name} has {counted(len(value), 'item')}, the limit is {most}"
+        words = f"{name} has {counted(len(value), 'item')}; the limit is {most}"
         return FieldError(field, pointer, words, len(value), most)
     return FieldError(field, pointer, _other_words(name, one, schema))
 
@@ -174,10 +174,10 @@ def _out_of_range(field: str, pointer: str, value: float, schema: Schema) -> Fie
 def _other_words(name: str, one: Any, schema: Schema) -> str:
     if one["type"] == "extra_forbidden":
         near = get_close_matches(str(one["loc"][-1]), schema["beside"], 1)
-        advice = f"is {near[0]} meant?" if near else "leave it out"
-        return f"there is no field {name[:80]} here; {advice}"
+        advice = f"did you mean {near[0]}?" if near else "leave it out"
+        return f"{name[:80]} is not a field here; {advice}"
     if one["type"] == "json_invalid":
-        return f"the body is no JSON: {one['ctx']['error']}; send an object"
+        return f"the body is not valid JSON: {one['ctx']['error']}; send a JSON object"
     return f"{name}: {one['msg']}"
 
 

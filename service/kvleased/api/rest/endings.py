@@ -76,7 +76,7 @@ def no_http(error: BaseException | None) -> bytes:
     """Return the whole answer to bytes that are no HTTP, from the error that the parser ended with."""
     if isinstance(error, httptools.HttpParserCallbackError):
         # The callbacks parse nothing but the address.
-        return _no_http("its address cannot be read")
+        return _no_http("its address cannot be parsed")
     # The parser has only a few messages, and none repeats what the peer sent.
     return _no_http(_REASONS.get(str(error), str(error)))
 
@@ -84,7 +84,7 @@ def no_http(error: BaseException | None) -> bytes:
 @cache
 def _no_http(reason: str) -> bytes:
     message = (
-        f"what came is no request of HTTP/1.1 ({reason}); send one, over another connection: this one ends. "
-        "gRPC, and TLS where there is any, have listeners of their own"
+        f"this is not an HTTP/1.1 request ({reason}); send one over another connection: this one is being closed. gRPC "
+        "and, where it is set up, TLS have separate listeners"
     )
     return refusal(InvalidError(message, resource="request"), HTTPStatus.BAD_REQUEST)

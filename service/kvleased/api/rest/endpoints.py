@@ -151,7 +151,7 @@ class Endpoint:
         if body.strip() not in _NOTHING:
             query = self._route.query
             advice = f"the query says {' and '.join(query)}" if query else "leave it out"
-            message = f"{request.method} of {self._route.path} takes no body; {advice}"
+            message = f"{request.method} {self._route.path} accepts no body; {advice}"
             raise InvalidError(message, resource="body")
 
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
@@ -249,7 +249,7 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
 def _check_hosts(hosts: list[bytes], http_version: str) -> None:
     """Refuse a request that does not have one Host header, as HTTP/1.1 demands, with one of loopback's names."""
     if len(hosts) != 1 and (hosts or http_version != "1.0"):
-        raise InvalidError("send one Host header: localhost or 127.0.0.1", resource="host")
+        raise InvalidError("send one Host header, either localhost or 127.0.0.1", resource="host")
     if hosts and hosts[0].rpartition(b":")[0] not in LOCAL_NAMES and hosts[0] not in LOCAL_NAMES:
         raise InvalidError("address the daemon as localhost or 127.0.0.1", resource="host")
 
@@ -257,14 +257,14 @@ def _check_hosts(hosts: list[bytes], http_version: str) -> None:
 def _token(header: bytes) -> str:
     scheme, _, token = header.decode("latin-1").partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise UnknownWorkerError("the Authorization header must read: Bearer, a space, the token")
+        raise UnknownWorkerError("the Authorization header must be Bearer, a space and the token")
     return token.strip()
 
 
 def _epoch(written: str) -> int:
     epoch = _integer("KVLease-Epoch", written)
     if epoch < 0:
-        message = f"KVLease-Epoch is {epoch}; it must be 0 or the epoch of an answer"
+        message = f"KVLease-Epoch is {epoch}; it must be 0 or the epoch of an earlier answer"
         raise InvalidError(message, resource="KVLease-Epoch")
     return epoch
 
@@ -315,7 +315,7 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         names = Counter(name for name, _ in pairs)
         name = next(name for name, num_times in names.items() if num_times > 1)
-        raise InvalidError(f"{name[:_SHOWN_MAX]} is there twice; send it once", resource="body")
+        raise InvalidError(f"{name[:_SHOWN_MAX]} was sent twice; send it once", resource="body")
     return found
 
 
@@ -373,7 +373,7 @@ async def _body(request: Request, bytes_max: int) -> bytes:
                     pieces.append(message.get("body", b""))
                     num_bytes += len(pieces[-1])
         except TimeoutError as error:
-            raise InvalidError("the body did not arrive in time", resource="body") from error
+            raise InvalidError("the body was not received in time", resource="body") from error
     if num_bytes > bytes_max:
         raise TooLargeError.of_message(num_bytes, bytes_max)
     body = b"".join(pieces)

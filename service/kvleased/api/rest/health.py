@@ -48,7 +48,7 @@ class Probes:
         """Answer, which proves that the event loop turns."""
         heavy = [name for name in HEAVY_MODULES if name in sys.modules]
         loaded = ", ".join(heavy) or "none"
-        reason = f"epoch {self._daemon.epoch}; modules that belong in no control process: {loaded}"
+        reason = f"epoch {self._daemon.epoch}; modules that no control process should have loaded: {loaded}"
         return _told(request, "live", is_good=True, reason=reason)
 
     async def ready(self, request: Request) -> Response:

@@ -297,7 +297,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_in_head and self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
             self._refuse_head()
             return
-        self._tell("it is no HTTP")
+        self._tell("it is not HTTP")
         self._refuse(no_http(sys.exception()))
 
     def pass_over_body(self) -> None:

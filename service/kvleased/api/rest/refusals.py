@@ -93,31 +93,37 @@ _OF_OPERATION: Final[Mapping[str, Kinds]] = {"end_worker": (NoSuchWorkerError,)}
 _EXAMPLES: Final = (
     BusyError(resource="waiting", need=257, limit=256, retry_after_ms=100),
     CacheInUseError("2 workers are attached to this cache; detach them first", resource="workers", need=0, available=2),
-    CopyFailedError("the block's bytes are not those that were written; recompute", resource="host"),
+    CopyFailedError("the block's bytes are not the ones that were written; recompute them", resource="host"),
     DeadlineError(resource="blocks", need=12, available=3, retry_after_ms=400),
     DrainingError(resource="daemon", retry_after_ms=5000),
-    EncodedBodyError("the body's Content-Encoding is 'gzip'; send it as it is", resource="content-encoding"),
+    EncodedBodyError((
+        "the body's Content-Encoding is 'gzip'; send the body without encoding it"
+    ), resource="content-encoding"),
     IdReusedError('a request "request-1" has a lease already; use a fresh id', resource="request_id"),
     InternalError(),
     InvalidError("num_tokens must be from 1 to 2147483647, not 0", resource="num_tokens", limit=2**31 - 1),
-    LayoutMismatchError("the cache has 16 tokens a block, asked for are 8", resource="tokens_per_block"),
+    LayoutMismatchError("the cache has 16 tokens per block, but the call asks for 8", resource="tokens_per_block"),
     NeverFitsError(resource="blocks", need=5000, limit=4096),
     NoSuchWorkerError("there is no worker 99, or it has ended; kvlease workers lists them", resource="worker_id"),
     NotYoursError(
-        "a reader may not do this: it takes an operator; docs/security.md tells who may call what",
+        "a reader may not do this, only an operator may; docs/security.md says who may call what",
         resource="role",
         rule="role",
     ),
     PoolFullError(resource="blocks", need=12, available=3, limit=4096, retry_after_ms=40),
-    StaleEpochError("the call speaks of epoch 7, this is 8; attach again", resource="epoch", need=7, available=8),
-    StaleRevisionError("the limits have revision 9, the call has 9", resource="revision", need=10, available=9),
+    StaleEpochError((
+        "the call names epoch 7, but the current epoch is 8; attach again"
+    ), resource="epoch", need=7, available=8),
+    StaleRevisionError((
+        "the limits have revision 9 already, and the call gives 9"
+    ), resource="revision", need=10, available=9),
     StartingError(resource="daemon", retry_after_ms=100),
     TooLargeError.of_message(2 << 20, 1 << 20),
     UnavailableError("the daemon stopped before the call was answered"),
     UnknownCacheError('there is no cache "main"; register it', resource="cache"),
     UnknownLeaseError(resource="lease"),
     UnknownWorkerError(resource="token"),
-    WrongStateError("the lease is being reloaded; wait until it is there", resource="lease"),
+    WrongStateError("the lease is being reloaded; wait until the reload has ended", resource="lease"),
 )  # fmt: skip
 _STATUS_OF_PATH: Final = 404
 """The status of a path that no route takes, such as one whose parameter is empty."""

@@ -214,9 +214,9 @@ async def _refused_by_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
     detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        detail += "; /docs lists all paths, and /ui is the page"
+        detail += "; /docs lists all paths, and /ui is the web page"
     elif taken := (error.headers or {}).get("Allow"):
-        detail += f"; it takes {taken}"
+        detail += f"; use {taken}"
     wrong = _wrong_argument(request.method, request.scope["path"])
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
     for name, value in (error.headers or {}).items():
@@ -230,7 +230,7 @@ def _wrong_argument(method: str, path: str) -> InvalidError | None:
         prefix, _, rest = route.path.partition("{")
         name, _, suffix = rest.partition("}")
         if route.method == method and name and path == prefix + suffix:
-            return InvalidError(f"{name} is empty; name one", resource=name)
+            return InvalidError(f"{name} is empty; give its value in the path", resource=name)
     cache, _, what = path.removeprefix(_CACHES).partition("/")
     if method == "GET" and path.startswith(_CACHES) and cache and what:
         try:

@@ -233,8 +233,8 @@ SAID: list[tuple[type[wire.Body], object, str]] = [
     (wire.ReserveBody, {"keys": "***"}, "keys is '***'; it must be base64"),
     (wire.ReserveBody, {"token_ids": 5}, "token_ids is 5; it must be base64 or a list"),
     (wire.ReserveBody, {"token_ids": [1, -1]}, "token_ids[1] is -1; it must be from 0 to 2147483647"),
-    (wire.ReserveBody, {"num_token": 3}, "there is no field num_token here; is num_tokens meant?"),
-    (wire.ReserveBody, {"zzz": 3}, "there is no field zzz here; leave it out"),
+    (wire.ReserveBody, {"num_token": 3}, "num_token is not a field here; did you mean num_tokens?"),
+    (wire.ReserveBody, {"zzz": 3}, "zzz is not a field here; leave it out"),
     (wire.ReserveBody, [1], "body is a list of 1; it must be an object"),
     (wire.StepBody, {"reserves": [{"num_tokens": -1}]},
      "reserves[0].num_tokens is -1; it must be from 1 to 2147483647"),
@@ -243,8 +243,8 @@ SAID: list[tuple[type[wire.Body], object, str]] = [
      "inputs.layers[0].num_kv_heads is -1; it must be 0 or more"),
     (wire.RegisterCacheBody, {"options": {"write_after_hits": -1}},
      "options.write_after_hits is -1; it must be from 1 to 65536"),
-    (wire.RegisterCacheBody, {"options": {"ghosts": ["a"] * 4}}, "options.ghosts has 4 items, the limit is 3"),
-    (wire.PlanBody, {"what_if": ["a"] * 33}, "what_if has 33 items, the limit is 32"),
+    (wire.RegisterCacheBody, {"options": {"ghosts": ["a"] * 4}}, "options.ghosts has 4 items; the limit is 3"),
+    (wire.PlanBody, {"what_if": ["a"] * 33}, "what_if has 33 items; the limit is 32"),
 ]  # fmt: skip
 
 
@@ -281,4 +281,4 @@ def test_body_that_is_no_json_says_where() -> None:
     with pytest.raises(ValidationError) as caught:
         wire.ReserveBody.model_validate_json("{")
 
-    assert "the body is no JSON: EOF" in refusal_of(wire.ReserveBody, caught.value).message
+    assert "the body is not valid JSON: EOF" in refusal_of(wire.ReserveBody, caught.value).message

@@ -54,7 +54,7 @@ async def test_what_is_no_request_is_a_problem_document(
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it begins HTTP/2"),
         (b"GET / HTTP/1.1\r\nno header\r\n\r\n", "Invalid header token"),
         (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", "Invalid character in Content-Length"),
-        (b"GET http://[::1 HTTP/1.1\r\n\r\n", "its address cannot be read"),
+        (b"GET http://[::1 HTTP/1.1\r\n\r\n", "its address cannot be parsed"),
     ],
 )
 async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: str) -> None:
@@ -64,7 +64,7 @@ async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: 
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["connection"] == "close"
     assert (answer.json["code"], answer.json["resource"]) == ("INVALID", "request")
-    assert f"no request of HTTP/1.1 ({reason}); send one" in answer.json["detail"]
+    assert f"this is not an HTTP/1.1 request ({reason}); send one" in answer.json["detail"]
 
 
 async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:

@@ -74,7 +74,7 @@ async def test_field_that_is_there_twice_is_refused_wherever_it_is(
         sent = replaced(body, place, twice) if place else twice.encode()
         answer = await http(served, method, path, sent)
         assert (answer.status, answer.json["code"]) == (422, "INVALID")
-        assert answer.json["detail"] == f"{name} is there twice; send it once"
+        assert answer.json["detail"] == f"{name} was sent twice; send it once"
 
     assert objects
     assert not served.daemon.calls
@@ -91,7 +91,10 @@ async def test_encoded_body_is_refused_with_what_to_change(
 
     assert (answer.status, answer.json["status"], answer.json["code"]) == (415, 415, "INVALID")
     assert answer.json["resource"] == "content-encoding"
-    assert answer.json["detail"] == "the body's Content-Encoding is 'gzip'; send it as it is"
+    assert (
+        answer.json["detail"]
+        == "the body's Content-Encoding is 'gzip'; send the body without encoding it"
+    )
     assert answer.headers["accept-encoding"] == "identity"
     assert not served.daemon.calls
 

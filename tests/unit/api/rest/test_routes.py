@@ -120,7 +120,7 @@ async def test_body_where_none_is_read_is_refused(
 
     assert refused.status == 422
     assert (
-        f"{method} of {path.replace('demo', '{cache}').replace('5', '{lease_id}')}"
+        f"{method} {path.replace('demo', '{cache}').replace('5', '{lease_id}')}"
         in refused.json["detail"]
     )
     assert advice in refused.json["detail"]

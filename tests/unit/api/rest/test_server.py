@@ -22,7 +22,7 @@ TRANSPORTS = ("rest",)
         ),
         pytest.param("/v1/stats?limit=1", "there is cache", id="one"),
         pytest.param("/v1/caches?limit=1", "there is none", id="none"),
-        pytest.param("/v1/stats?cache=a&cache=b", "cache is there twice; send it once", id="twice"),
+        pytest.param("/v1/stats?cache=a&cache=b", "cache was sent twice; send it once", id="twice"),
     ],
 )
 async def test_senseless_query_is_told_what_to_send(
@@ -143,7 +143,9 @@ async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None
     """A caller who opens the root in a browser is told where the page is and where the paths are listed."""
     answer = await http(served, "GET", "/")
 
-    assert answer.json["detail"] == "GET /: Not Found; /docs lists all paths, and /ui is the page"
+    assert (
+        answer.json["detail"] == "GET /: Not Found; /docs lists all paths, and /ui is the web page"
+    )
 
 
 async def test_method_that_a_path_does_not_take_is_told_with_those_that_it_takes(
@@ -152,7 +154,7 @@ async def test_method_that_a_path_does_not_take_is_told_with_those_that_it_takes
     """The body of the answer lists the allowed methods, as its header does."""
     answer = await http(served, "PUT", "/v1/stats")
 
-    assert answer.json["detail"] == "PUT /v1/stats: Method Not Allowed; it takes GET"
+    assert answer.json["detail"] == "PUT /v1/stats: Method Not Allowed; use GET"
 
 
 @pytest.mark.parametrize(
