@@ -450,7 +450,7 @@ def test_prefix_that_is_none_is_refused_over_each_transport(
 
     assert told["negative_token"] == "token_ids[2] is -3; a token id must be from 0 to 2147483647"
     assert told["repeated_key"] == (
-        "keys names a block twice: key 2 is key 0 again; the keys of a chain differ"
+        "keys names a block twice: key 2 is the same as key 0; all keys of a chain must differ"
     )
 
 

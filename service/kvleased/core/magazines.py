@@ -85,7 +85,7 @@ class MagazineBook:
         """
         magazine = self.by_worker.get(worker_id)
         if magazine is None:
-            msg = "the worker attached without a magazine; attach with the name of one"
+            msg = "the worker attached without a magazine; attach with the name of a magazine"
             raise WrongStateError(msg, resource="magazine", rule="no_magazine")
         return magazine
 
@@ -95,7 +95,7 @@ class MagazineBook:
         """Refuse a magazine beyond the limit."""
         if name in self.by_name or len(self) < MAGAZINES_MAX:
             return
-        msg = f"there are {MAGAZINES_MAX} magazines, the most that a cache has; end an engine first"
+        msg = f"the cache has {MAGAZINES_MAX} magazines, the most that it can have; end an engine first"
         raise BusyError(msg, resource="magazines", need=1, available=0, limit=MAGAZINES_MAX)
 
     def join(self, worker_id: WorkerId, name: int, tenant: int) -> None:

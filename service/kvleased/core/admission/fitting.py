@@ -26,8 +26,8 @@ def never_fits(
         asked = f", {need_most} of them in group {worst}"
     if need <= limit:
         return NeverFitsError(
-            f"{are(num_tokens, 'token')} more than the longest request of {longest}; "
-            f"{less}register the cache with more longest_request_tokens",
+            f"{are(num_tokens, 'token')} more than the longest request of {longest} tokens; {less}register the cache "
+            "with more longest_request_tokens",
             resource="longest_request_tokens",
             need=num_tokens,
             available=longest,
@@ -36,7 +36,7 @@ def never_fits(
         )
     more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
     return NeverFitsError(
-        f"{counted(num_tokens, 'token', 'takes', 'take')} {counted(need, 'block')}{asked}, but a lease can never have "
+        f"{counted(num_tokens, 'token', 'needs', 'need')} {counted(need, 'block')}{asked}, but a lease can never have "
         f"more than {limit}; {less}{more}",
         resource="device_blocks",
         need=need,

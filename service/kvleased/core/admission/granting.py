@@ -54,7 +54,7 @@ def check_tokens(
     The refusal recommends fewer tokens only if a lease can cover `least_tokens`.
     """
     if num_tokens <= 0:
-        msg = f"num_tokens is {num_tokens}, it must be at least 1"
+        msg = f"num_tokens is {num_tokens}; it must be at least 1"
         raise InvalidError(msg, resource="num_tokens", need=num_tokens)
     if num_tokens > state.covering.longest_tokens:
         # The pool may have been larger when the lease got its blocks.
@@ -299,7 +299,7 @@ def attempt_extend(state: CacheState, waiter: Waiter, now: float) -> Extended | 
     # The end of a lease ends its waiting calls, too.
     lease = state.leases.by_id[command.lease_id]
     if lease.phase is not Phase.ACTIVE:
-        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be extended"
+        msg = f"the lease is {lease.phase.name.lower()}; only an active lease can be extended"
         raise WrongStateError(msg, resource="lease")
     check_tokens(state, command.num_tokens, lease.tenant, lease)
     if not state.is_simple:

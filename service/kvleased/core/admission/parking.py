@@ -10,7 +10,7 @@ from kvleased.core.ids import Ids
 def larger(num_parked: int, num_lacking: int, registering: str) -> str:
     """Say how a pool can grant more blocks: by a resize if it has enough parked ones, else as `registering` says."""
     if 0 < num_lacking <= num_parked:
-        return f"bring some of its {num_parked} parked blocks back into use by kvlease resize"
+        return f"bring some of its {num_parked} parked blocks back into use with kvlease resize"
     return registering
 
 

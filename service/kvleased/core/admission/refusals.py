@@ -55,7 +55,7 @@ def fork_full(
     """Explain why a request cannot be forked now: a fork does not wait for room."""
     of_leases = lack_of_leases(state, tenant)
     lack = lack_of(state, tenant, need, NOTHING, num_ahead, of_leases)
-    then = "try again after retry_after_ms, or reserve with a wait_ms, for a fork does not wait for room"
+    then = "try again after retry_after_ms, or reserve with a wait_ms instead, because a fork does not wait for room"
     return _full(state, tenant, lack, ("", then), changes)
 
 
@@ -69,7 +69,7 @@ def _instead(state: CacheState, waiter: Waiter, lack: Shortage) -> str:
         instead = "ask with a higher priority"
     elif lack.reason not in OF_LEASES and not isinstance(waiter.command, Reload):
         instead = "ask for fewer tokens"
-    return f"{instead}: no call may wait for longer than {longest} ms"
+    return f"{instead}, because no call may wait longer than {longest} ms"
 
 
 def _full(
@@ -87,7 +87,7 @@ def _full(
         need, available = 1, 0
     else:
         resource, most = limit_of(state, tenant, available)
-        short = f"{are(need, 'block')} needed and {available} of {most} can be had{_when(lack)}"
+        short = f"{are(need, 'block')} needed and {available} of {most} can be granted{_when(lack)}"
     return PoolFullError(
         f"{after}{short}: {_because(lack, is_capped_itself=resource == TENANT_BLOCKS)}; {then}",
         resource=resource,
@@ -111,7 +111,7 @@ def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[st
         return (
             "leases",
             most,
-            f"{num_free} of {are(most, 'lease')} left, which are kept for other tenants",
+            f"{num_free} of {are(most, 'lease')} left, and they are kept for other tenants",
         )
     most = limits_of(state, tenant).leases_max
     num_own = state.leases_by_tenant()[tenant]
@@ -120,22 +120,22 @@ def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[st
 
 def _because(lack: Shortage, *, is_capped_itself: bool) -> str:
     if lack.reason is Reason.KEPT_LEASES:
-        return "one that its tenant has must end first"
+        return "a lease of this tenant must end first"
     if lack.reason is Reason.TENANT_LEASES:
         return "one of them must end first"
     if lack.num_ahead:
         wait = "call waits" if lack.num_ahead == 1 else "calls wait"
         return f"{lack.num_ahead} {wait} before this one"
     if lack.reason is Reason.LIMITS:
-        limit = "its tenant's maximum" if is_capped_itself else "what other tenants are guaranteed"
-        return f"{limit} keeps it from the rest"
+        limit = "the tenant's maximum" if is_capped_itself else "what other tenants are guaranteed"
+        return f"{limit} keeps it from using the rest"
     if lack.reason is Reason.COPIES:
         return "blocks are being copied, or zeroed for another tenant"
     return "the rest is held"
 
 
 def _when(lack: Shortage) -> str:
-    return ", some when they are made ready" if lack.reason is Reason.COPIES else " now"
+    return ", some of them only once they are ready" if lack.reason is Reason.COPIES else " now"
 
 
 def busy(
@@ -159,8 +159,8 @@ def busy(
 def superseded(state: CacheState, wait_ms: int) -> BusyError:
     """Explain why a call lost its place to a later call for the same request, which is answered within `wait_ms`."""
     return BusyError(
-        "a later call for the same request took this one's place, of which there is one for each request; "
-        "take the later call's answer, or ask again after retry_after_ms, when that one is answered",
+        "a later call for the same request took the place of this one, because each request has only one place; use "
+        "the answer to the later call, or ask again after retry_after_ms, when it has been answered",
         resource="waiting_calls",
         need=1,
         available=0,
@@ -173,7 +173,7 @@ def superseded(state: CacheState, wait_ms: int) -> BusyError:
 def superseded_for_lease() -> WrongStateError:
     """Explain why a call about a lease lost its place to a later one, which gets the answer."""
     return WrongStateError(
-        "a later call for the same lease took this one's place; take that one's answer",
+        "a later call for the same lease took the place of this one; use the answer to the later call",
         resource="lease",
         rule="superseded",
     )
@@ -184,7 +184,7 @@ def draining(state: CacheState) -> DrainingError:
     whose, where = ("daemon", " in the cache") if state.drains_daemon else ("cache", "")
     left = f"{are(len(state.leases), 'lease')} left{where}"
     return DrainingError(
-        f"the {whose} is being drained and grants nothing new, {left}; ask another daemon",
+        f"the {whose} is being drained and grants no new leases ({left}); ask another daemon",
         resource=whose,
         retry_after_ms=RETRY_AFTER_MS_MAX,
     )
@@ -198,7 +198,7 @@ def slots_never_fit(state: CacheState, need: int) -> NeverFitsError | None:
         return None
     more = larger(host.num_parked, need - limit, "register the cache with more host_bytes")
     return NeverFitsError(
-        f"the lease takes {counted(need, 'slot')} and the host pool has {limit}; release it instead, or {more}",
+        f"the lease needs {counted(need, 'slot')}, but the host pool has {limit}; release the lease instead, or {more}",
         resource="host_slots",
         need=need,
         available=host.num_available,
@@ -214,10 +214,10 @@ def slots_full(
     available = num_slots_available(state, reused)
     is_coming = need <= num_slots_soon(state, reused)
     because = "slots are being copied" if is_coming else "the rest is held"
-    less = ", trim it first" if changes else ""
+    less = ", trim the lease first" if changes else ""
     return PoolFullError(
-        f"the lease takes {counted(need, 'slot')} and {available} of {len(host)} can be had now: {because}; "
-        f"try again after retry_after_ms{less}, or release it instead",
+        f"the lease needs {counted(need, 'slot')} and {available} of {len(host)} can be used now: {because}; try again "
+        f"after retry_after_ms{less}, or release the lease instead",
         resource="host_slots",
         need=need,
         available=available,
@@ -237,7 +237,7 @@ def keys_full(
     limit = state.shape.usable_blocks
     reason = Reason.COPIES if need <= available else Reason.BLOCKS
     return PoolFullError(
-        f"{are(need, 'block')} needed and {available} of {limit} can be had now; try again after retry_after_ms",
+        f"{are(need, 'block')} needed and {available} of {limit} can be granted now; try again after retry_after_ms",
         resource="device_blocks",
         need=need,
         available=available,
@@ -255,17 +255,19 @@ def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
     if lease.phase is not Phase.LOADING or request is None:
         return _late(state, flights, lease.tenant, _LONGER)
     if state.is_draining:
-        return _late(state, flights, lease.tenant, "the daemon drains; ask another one")
+        return _late(
+            state, flights, lease.tenant, "the daemon is being drained; ask another daemon"
+        )
     if not is_granted_again(state, lease):
-        then = "its tenant may not have as much any more; end another lease of it, then try again"
+        then = "its tenant may no longer have as many blocks; end another lease of the tenant, then try again"
         return _late(state, flights, lease.tenant, then)
     if isinstance(request, Fork):
         parent = state.leases.by_id.get(request.lease_id)
         if parent is None or parent.phase is not Phase.ACTIVE:
-            then = "the lease to fork is not on the device any more; reload it, or reserve anew"
+            then = "the lease to fork is no longer on the device; reload it, or reserve again"
             return _late(state, flights, lease.tenant, then)
     changes = longer_wait(state, request.wait_ms or int(WAIT_SECONDS_DEFAULT * 1000))
-    most = f"try again when they have ended: no call may wait for longer than {state.shape.wait_ms_max} ms"
+    most = f"try again when they have ended, because no call may wait longer than {state.shape.wait_ms_max} ms"
     return _late(state, flights, lease.tenant, _LONGER if changes else most, changes)
 
 

@@ -23,13 +23,13 @@ def check_class(state: CacheState, command: Reserve) -> None:
     """Refuse a class or a time that makes no sense; the first class that is not normal puts classes into effect."""
     highest, retain_priority = len(_CLASSES) - 1, command.retain_priority
     if not 0 <= command.priority <= highest:
-        msg = f"priority is {command.priority}, it must be from 0 to {highest}"
+        msg = f"priority is {command.priority}; it must be from 0 to {highest}"
         raise InvalidError(msg, resource="priority", need=command.priority, limit=highest)
     if retain_priority is not None and not LOW <= retain_priority <= HIGH:
-        msg = f"retain_priority is {retain_priority}, it must be from {LOW} to {HIGH}"
+        msg = f"retain_priority is {retain_priority}; it must be from {LOW} to {HIGH}"
         raise InvalidError(msg, resource="retain_priority", need=retain_priority, limit=HIGH)
     if command.retain_seconds < 0:
-        msg = f"retain_seconds is {command.retain_seconds}, it must be at least 0"
+        msg = f"retain_seconds is {command.retain_seconds}; it must be at least 0"
         raise InvalidError(msg, resource="retain_seconds", need=command.retain_seconds)
     if class_of(command) != NORMAL and not state.device.has_classes:
         state.device.begin_classes()

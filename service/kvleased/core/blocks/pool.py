@@ -255,7 +255,7 @@ class Pool:
     def end(self, ids: Ids, event: Event) -> None:
         """End a fill or scrub whose block nobody but the copy held."""
         self.holds[ids] -= 1
-        assert not self.holds[ids].any(), "somebody waits for a block that comes to nothing"
+        assert not self.holds[ids].any(), "the block is held by more than the copy"
         self._free_up(ids, event)
 
     def _free_up(self, ids: Ids, event: Event) -> None:

@@ -181,7 +181,7 @@ def _strays(tier: _Tier) -> list[str]:
     # Without its sign, a number below zero is larger than any block.
     is_astray = tier.ids.view(np.uintp) >= len(tier.pool)
     return [
-        f"lease {lease.lease_id} lists a block that there is not"
+        f"lease {lease.lease_id} lists a block that does not exist"
         for lease in _whose(tier, is_astray)
     ]
 
@@ -215,7 +215,7 @@ def _owners(tier: _Tier) -> list[str]:
         for lease in _whose(tier, ~_MAY_LIST[phases, states])
     ]
     found += [
-        f"lease {lease.lease_id} has another tenant's block"
+        f"lease {lease.lease_id} has a block of another tenant"
         for lease in _whose(tier, tier.pool.records.tenant[tier.ids] != tenants)
     ]
     listed = _twice(tier.owners * len(tier.pool) + tier.ids) // len(tier.pool)
@@ -242,7 +242,7 @@ def _rows(state: CacheState) -> list[str]:
     lease_ids, worker_ids = rows.lease_id.tolist(), rows.worker_id.tolist()
     phases = rows.phase.tolist()
     if set(lease_ids) - {0} != state.leases.by_id.keys():
-        found.append("the rows in use are not the leases")
+        found.append("the rows in use are not those of the leases")
     used = [lease.row for lease in leases]
     for lease, row in zip(leases, used, strict=True):
         if lease_ids[row] != lease.lease_id or worker_ids[row] != lease.worker_id:
@@ -260,7 +260,7 @@ def _rows(state: CacheState) -> list[str]:
     if {row: worker_id for row, worker_id in enumerate(workers) if worker_id} != active:
         found.append("the rows that count as active are not those of active leases")
     elif not state.leases.names.is_sound:
-        found.append("what the ids of a step name is remembered otherwise than it is")
+        found.append("what is remembered of the ids of steps is not what they name")
     return found + _free_rows(state, used)
 
 
@@ -276,14 +276,14 @@ def _books(state: CacheState) -> list[str]:
     found = []
     leases = state.leases
     if {lease_id for own in leases.by_worker.values() for lease_id in own} != leases.by_id.keys():
-        found.append("the leases by worker are not the leases")
+        found.append("the leases by worker are not all leases")
     by_request = leases.by_request.values()
     unnamed = leases.by_id.keys() - by_request
     if any(leases.by_id[lease_id].members is None for lease_id in unnamed) or any(
         leases.by_id[lease_id].holder != holder
         for (holder, _), lease_id in leases.by_request.items()
     ):
-        found.append("the leases by request are not the leases")
+        found.append("the leases by request are not all leases")
     return found
 
 
@@ -320,7 +320,7 @@ def _loading(state: CacheState) -> list[str]:
     if not len(blocks):
         return []
     found = [
-        f"block {block} is listed as loading and is not"
+        f"block {block} is listed as loading, but is not"
         for block, copy_id in zip(blocks.tolist(), state.loading.copy_ids(blocks), strict=True)
         if copy_id not in state.flights or state.device.records.state[block] != _FILLING
     ]
@@ -345,7 +345,7 @@ def _waits(state: CacheState) -> list[str]:
         if lease.phase is _LOADING and lease.ticket is None:
             found.append(f"lease {lease.lease_id} is LOADING and nobody waits for it")
     found += [
-        f"call {waiter.ticket} waits for a lease or a worker that is not there"
+        f"call {waiter.ticket} waits for a lease or a worker that does not exist"
         for waiter in state.waiting
         if waiter.worker_id not in state.workers
         or (not isinstance(waiter.command, Reserve) and waiter.lease_id not in state.leases.by_id)
@@ -358,11 +358,11 @@ def _bounds(state: CacheState) -> list[str]:
     found = []
     shape = state.shape
     if len(state.waiting) + len(state.asking) > shape.max_waiting + shape.max_leases:
-        found.append("more calls wait than may")
+        found.append("more calls are waiting than the limit allows")
     if len(state.pins) > shape.max_pins:
-        found.append("more pins than may be")
+        found.append("there are more pins than the limit allows")
     found += [
-        f"lease {lease.lease_id} belongs to a worker that is not there"
+        f"lease {lease.lease_id} belongs to a worker that does not exist"
         for lease in state.leases.by_id.values()
         if lease.worker_id not in state.workers
     ]
@@ -377,4 +377,4 @@ def _ends(state: CacheState) -> list[str]:
     ended = sum(counters[name] for name in ENDED.values())
     if begun == live + ended:
         return []
-    return [f"{begun} leases were granted or recovered, {live} live and {ended} have ended"]
+    return [f"{begun} leases were granted or recovered, but {live} are live and {ended} have ended"]

@@ -26,15 +26,15 @@ def magazine_violations(state: CacheState, listed: Ids) -> list[str]:
     ]
     believed = sum(1 << one.place for one in book.by_name.values())
     if (held_by & ~np.uint32(believed)).any():
-        found.append("a block is held by a magazine that is not there")
+        found.append("a block is held by a magazine that does not exist")
     for magazine in book.by_name.values():
         blocks = book.blocks_of(magazine)
         if len(blocks) != magazine.num_blocks:
             found.append(
-                f"magazine {magazine.place} has {len(blocks)} blocks, {magazine.num_blocks} are counted"
+                f"magazine {magazine.place} has {len(blocks)} blocks, but {magazine.num_blocks} are counted"
             )
         if (state.device.records.tenant[blocks] != magazine.tenant).any():
-            found.append(f"magazine {magazine.place} has another tenant's block")
+            found.append(f"magazine {magazine.place} has a block of another tenant")
     return found
 
 
@@ -46,7 +46,7 @@ def member_violations(state: CacheState) -> list[str]:
         found.append("the names in the records are not those of the magazines")
     members = {worker: one for one in book.by_name.values() for worker in one.workers}
     if members != book.by_worker or not members.keys() <= state.workers.keys():
-        found.append("the processes of the magazines are not those that are there")
+        found.append("the recorded processes of the magazines are not those that exist")
     if any(not one.workers for one in book.by_name.values()):
         found.append("a magazine has no process")
     return found

@@ -66,7 +66,7 @@ def _pool(pool: Pool, in_order: list[int]) -> list[str]:
         found.append("a block in use is held by nobody")
     is_parked = states == _PARKED
     if is_any(is_parked > is_unheld) or np.count_nonzero(is_parked) != pool.num_parked:
-        found.append("the parked blocks are held, or not as many as are counted")
+        found.append("the parked blocks are held, or there are not as many as are counted")
     is_free[:null_blocks] = False
     if not _is_just(pool.free.ids, is_free):
         found.append("the free list is not the set of free blocks")
@@ -89,7 +89,7 @@ def _index(pool: Pool, is_ready: NDArray[np.bool_]) -> list[str]:
     found: list[str] = []
     indexed = pool.index.blocks()
     if not _is_just(indexed, is_ready) or len(pool.index) != len(indexed):
-        found.append("the index does not name just the ready blocks")
+        found.append("the index does not name exactly the ready blocks")
     is_elsewhere = pool.index.find(pool.keys_of(indexed)) != indexed
     if is_any(is_elsewhere):
         found += [

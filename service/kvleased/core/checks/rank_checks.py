@@ -21,7 +21,7 @@ def rank_violations(state: CacheState) -> list[str]:
         members, row = lease.members, lease.row
         if members is None:
             if rows.engine[row]:
-                found.append(f"row {row} is of an engine and its lease is not")
+                found.append(f"row {row} belongs to an engine, but its lease does not")
             continue
         found += _membership(state, lease, members)
         found += _progress(state, lease, members)
@@ -29,7 +29,7 @@ def rank_violations(state: CacheState) -> list[str]:
         found += _lists(state)
     tickets = {lease.ticket for lease in state.leases.by_id.values() if lease.members is not None}
     if not state.beside.keys() <= tickets:
-        found.append("calls wait beside one that is not there")
+        found.append("calls wait beside a call that does not exist")
     return found
 
 

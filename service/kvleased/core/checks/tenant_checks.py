@@ -23,15 +23,15 @@ def tenant_violations(state: CacheState) -> list[str]:
         counted = num_used[digest], num_cached[digest]
         if usage.get(digest, (0, 0)) != counted:
             found.append(
-                f"tenant {digest} uses {counted} blocks, and {usage.get(digest)} are counted"
+                f"tenant {digest} uses {counted} blocks, but {usage.get(digest)} are counted"
             )
         most = max(limits_of(state, digest).max_blocks, state.used_before.get(digest, 0))
         if counted[0] > most:
-            found.append(f"tenant {digest} uses {counted[0]} blocks, and may use {most}")
+            found.append(f"tenant {digest} uses {counted[0]} blocks, but may use {most}")
     found += _lease_violations(state)
     pinned = pinned_by_tenant(state)
     if sum(pinned.values()) + num_owed(state.shape.tenants, pinned) > usable:
-        found.append("pins and minima are more than the pool")
+        found.append("pins and minima add up to more than the pool")
     return found
 
 
@@ -41,10 +41,10 @@ def _lease_violations(state: CacheState) -> list[str]:
     found = []
     if counted != state.leases_by_tenant():
         found.append(
-            f"tenants have {dict(counted)} leases, and {dict(state.leases_by_tenant())} are counted"
+            f"tenants have {dict(counted)} leases, but {dict(state.leases_by_tenant())} are counted"
         )
     for digest, count in counted.items():
         most = max(limits_of(state, digest).leases_max, state.leases_before.get(digest, 0))
         if count > most:
-            found.append(f"tenant {digest} has {count} leases, and may have {most}")
+            found.append(f"tenant {digest} has {count} leases, but may have {most}")
     return found

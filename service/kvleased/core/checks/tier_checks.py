@@ -28,7 +28,7 @@ def _ways_up(state: CacheState) -> list[str]:
         if is_fetch and len(flight.remote_keys) != BYTES_PER_KEY * len(flight.targets):
             found.append(f"copy {flight.copy_id} does not name the key of each block")
     if num_coming != len(state.loading):
-        found.append("what is listed as loading is not what is on its way")
+        found.append("the blocks listed as loading are not those on their way")
     return found
 
 

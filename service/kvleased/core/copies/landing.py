@@ -284,9 +284,7 @@ def _fail(state: CacheState, flight: Flight, now: float) -> None:
     state.tell("copy_failed", num_blocks=flight.num_pairs)
     _unlist_loading(state, flight)
     state.dirt.failed(flight, now)
-    text = (
-        "the copy failed, and what it was to move is where it was; try again after retry_after_ms"
-    )
+    text = "the copy failed, and the blocks that it was to move are where they were; try again after retry_after_ms"
     error = CopyFailedError(text, resource="copies", retry_after_ms=state.shape.retry_after_ms)
     disappoint(state, flight, error, now)
     source_pool, target_pool = state.ends(flight.direction)

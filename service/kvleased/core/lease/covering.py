@@ -215,6 +215,8 @@ def _shared(shape: CacheShape) -> tuple[int, ...]:
     found = tuple(at for at, group in enumerate(shape.groups) if group.keys_per_block)
     for at in found:
         group = shape.groups[at]
-        assert group.keys_per_block * shape.hash_tokens == group.tokens_per_block, "a block is keys"
+        assert group.keys_per_block * shape.hash_tokens == group.tokens_per_block, (
+            "a block is a whole number of keys"
+        )
         assert shape.hit_tokens % group.tokens_per_block == 0, "a prefix ends where blocks end"
     return found

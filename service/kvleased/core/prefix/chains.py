@@ -12,7 +12,7 @@ from kvleased.core.state import split_keys
 def check_keys(keys: bytes) -> None:
     """Refuse packed keys if the last one is cut off."""
     if len(keys) % BYTES_PER_KEY:
-        msg = f"keys has {len(keys)} bytes, which is no multiple of {BYTES_PER_KEY}"
+        msg = f"keys has {len(keys)} bytes, which is not a multiple of {BYTES_PER_KEY}"
         raise InvalidError(msg, resource="keys")
 
 
@@ -24,7 +24,7 @@ def check_distinct(keys: bytes) -> None:
     firsts = {key: at for at, key in reversed([*enumerate(one_by_one)])}
     again = min(at for at, key in enumerate(one_by_one) if firsts[key] != at)
     first = firsts[one_by_one[again]]
-    msg = f"keys names a block twice: key {again} is key {first} again; the keys of a chain differ"
+    msg = f"keys names a block twice: key {again} is the same as key {first}; all keys of a chain must differ"
     raise InvalidError(msg, resource="keys", rule="repeated_key")
 
 

@@ -115,7 +115,10 @@ def explain(state: CacheState, command: Explain, now: float) -> Outcome:
     if lease is None or command.worker_id is not None:
         lease = state.lease_of(command)
     if lease.request is None:
-        msg = "the lease was granted before the daemon's restart, and why is not kept; ask about a newer one"
+        msg = (
+            "the lease was granted before the daemon restarted, and the reasons were not kept; "
+            "ask about a newer lease"
+        )
         raise WrongStateError(msg, resource="lease", rule="granted_before_restart")
     hits = dict(zip(Tier, lease.hit_tokens, strict=True))
     return Outcome(

@@ -169,7 +169,7 @@ def _joined(joined: dict[int, CopyId], entries: Ids) -> set[CopyId]:
 
 def _check_distinct(state: CacheState, keys: bytes, blocks: Ids, below: Ids) -> None:
     if not state.device.are_distinct(blocks) or (len(below) and not _differ(state, keys, below)):
-        msg = "keys names a block twice; the keys of a chain differ"
+        msg = "keys names a block twice; all keys of a chain must differ"
         raise InvalidError(msg, resource="keys")
 
 

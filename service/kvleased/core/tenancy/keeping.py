@@ -51,7 +51,7 @@ def check_pins(state: CacheState, tenant: int | None) -> None:
         return
     kept = f", and the last {num_left} are kept for other tenants" if num_left > 0 else ""
     raise PoolFullError(
-        f"{there_are(len(state.pins), 'pin')} of {limit}{kept}; unpin one first",
+        f"{there_are(len(state.pins), 'pin')} of at most {limit}{kept}; unpin one first",
         resource="pins",
         need=1,
         available=0,

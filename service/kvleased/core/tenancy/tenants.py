@@ -351,8 +351,8 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
         limit = min(limit, limits_of(state, tenant).pinned_blocks_max)
     if need > limit:
         msg = (
-            f"{need - pinned} more blocks would be pinned, and {max(0, limit - pinned)} more may be; "
-            "unpin some, or raise the tenant's pinned_percent_max"
+            f"{need - pinned} more blocks would be pinned, but only {max(0, limit - pinned)} more may be; unpin some, "
+            "or raise the tenant's pinned_percent_max"
         )
         raise PoolFullError(
             msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),
@@ -374,8 +374,8 @@ def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
         if num_cached and left < 0:
             available = max(0, num_cached + left)
             msg = (
-                f"{num_cached} cached blocks would be pinned, and {available} may be: "
-                "another tenant, below its minimum, is owed the others; pin fewer, or unpin some"
+                f"{num_cached} cached blocks would be pinned, but only {available} may be: another tenant is below its "
+                "minimum and must be able to get the others; pin fewer, or unpin some"
             )
             raise PoolFullError(
                 msg, resource="pinned_blocks", need=num_cached, available=available,

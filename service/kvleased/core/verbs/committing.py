@@ -50,7 +50,9 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     del now
     lease = state.lease_of(command)
     if lease.phase not in _ON_DEVICE:
-        msg = f"the lease is {lease.phase.name.lower()}, only one on the device can be committed"
+        msg = (
+            f"the lease is {lease.phase.name.lower()}; only a lease on the device can be committed"
+        )
         raise WrongStateError(msg, resource="lease")
     _check_keys(state, lease, command)
     said = command
@@ -122,7 +124,7 @@ def _check_keys(state: CacheState, lease: Lease, command: Commit) -> None:
     covered = _covered_tokens(state, lease)
     num_full = command.num_tokens // state.shape.hash_tokens
     if not 0 <= command.num_tokens <= covered:
-        msg = f"num_tokens is {command.num_tokens}, but the lease covers {covered}"
+        msg = f"num_tokens is {command.num_tokens}, but the lease covers {covered} tokens"
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=covered)
     last = command.first_block + num_keys
     if command.first_block < 0 or not 0 <= last <= num_full:
@@ -194,7 +196,7 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
 
 def _check_same_keys(state: CacheState, ready: Ids, keys: bytes) -> None:
     if state.device.keys_of(ready) != keys:
-        msg = "a block is committed already, under another key; a committed block is never written again"
+        msg = "a block is already committed under another key; a committed block must not be written again"
         raise InvalidError(msg)
 
 
@@ -203,7 +205,7 @@ def map_lease(state: CacheState, command: Map, now: float) -> Outcome:
     lease = state.lease_of(command)
     renew(state, lease, now)
     if lease.phase is not Phase.ACTIVE:
-        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be mapped"
+        msg = f"the lease is {lease.phase.name.lower()}; only an active lease can be mapped"
         raise WrongStateError(msg, resource="lease")
     state.kernel.publish(lease.row, state.leases.parts_of(lease.row))
     published = state.kernel.rows.num_published[lease.row]

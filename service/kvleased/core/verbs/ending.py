@@ -172,7 +172,7 @@ def attach(state: CacheState, command: Attach, now: float) -> Outcome:
     """Make a worker known."""
     del now
     if command.tenant_digest == 0:
-        msg = "tenant_digest is 0, which stands for no tenant"
+        msg = "tenant_digest is 0, which is not the digest of a tenant"
         raise InvalidError(msg)
     magazines = state.magazines
     if command.magazine:
@@ -189,14 +189,14 @@ def _sit(state: CacheState, command: Attach) -> None:
     """Give a worker its place in its engine; refuse it if another living worker has that place."""
     num_ranks = min(state.shape.num_ranks, RANKS_MAX)
     if not 0 <= command.rank < num_ranks:
-        msg = f"rank is {command.rank}; the ranks that can call apart are 0 to {num_ranks - 1}"
+        msg = f"rank is {command.rank}; it must be from 0 to {num_ranks - 1} for ranks that call apart"
         raise InvalidError(msg, resource="rank", need=command.rank, limit=num_ranks - 1)
     place = Place(command.engine, command.rank)
     other = state.ranks.worker_at(place)
     if other is not None:
         msg = (
-            f"worker {other} is rank {command.rank} of this engine already; end its process or detach it, "
-            "or attach under another engine or rank"
+            f"worker {other} is already rank {command.rank} of this engine; end its process or detach it, or attach "
+            "under another engine or rank"
         )
         raise WrongStateError(msg, resource="rank", rule="rank_is_there")
     state.ranks.sit(command.worker_id, place)

@@ -110,11 +110,11 @@ def _check_columns(command: Exchange) -> None:
         ("missed_keys", command.missed_keys, BYTES_PER_KEY),
     ):
         if len(packed) % bytes_per_item:
-            msg = f"{name} has {len(packed)} bytes, which is no multiple of {bytes_per_item}"
+            msg = f"{name} has {len(packed)} bytes, which is not a multiple of {bytes_per_item}"
             raise InvalidError(msg, resource=name)
     _check_as_many("publish_keys", command.publish_keys, BYTES_PER_KEY, num_published)
     if _NO_KEY in command.publish_keys and _NO_KEY in split_keys(command.publish_keys):
-        msg = "publish_keys has a key of zeros, which stands for a private block; compute the block's own"
+        msg = "publish_keys has a key of zeros, which means a private block; compute the block's own key"
         raise InvalidError(msg, resource="publish_keys")
     if command.publish_positions:
         _check_as_many(
@@ -125,7 +125,7 @@ def _check_columns(command: Exchange) -> None:
 def _check_as_many(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:
     need = bytes_per_item * count
     if len(packed) != need:
-        msg = f"{name} has {len(packed)} bytes, but {count} publish_blocks take {need}"
+        msg = f"{name} has {len(packed)} bytes, but {count} publish_blocks need {need}"
         raise InvalidError(msg, resource=name, need=need, available=len(packed))
 
 
@@ -134,8 +134,8 @@ def _check_sequence(state: CacheState, magazine: Magazine, sequence: int) -> Non
     if sequence == last + 1:
         return
     msg = (
-        f"sequence is {sequence}, but the last exchange of the magazine had {last}; "
-        "ask for its inventory, and go on from what that says"
+        f"sequence is {sequence}, but the last exchange of the magazine had {last}; ask for the magazine's inventory, "
+        "and continue from there"
     )
     raise IdReusedError(
         msg, resource="sequence", need=last + 1, available=sequence, rule="sequence"
@@ -146,7 +146,7 @@ def _check_alone(state: CacheState, magazine: Magazine) -> None:
     others = [one for one in state.magazines.by_name.values() if one is not magazine]
     num_blocks = sum(one.num_blocks for one in others)
     if num_blocks:
-        msg = f"other magazines have {counted(num_blocks, 'block')}; one of several cannot hold all"
+        msg = f"other magazines have {counted(num_blocks, 'block')}, so this one cannot hold all"
         raise WrongStateError(msg, resource="magazines", need=0, available=num_blocks)
 
 

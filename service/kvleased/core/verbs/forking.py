@@ -81,7 +81,7 @@ def fork(state: CacheState, command: Fork, now: float) -> Outcome:
     check_no_states(parent.members, "forked")
     renew(state, parent, now)
     if parent.phase is not Phase.ACTIVE:
-        msg = f"the lease is {parent.phase.name.lower()}, only an active one can be forked"
+        msg = f"the lease is {parent.phase.name.lower()}; only an active lease can be forked"
         raise WrongStateError(msg, resource="lease")
     _check(state, parent, command)
     row = _row_of(state, parent, command.num_tokens)
@@ -120,7 +120,7 @@ def _forked(state: CacheState, lease: Lease, worker_id: WorkerId) -> Forked:
 
 def _repeat(state: CacheState, lease: Lease, command: Fork, now: float) -> Outcome:
     if not asks_for(state, lease, command):
-        msg = f"request {command.request_id} has a lease of another kind; release it, or use another id"
+        msg = f"request {command.request_id} has a different lease already; release it, or use another id"
         raise IdReusedError(msg, resource="request_id")
     join(state, lease, command.worker_id)
     if lease.members is not None and lease.phase is Phase.LOADING:
@@ -142,8 +142,8 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
         check_tokens_fit(state, parent.tenant, command.num_tokens, least_tokens=least)
     if command.num_tokens < num_computed:
         msg = (
-            f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are forked; "
-            "ask for at least those"
+            f"num_tokens is {command.num_tokens}, but the lease to fork has the states of "
+            f"{counted(num_computed, 'token')}; ask for at least as many"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=num_computed)
     holder_of = state.ranks.holder_of
@@ -154,7 +154,7 @@ def _check(state: CacheState, parent: Lease, command: Fork) -> None:
             and holder_of(waiter.worker_id) == holder_of(command.worker_id)
             and waiting.request_id == command.request_id
         ):
-            msg = f"request {command.request_id} waits for a lease already; use another id"
+            msg = f"request {command.request_id} is already waiting for a lease; use another id"
             raise IdReusedError(msg, resource="request_id")
 
 

@@ -132,8 +132,8 @@ def check_mates(state: CacheState, command: Reserve) -> None:
             assert isinstance(waiter.command, Reserve), "only new requests have a name"
             if not is_same(waiter.command, command):
                 msg = (
-                    f"request {command.request_id} waits for a lease for other keys, another num_tokens or another "
-                    "retain_priority; use another id"
+                    f"request {command.request_id} is already waiting for a lease with other keys, another num_tokens "
+                    "or another retain_priority; use another id"
                 )
                 raise IdReusedError(msg, resource="request_id")
 
@@ -240,7 +240,7 @@ def reload_beside(
     """
     assert command.worker_id is not None, "an operator may not name a lease"
     if lease.phase is Phase.EVICTING:
-        msg = "the lease is being evicted; reload it when that has been answered"
+        msg = "the lease is being evicted; reload it when the evict has been answered"
         raise WrongStateError(msg, resource="lease")
     withdraw_evict(state, members, command.worker_id)
     tell_all(state, lease, members, command.worker_id)

@@ -82,7 +82,7 @@ def evict_lease(state: CacheState, command: Evict, now: float) -> Outcome:
     if lease.phase is Phase.EVICTING:
         return supersede_ticket(state, lease, command.wait_ms, now)
     if lease.phase is not Phase.ACTIVE:
-        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be evicted"
+        msg = f"the lease is {lease.phase.name.lower()}; only an active lease can be evicted"
         raise WrongStateError(msg)
     if is_large(state, lease):
         lease.ticket, lease.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
@@ -244,7 +244,7 @@ def attempt_reload(state: CacheState, waiter: Waiter, now: float) -> Reloaded | 
     if lease.phase is Phase.ACTIVE:
         return here(state, lease)
     if lease.phase is not Phase.EVICTED:
-        msg = f"the lease is {lease.phase.name.lower()}, only an evicted one can be reloaded"
+        msg = f"the lease is {lease.phase.name.lower()}; only an evicted lease can be reloaded"
         raise WrongStateError(msg)
     way = _way_up(state, lease)
     if way is None:

@@ -102,7 +102,7 @@ def _not_asked(state: CacheState, members: Members) -> BusyError:
     num_asked = len(members.evicts)
     others = counted(num_ranks - num_asked, "rank", "of the request has", "of the request have")
     return BusyError(
-        f"{others} not asked to evict it; try again after retry_after_ms, or with a longer wait_ms",
+        f"{others} not asked to evict the lease; try again after retry_after_ms, or with a longer wait_ms",
         resource="ranks",
         need=num_ranks,
         available=num_asked,

@@ -87,7 +87,7 @@ def _never_fits(state: CacheState, command: Reload, count: int) -> NeverFitsErro
     usable = state.shape.usable_blocks
     more = larger(state.shape.parked_blocks, count - usable, "ask for fewer keys")
     return NeverFitsError(
-        f"{are(count, 'block')} asked for and the device pool has {usable}; {more}",
+        f"{are(count, 'block')} asked for, but the device pool has {usable}; {more}",
         resource="device_blocks",
         need=count,
         available=state.device.num_available,

@@ -55,7 +55,7 @@ def reserve(state: CacheState, command: Reserve, now: float) -> Outcome:
 def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Outcome:
     if not asks_for(state, lease, command):
         msg = (
-            f"request {command.request_id} has a lease for other keys, another num_tokens or another "
+            f"request {command.request_id} already has a lease with other keys, another num_tokens or another "
             "retain_priority; release it, or use another id"
         )
         raise IdReusedError(msg, resource="request_id")
@@ -65,7 +65,7 @@ def _repeat(state: CacheState, lease: Lease, command: Reserve, now: float) -> Ou
             reply = replace(reply, misses=misses_of(state, lease))
         return Outcome(reply=reply)
     if not command.wait_ms:
-        msg = "the lease is loading; repeat the call with a wait_ms"
+        msg = "the lease is still loading; repeat the call with a wait_ms"
         raise WrongStateError(msg, resource="lease")
     if lease.members is not None:
         join(state, lease, command.worker_id)
@@ -135,5 +135,5 @@ def is_put_off(state: CacheState, command: Command) -> bool:
 def _check_one_of(**choices: object) -> None:
     given = [name for name, value in choices.items() if value]
     if len(given) != 1:
-        msg = f"give exactly one of {', '.join(choices)}, not {' and '.join(given) or 'none'}"
+        msg = f"set exactly one of {', '.join(choices)}, not {' and '.join(given) or 'none'}"
         raise InvalidError(msg)

@@ -28,11 +28,11 @@ _SOON: Final = "try again in a moment"
 _ADVICE: Final = {
     "leased": _LATER,
     "in_magazine": "end the engines that have magazines (kvlease magazines)",
-    "pinned": "end pins by kvlease unpin, which kvlease pins lists",
+    "pinned": "end pins with kvlease unpin (kvlease pins lists them)",
     "copying": _SOON,
     "scrubbing": _SOON,
     "quarantined": "end the workers whose leases have expired (kvlease leases)",
-    "bad": "blocks that were retired never leave",
+    "bad": "retired blocks never leave the pool",
 }
 """What an operator can do about blocks that cannot leave a pool, by what they are held for."""
 _NAMES = {Tier.DEVICE: "device_blocks", Tier.HOST: "host_slots"}
@@ -63,7 +63,7 @@ def check_owed(state: CacheState, shape: CacheShape) -> None:
     if need > shape.usable_blocks:
         msg = (
             f"{sum(pinned.values())} blocks are pinned and {need - sum(pinned.values())} more are guaranteed to "
-            f"tenants, but {shape.usable_blocks} can be granted; unpin some, or lower the minima"
+            f"tenants, but only {shape.usable_blocks} can be granted; unpin some, or lower the minima"
         )
         raise PoolFullError(
             msg, resource="tenant_minima", need=need, available=shape.usable_blocks,
@@ -120,10 +120,12 @@ def _check_capacity(command: Resize, most: int) -> None:
     name = _NAMES[command.tier]
     is_more = command.num_blocks > most
     advice = (
-        "register another cache for more" if is_more else "drain the cache to have it grant none"
+        "to get more blocks, register another cache"
+        if is_more
+        else "to grant no blocks, drain the cache"
     )
     msg = (
-        f"the {command.tier.value} pool was registered with {most} blocks and can grant {least} to {most}, not "
+        f"the {command.tier.value} pool was registered with {most} blocks and can grant from {least} to {most}, not "
         f"{command.num_blocks}; {advice}"
     )
     raise NeverFitsError(
@@ -138,8 +140,8 @@ def _in_use(state: CacheState, command: Resize, pool: Pool, count: int) -> PoolF
     told = ", ".join(f"{num_blocks} {name.replace('_', ' ')}" for name, num_blocks in held.items())
     advice = "; ".join(dict.fromkeys(_ADVICE[name] for name in held))
     msg = (
-        f"{count} blocks are to leave the {command.tier.value} pool, and {pool.num_available} can: of the others are "
-        f"{told}; {advice}"
+        f"{count} blocks would have to leave the {command.tier.value} pool, but only {pool.num_available} can: of the "
+        f"others, {told}; {advice}"
     )
     return PoolFullError(
         msg, resource=_NAMES[command.tier], need=count, available=pool.num_available,

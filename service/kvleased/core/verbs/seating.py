@@ -111,7 +111,7 @@ def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
 def check_call(state: CacheState, command: Waitable) -> None:
     """Refuse a call with a wrong `wait_ms`, and a Reserve while the cache drains."""
     if not 0 <= command.wait_ms <= WAIT_MS_MAX:
-        msg = f"wait_ms is {command.wait_ms}, it must be from 0 to {WAIT_MS_MAX}"
+        msg = f"wait_ms is {command.wait_ms}; it must be from 0 to {WAIT_MS_MAX}"
         raise InvalidError(msg, resource="wait_ms", need=command.wait_ms, limit=WAIT_MS_MAX)
     if state.is_draining and isinstance(command, Reserve):
         raise draining(state)

@@ -257,7 +257,10 @@ def _check_keys(command: Step, count: int) -> None:
         named = int(num_keys.sum())
     need = named * BYTES_PER_KEY
     if need != len(command.keys):
-        msg = f"keys has {len(command.keys)} bytes, but num_keys adds up to {counted(named, 'key')} of {BYTES_PER_KEY}"
+        msg = (
+            f"keys has {len(command.keys)} bytes, but num_keys adds up to {counted(named, 'key')} of {BYTES_PER_KEY} "
+            "bytes"
+        )
         raise InvalidError(msg, resource="keys", need=need, available=len(command.keys))
 
 
@@ -268,14 +271,14 @@ def _check_bare(verb: int, operation: _Operation, at: int) -> None:
         return
     column = f"num_keys[{at}]" if keys else f"first_blocks[{at}]"
     number = len(keys) // BYTES_PER_KEY if keys else first_block
-    msg = f"{column} is {number}; {_BARE[verb]} takes none, only a commit does, so send 0 there"
+    msg = f"{column} is {number}; {_BARE[verb]} uses none, only a commit does; send 0 there"
     raise InvalidError(msg, resource=column, need=number, limit=0)
 
 
 def _check(name: str, packed: bytes, bytes_per_item: int, count: int) -> None:
     expected = count * bytes_per_item
     if len(packed) != expected:
-        msg = f"{name} has {len(packed)} bytes, but {counted(count, 'verb', 'takes', 'take')} {expected}"
+        msg = f"{name} has {len(packed)} bytes, but {counted(count, 'verb', 'needs', 'need')} {expected}"
         raise InvalidError(msg, resource=name, need=expected, available=len(packed))
 
 
@@ -321,7 +324,7 @@ def _carry_out(
 ) -> Extended:
     carry_out = _OPERATIONS.get(verb)
     if carry_out is None:
-        msg = f"verb {verb} is none of {[int(verb) for verb in StepVerb]}"
+        msg = f"verb {verb} is not one of {[int(verb) for verb in StepVerb]}"
         raise InvalidError(msg, resource="verbs", need=verb)
     return carry_out(state, worker_id, operation, now)
 

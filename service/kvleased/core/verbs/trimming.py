@@ -26,13 +26,13 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
     least = max(1, num_computed)
     if command.num_tokens < least:
         msg = (
-            f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are written; "
-            f"trim to at least {least}"
+            f"num_tokens is {command.num_tokens}, but the states of {counted(num_computed, 'token')} are already "
+            f"written; trim to at least {least}"
         )
         raise InvalidError(msg, resource="num_tokens", need=command.num_tokens, limit=least)
     renew(state, lease, now)
     if lease.phase is not Phase.ACTIVE:
-        msg = f"the lease is {lease.phase.name.lower()}, only an active one can be trimmed"
+        msg = f"the lease is {lease.phase.name.lower()}; only an active lease can be trimmed"
         raise WrongStateError(msg)
     num_tokens = command.num_tokens
     if lease.members is not None:

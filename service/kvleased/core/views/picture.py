@@ -132,7 +132,7 @@ def block_facts(state: CacheState, tier: Tier, block_id: int, now: float) -> Blo
     pool = pool_of(state, tier)
     first = len(pool) - pool.num_usable
     if not first <= block_id < len(pool):
-        message = f"there is no block {block_id} in the {tier.value} tier: it has {first} to {len(pool) - 1}"
+        message = f"the {tier.value} tier has blocks {first} to {len(pool) - 1}, so there is no block {block_id}"
         raise InvalidError(message, resource="block", need=block_id, limit=len(pool) - 1)
     records = pool.records
     number = int(records.state[block_id])

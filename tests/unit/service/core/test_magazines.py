@@ -417,7 +417,7 @@ def test_one_of_several_magazines_cannot_hold_all(node: Node) -> None:
     """While another magazine has blocks, holds_all is refused, and nothing of the exchange is carried out."""
     node.attach(OTHER).take(1, OTHER)
 
-    with pytest.raises(WrongStateError, match="1 block;"):
+    with pytest.raises(WrongStateError, match="1 block, so"):
         node.handle(holds_all=True, take_running=1)
 
     assert node.inventory().blocks == b""
@@ -736,8 +736,8 @@ def test_keys_that_nobody_was_asked_for_are_counted_as_missed(node: Node) -> Non
     [
         (lambda book: book.held_by.__setitem__(7, 1), "neither private nor findable"),
         (lambda book: book.held_by.__setitem__(0, 3), "somewhere else"),
-        (lambda book: book.held_by.__setitem__(0, 9), "magazine that is not there"),
-        (lambda book: book.held_by.__setitem__(0, 0), "blocks, 2 are counted"),
+        (lambda book: book.held_by.__setitem__(0, 9), "magazine that does not exist"),
+        (lambda book: book.held_by.__setitem__(0, 0), "blocks, but 2 are counted"),
         (lambda book: book.name.__setitem__(0, 5), "names in the records"),
     ],
     ids=["free", "twice", "nobody's", "lost", "misnamed"],
@@ -758,8 +758,8 @@ def test_broken_books_are_found(node: Node) -> None:
     book = node.cache._state.magazines
     book.by_worker.pop(SECOND)
     assert {*node.cache.check()} >= {
-        "magazine 0 has another tenant's block",
-        "the processes of the magazines are not those that are there",
+        "magazine 0 has a block of another tenant",
+        "the recorded processes of the magazines are not those that exist",
     }
 
     book.of(ENGINE).workers.clear()

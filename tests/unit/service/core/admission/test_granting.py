@@ -110,7 +110,7 @@ def test_reserve_with_malformed_keys_is_refused(prefix: bytes, complaint: str) -
 
 
 def test_reserve_that_names_a_cached_block_twice_is_refused() -> None:
-    """A reserve whose keys name a cached block twice is refused: the keys of a chain differ."""
+    """A reserve whose keys name a cached block twice is refused: all keys of a chain must differ."""
     cache = a_cache()
     cached(cache, keys(1))
 

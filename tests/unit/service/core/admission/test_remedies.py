@@ -51,7 +51,7 @@ from tests.unit.service.core.builders import (
 from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WINDOW, cache_of, chain
 from tests.unit.service.core.tier_builders import probed, the_probe
 
-LONGEST = "no call may wait for longer than 5000 ms"
+LONGEST = "no call may wait longer than 5000 ms"
 
 
 def refused(cache: Cache, command: c.Command, kind: type[KVLeaseError] = PoolFullError) -> Any:
@@ -430,7 +430,7 @@ def test_lease_that_finds_no_slots_learns_to_what_it_could_be_trimmed() -> None:
     assert (error.resource, error.need, error.available, error.limit) == ("host_slots", 4, 2, 4)
     assert why(error) == ("blocks", ("num_tokens=8",))
     assert sum(one.num_blocks for one in error.holdings) == 4
-    assert "trim it first, or release it instead" in error.message
+    assert "trim the lease first, or release the lease instead" in error.message
     trim = c.Trim(worker_id=WORKER, lease_id=lease.lease_id, num_tokens=8)
     cache.handle(trim, 0.0)
     leaving = cache.handle(an_evict(lease.lease_id), 0.0)
@@ -446,7 +446,7 @@ def test_lease_all_of_whose_tokens_are_computed_is_told_no_trim() -> None:
     error = refused(cache, an_evict(lease.lease_id))
 
     assert why(error) == ("blocks", ())
-    assert "retry_after_ms, or release it instead" in error.message
+    assert "retry_after_ms, or release the lease instead" in error.message
 
 
 def test_slots_of_a_lease_itself_are_no_room_for_its_other_blocks() -> None:
@@ -539,7 +539,7 @@ def test_longer_wait_is_advised_only_to_who_may_wait_longer(
     error = waited(cache, a_reserve(2, "r", wait_ms=WAIT_MS))
 
     assert ("allow a longer wait_ms" in error.message) is is_longer
-    assert (f"ask for fewer tokens: {LONGEST}" in error.message) is not is_longer
+    assert (f"ask for fewer tokens, because {LONGEST}" in error.message) is not is_longer
 
 
 def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> None:
@@ -553,7 +553,7 @@ def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> 
     error = woken(tick(cache, WAIT_MS / 1000), behind, PoolFullError)
 
     assert running.reply is not None
-    assert f"ask with a higher priority: {LONGEST}" in error.message
+    assert f"ask with a higher priority, because {LONGEST}" in error.message
 
 
 def test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept() -> None:
@@ -577,7 +577,7 @@ def test_longest_wait_for_a_lease_is_told_to_release_one() -> None:
     without_blocks = waited(cache, a_reload(lease.lease_id))
 
     for error in (without_lease, without_blocks):
-        assert f"release a lease: {LONGEST}" in error.message
+        assert f"release a lease, because {LONGEST}" in error.message
 
 
 def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
@@ -596,7 +596,7 @@ def test_late_copies_after_the_longest_wait_are_told_as_such() -> None:
     error = woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
 
     assert error.remedies == ()
-    assert f"try again when they have ended: {LONGEST}" in error.message
+    assert f"try again when they have ended, because {LONGEST}" in error.message
 
 
 def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
@@ -642,15 +642,17 @@ def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
     ("before", "advice"),
     [
         pytest.param(
-            lambda cache, parent: release(cache, parent.lease_id), "reserve anew", id="ended"
+            lambda cache, parent: release(cache, parent.lease_id), "reserve again", id="ended"
         ),
         pytest.param(
             lambda cache, parent: evict(cache, parent.lease_id), "reload it", id="on its way down"
         ),
         pytest.param(
-            lambda cache, _: cache.handle(c.Drain(), 0.0), "the daemon drains", id="draining"
+            lambda cache, _: cache.handle(c.Drain(), 0.0),
+            "the daemon is being drained",
+            id="draining",
         ),
-        pytest.param(limited_to(1), "may not have as much any more", id="limited since"),
+        pytest.param(limited_to(1), "may no longer have as many blocks", id="limited since"),
     ],
 )
 def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
@@ -698,5 +700,5 @@ def test_reserve_refuses_the_keys_that_its_commit_would(wait_ms: int) -> None:
     for error in errors:
         assert (error.resource, error.rule) == ("keys", "repeated_key")
         assert error.message == (
-            "keys names a block twice: key 2 is key 0 again; the keys of a chain differ"
+            "keys names a block twice: key 2 is the same as key 0; all keys of a chain must differ"
         )

@@ -188,7 +188,7 @@ def test_awaited_block_cannot_come_to_nothing() -> None:
     pool.take(ids, Event.FILL, TENANT)
     pool.hold(ids)
 
-    with pytest.raises(AssertionError, match="waits"):
+    with pytest.raises(AssertionError, match="held by more than the copy"):
         pool.end(ids, Event.FAIL)
 
 

@@ -158,7 +158,9 @@ DAMAGES: dict[str, Damage] = {
     "the free list is not the set": lambda it: put(
         it.device.records.state, free_block(it), State.BAD
     ),
-    "the index does not name just": lambda it: it.device.index.discard(as_ids([cached_block(it)])),
+    "the index does not name exactly": lambda it: it.device.index.discard(
+        as_ids([cached_block(it)])
+    ),
     "is indexed under another key": lambda it: put(
         it.device.records.key, (cached_block(it), 0), 77
     ),
@@ -174,11 +176,11 @@ DAMAGES: dict[str, Damage] = {
     "is ACTIVE over blocks in other states": lambda it: put(
         it.device.records.state, blocks(it)[1], State.QUARANTINED
     ),
-    "has another tenant's block": lambda it: put(
+    "has a block of another tenant": lambda it: put(
         it.device.records.tenant, blocks(it)[1], OTHER_TENANT
     ),
     "is in two leases": share_block,
-    "the rows in use are not the leases": lambda it: put(it.records.rows.lease_id, -1, 5),
+    "the rows in use are not those of the leases": lambda it: put(it.records.rows.lease_id, -1, 5),
     "does not name lease": lambda it: put(it.records.rows.worker_id, lease(it).row, NOBODY),
     "is in another phase than its lease": lambda it: put(
         it.records.rows.phase, lease(it).row, Phase.EVICTED
@@ -187,7 +189,7 @@ DAMAGES: dict[str, Damage] = {
         it.kernel.rows.num_published, lease(it, Phase.EVICTED).row, 1
     ),
     "the rows that count as active": lambda it: put(it.leases.names.worker_of, lease(it).row, 0),
-    "what the ids of a step name": forget_a_lease,
+    "what is remembered of the ids of steps": forget_a_lease,
     "rows in use and free rows": lambda it: it.leases.free_rows.append(lease(it).row),
     "free rows do not add up": lambda it: it.leases.free_rows.pop(),
     "the leases by worker are not": lambda it: it.leases.by_worker[MATE].clear(),
@@ -197,24 +199,24 @@ DAMAGES: dict[str, Damage] = {
     "is not QUARANTINED": lambda it: put(
         it.device.records.state, flight(it, is_lost=True).targets, State.FILLING
     ),
-    "is listed as loading and is not": lambda it: it.loading.add(
+    "is listed as loading, but is not": lambda it: it.loading.add(
         as_ids([free_block(it)]), flight(it).copy_id
     ),
     "is EVICTING with 0 copies pending": lambda it: lease(it, Phase.EVICTING).pending.clear(),
     "is ACTIVE with 1 copies pending": lambda it: lease(it).pending.add(flight(it).copy_id),
     "waits for a copy that is not in flight": lambda it: lease(it).pending.add(NO_COPY),
-    "lists a block that there is not": lambda it: list_block(it, lease(it), 2, 999),
+    "lists a block that does not exist": lambda it: list_block(it, lease(it), 2, 999),
     "the leases by request are not": lambda it: it.leases.by_request.popitem(),
     "is loading under a key that is on the device": lambda it: it.loading.add(
         as_ids([cached_block(it)]), flight(it).copy_id
     ),
     "is LOADING and nobody waits for it": lambda it: setattr(lease(it), "phase", Phase.LOADING),
-    "waits for a lease or a worker that is not there": lambda it: it.waiting.join(
+    "waits for a lease or a worker that does not exist": lambda it: it.waiting.join(
         Waiter(ticket=1, command=a_reserve(), worker_id=NOBODY, deadline=1.0)
     ),
-    "more calls wait than may": add_waiter,
-    "more pins than may be": add_pins,
-    "belongs to a worker that is not there": lambda it: it.workers.pop(MATE),
+    "more calls are waiting than the limit allows": add_waiter,
+    "there are more pins than the limit allows": add_pins,
+    "belongs to a worker that does not exist": lambda it: it.workers.pop(MATE),
 }
 """What each invariant says, and the damage that makes it say that."""
 
@@ -316,7 +318,7 @@ def test_finished_load_in_the_list_is_noticed() -> None:
 
     cache._state.loading.add(as_ids([0]), NO_COPY)
 
-    assert "block 0 is listed as loading and is not" in cache.check()
+    assert "block 0 is listed as loading, but is not" in cache.check()
 
 
 def test_busy_cache_is_sound() -> None:

@@ -894,7 +894,7 @@ def test_busy_cache_is_sound() -> None:
     [
         pytest.param(
             lambda one: one.loading.discard(one.loading.blocks[:1]),
-            "not what is on its way",
+            "not those on their way",
             id="loading",
         ),
         pytest.param(_unnamed, "does not name the key", id="unnamed"),

@@ -329,7 +329,7 @@ def test_number_out_of_range_is_refused(number: int) -> None:
     """The refusal names the field, the number and the bounds, and changes nothing."""
     cache = a_cache()
 
-    with pytest.raises(InvalidError, match=rf"retain_priority is {number}, .* from 0 to 100") as no:
+    with pytest.raises(InvalidError, match=rf"retain_priority is {number}; .* from 0 to 100") as no:
         leased(cache, (0,), number)
 
     assert (no.value.resource, no.value.need, no.value.limit) == ("retain_priority", number, 100)
@@ -357,7 +357,7 @@ def test_ranks_of_one_engine_agree_on_the_number() -> None:
     cache.handle(command, 0.0)
     other = replace(command, worker_id=RIGHT, retain_priority=20)
 
-    with pytest.raises(IdReusedError, match=r"waits .* another retain_priority"):
+    with pytest.raises(IdReusedError, match=r"is already waiting .* another retain_priority"):
         cache.handle(other, 0.0)
     release(cache, full.lease_id)
     with pytest.raises(IdReusedError, match=r"has a lease .* another retain_priority"):

@@ -177,7 +177,7 @@ def test_pin_leaves_what_a_living_tenant_is_owed(tenant: int | None) -> None:
     cached(cache, keys(1, 2, 3, 4))
     cache.handle(c.Attach(worker_id=STRANGER, tenant_digest=OTHER_TENANT), 0.0)
 
-    with pytest.raises(PoolFullError, match="owed the others") as refusal:
+    with pytest.raises(PoolFullError, match="must be able to get the others") as refusal:
         pin(cache, keys(1, 2, 3, 4), tenant)
 
     assert (refusal.value.rule, refusal.value.need, refusal.value.available) == (
@@ -198,4 +198,4 @@ def test_pins_above_what_is_left_are_found() -> None:
     state.device.hold(blocks)
     state.pins[PinId(1)] = blocks
 
-    assert cache.check() == ["pins and minima are more than the pool"]
+    assert cache.check() == ["pins and minima add up to more than the pool"]

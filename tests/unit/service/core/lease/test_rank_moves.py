@@ -136,7 +136,7 @@ def test_an_evict_that_others_do_not_ask_for_ends() -> None:
     late = tick(cache, 30.5)
     assert late.effects == ()
     error = woken(tick(cache, 31.5), second.ticket, BusyError)
-    assert error.message.startswith("2 ranks of the request have not asked to evict it")
+    assert error.message.startswith("2 ranks of the request have not asked to evict the lease")
     assert (error.resource, error.need, error.available, error.limit) == ("ranks", 3, 1, 3)
     assert error.retry_after_ms == cache.shape.retry_after_ms
 

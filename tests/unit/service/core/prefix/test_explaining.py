@@ -430,7 +430,7 @@ def test_lease_of_an_earlier_life_is_not_explained() -> None:
     lease = reserve(cache, 2, prefix=keys(1))
     after = Cache.recovered(cache.shape, records(cache), EPOCH, {WORKER: TENANT}, 0.0)
 
-    with pytest.raises(WrongStateError, match="before the daemon's restart"):
+    with pytest.raises(WrongStateError, match="before the daemon restarted"):
         explain(after, lease.lease_id)
 
 

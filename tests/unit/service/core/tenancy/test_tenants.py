@@ -607,7 +607,9 @@ def test_refusal_says_that_limits_keep_blocks() -> None:
     cache = limited(4, max_blocks=2)
     reserve(cache, 1, "own")
 
-    with pytest.raises(PoolFullError, match="had now: its tenant's maximum keeps it") as refusal:
+    with pytest.raises(
+        PoolFullError, match="granted now: the tenant's maximum keeps it"
+    ) as refusal:
         reserve(cache, 2, "more")
 
     assert (refusal.value.rule, refusal.value.resource) == ("limits", "tenant_blocks")
@@ -706,7 +708,7 @@ def test_miscount_is_found() -> None:
     assert owners is not None
     owners._used[1] += 1
 
-    assert cache.check() == [f"tenant {TENANT} uses (2, 0) blocks, and (3, 0) are counted"]
+    assert cache.check() == [f"tenant {TENANT} uses (2, 0) blocks, but (3, 0) are counted"]
 
 
 def test_use_above_the_maximum_is_found() -> None:
@@ -716,7 +718,7 @@ def test_use_above_the_maximum_is_found() -> None:
     assert fresh is not None
     cache._state.device.take(fresh, 0, TENANT)  # type: ignore[arg-type]  # GRANT
 
-    assert f"tenant {TENANT} uses 3 blocks, and may use 2" in cache.check()
+    assert f"tenant {TENANT} uses 3 blocks, but may use 2" in cache.check()
 
 
 # Laws of all histories ------------------------------------------------------------------------------------------------

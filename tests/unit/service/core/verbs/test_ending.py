@@ -346,7 +346,7 @@ def test_attached_worker_is_known_by_its_tenant() -> None:
 
     assert answer(outcome, Done) == Done()
     assert (cache.tenant_of(WORKER), cache.tenant_of(WorkerId(9))) == (TENANT, OTHER_TENANT)
-    with pytest.raises(InvalidError, match="no tenant"):
+    with pytest.raises(InvalidError, match="not the digest of a tenant"):
         cache.handle(c.Attach(worker_id=WorkerId(10), tenant_digest=0), 0.0)
 
 
@@ -453,7 +453,7 @@ def test_check_finds_an_end_that_is_not_counted() -> None:
     reserve(cache)
     cache._state.counters["leases_ended_died"] += 1
 
-    assert cache.check() == ["1 leases were granted or recovered, 1 live and 1 have ended"]
+    assert cache.check() == ["1 leases were granted or recovered, but 1 are live and 1 have ended"]
 
 
 def counted(cache: Cache) -> dict[End, int]:

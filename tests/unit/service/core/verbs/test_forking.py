@@ -565,7 +565,7 @@ def test_fork_never_sees_another_tenants_bytes() -> None:
     others = reserve(cache, 2, "theirs", worker_id=STRANGER)
     release(cache, others.lease_id, worker_id=STRANGER)
 
-    with pytest.raises(PoolFullError, match="made ready"):
+    with pytest.raises(PoolFullError, match="once they are ready"):
         fork(cache, parent, 8)
     land(cache, started(cache))
 

@@ -211,9 +211,9 @@ def test_check_finds_wrong_counts_of_leases() -> None:
     state.caps_leases = False
     cache.handle(reserve_beside, 0.0)
 
-    assert cache.check() == [f"tenant {TENANT} has 2 leases, and may have 1"]
+    assert cache.check() == [f"tenant {TENANT} has 2 leases, but may have 1"]
     state.leases_by_tenant()[TENANT] = 1
-    assert f"tenants have {{{TENANT}: 2}} leases, and {{{TENANT}: 1}} are counted" in cache.check()
+    assert f"tenants have {{{TENANT}: 2}} leases, but {{{TENANT}: 1}} are counted" in cache.check()
 
 
 def test_cap_counts_leases_of_an_earlier_life() -> None:
@@ -336,7 +336,9 @@ def test_device_pool_does_not_shrink_to_nothing_and_the_host_pool_may() -> None:
     """The device pool keeps at least one block; the host pool may shrink to no slot."""
     cache = a_cache(8)
 
-    with pytest.raises(NeverFitsError, match="not 0; drain the cache") as refused:
+    with pytest.raises(
+        NeverFitsError, match="not 0; to grant no blocks, drain the cache"
+    ) as refused:
         resize(cache, 0)
     assert refused.value.remedies == ("num_blocks=1",)
 
@@ -355,7 +357,7 @@ def test_cached_blocks_leave_and_held_ones_do_not() -> None:
         "device_blocks", 5, 4,
     )  # fmt: skip
     assert cache.census().device["parked"] == 0
-    assert "4 can: of the others are 2 pinned; end pins by kvlease unpin" in str(refused.value)
+    assert "4 can: of the others, 2 pinned; end pins with kvlease unpin" in str(refused.value)
     assert "leases" not in str(refused.value)
 
     assert resize(cache, 2).num_evicted == 4
@@ -384,7 +386,7 @@ def test_refused_resize_names_all_that_holds_blocks_and_what_to_do() -> None:
     ("num_blocks", "advice"),
     [
         pytest.param(
-            6, "bring some of its 4 parked blocks back into use by kvlease resize", id="parked"
+            6, "bring some of its 4 parked blocks back into use with kvlease resize", id="parked"
         ),
         pytest.param(9, "or register a larger pool", id="never"),
     ],

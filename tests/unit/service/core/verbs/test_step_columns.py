@@ -63,14 +63,14 @@ def test_columns_that_disagree_are_refused(column: str, packed: bytes, need: int
 def test_keys_that_are_missing_are_counted() -> None:
     """The refusal says how many keys the counts add up to, and how many bytes each key has."""
     with pytest.raises(
-        InvalidError, match=r"^keys has 0 bytes, but num_keys adds up to 1 key of 32$"
+        InvalidError, match=r"^keys has 0 bytes, but num_keys adds up to 1 key of 32 bytes$"
     ):
         a_cache().handle(columns(keys=b""), 0.0)
 
 
 def test_one_verb_is_counted_in_the_singular() -> None:
     """The refusal of a step of one operation speaks of one verb, in the singular."""
-    with pytest.raises(InvalidError, match=r"has 0 bytes, but 1 verb takes 8$"):
+    with pytest.raises(InvalidError, match=r"has 0 bytes, but 1 verb needs 8$"):
         a_cache().handle(c.Step(worker_id=WORKER, verbs=b"\1", lease_ids=b"", num_tokens=b""), 0.0)
 
 
@@ -114,7 +114,7 @@ def test_keys_beside_another_verb_than_commit_are_refused(
     assert ids(reply.codes) == [InvalidError.number, 0]
     ((at, error),) = reply.errors
     assert (at, error.resource, error.need, error.limit) == (0, f"{column}[0]", 1, 0)
-    assert str(error) == f"{column}[0] is 1; {name} takes none, only a commit does, so send 0 there"
+    assert str(error) == f"{column}[0] is 1; {name} uses none, only a commit does; send 0 there"
     added = np.frombuffer(reply.num_blocks, np.int32).reshape(2, -1)
     assert (added[0].sum(), cache.census().num_leases) == (0, 2)
     assert added[1].sum() > 0

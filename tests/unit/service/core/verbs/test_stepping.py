@@ -238,7 +238,7 @@ def test_refused_operation_says_why() -> None:
     names = ("resource", "need", "available", "limit", "retry_after_ms", "rule", "message")
     assert [getattr(full, name) for name in names] == [getattr(alone.value, name) for name in names]
     assert (full.need, full.available, full.holdings, full.remedies) == (2, 1, (), ())
-    assert (verb.resource, tokens.message) == ("verbs", "num_tokens is -4, it must be at least 1")
+    assert (verb.resource, tokens.message) == ("verbs", "num_tokens is -4; it must be at least 1")
     assert alone.value.holdings
 
 

@@ -310,7 +310,7 @@ def test_refused_call_leaves_its_room_to_those_that_wait() -> None:
     patient = replace(a_reserve(2, "patient", wait_ms=WAIT_MS), priority=0)
     ticket = cache.handle(patient, 0.0).ticket
 
-    with pytest.raises(PoolFullError, match="made ready"):
+    with pytest.raises(PoolFullError, match="once they are ready"):
         cache.handle(replace(a_reserve(4, "eager", worker_id=MATE), priority=2), 0.0)
 
     effects = cache.take_effects()

@@ -205,7 +205,7 @@ def test_block_that_is_not_there_is_refused() -> None:
     cache = a_cache(null_blocks=1)
 
     for number in (0, 8, -1):
-        with pytest.raises(InvalidError, match="it has 1 to 7"):
+        with pytest.raises(InvalidError, match="has blocks 1 to 7, so there is no block"):
             cache.block_facts(Tier.DEVICE, number, 0.0)
 
 
