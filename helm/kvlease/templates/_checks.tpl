@@ -3,7 +3,7 @@
 {{- define "kvlease.checkNames" -}}
 {{- range $label := include "kvlease.selectorLabels" . | fromYaml | keys | sortAlpha -}}
 {{- if hasKey $.Values.podLabels $label -}}
-{{- fail (printf "podLabels has %s, by which pods are found and which is the chart's own; use another label, or nameOverride" $label) -}}
+{{- fail (printf "podLabels has %s, which the chart itself sets to find pods; use another label, or nameOverride" $label) -}}
 {{- end -}}
 {{- end -}}
 {{- $given := dict "podLabels" .Values.podLabels -}}
@@ -14,7 +14,7 @@
 {{- $own := eq $value "podLabels" | ternary (dict "app.kubernetes.io/component" "") (include "kvlease.labels" $ | fromYaml) -}}
 {{- range $label, $_ := $own -}}
 {{- if hasKey $labels $label -}}
-{{- fail (printf "%s has %s, which is the chart's own and would be there twice; use another label" $value $label) -}}
+{{- fail (printf "%s has %s, which the chart itself sets, so it would be there twice; use another label" $value $label) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -31,13 +31,13 @@
 {{- if and (eq .Values.mode "sidecar") .Values.engine.enabled .Values.engine.service.enabled -}}
 {{- $name := include "kvlease.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
-{{- fail (printf "%s would be the name of a Service, which begins with a letter and has letters, digits and - only; set fullnameOverride" $name) -}}
+{{- fail (printf "%s would be the name of a Service, which must begin with a letter and have only lower-case letters, digits and -; set fullnameOverride" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- $paths := dict "daemonset.hostPath" .Values.daemonset.hostPath "disk.path" .Values.disk.path -}}
 {{- range $value, $path := $paths -}}
 {{- if regexMatch "(^|/)\\.\\.(/|$)" $path -}}
-{{- fail (printf "%s (%s) has .., which Kubernetes refuses in a path of the node; write out where it leads" $value $path) -}}
+{{- fail (printf "%s (%s) contains .., which Kubernetes refuses in a path of the node; write the path that it leads to" $value $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -48,14 +48,14 @@
 
 {{- define "kvlease.checkAddresses" -}}
 {{- if and .Values.metrics.enabled (include "kvlease.isLoopback" .Values.metrics.host) -}}
-{{- fail (printf "metrics.host is %s, where the kubelet's probes do not reach the daemon, which would be killed again and again; name ::, or set metrics.enabled to false, so that probes are commands" .Values.metrics.host) -}}
+{{- fail (printf "metrics.host is %s, where the kubelet's probes cannot reach the daemon, so it would be killed again and again; set it to ::, or set metrics.enabled to false, so that probes are commands" .Values.metrics.host) -}}
 {{- end -}}
 {{- if and .Values.tls.existingSecret (include "kvlease.isLoopback" .Values.tls.host) -}}
-{{- fail (printf "tls.host is %s, which nobody beyond the pod reaches; name ::, or leave tls.existingSecret out: loopback needs no TLS" .Values.tls.host) -}}
+{{- fail (printf "tls.host is %s, which cannot be reached from outside the pod; set it to ::, or leave tls.existingSecret out: loopback needs no TLS" .Values.tls.host) -}}
 {{- end -}}
 {{- $port := regexFind ":[0-9]+([/?]|$)" .Values.remote.url | regexFind "[0-9]+" -}}
 {{- if gt (int64 $port) 65535 -}}
-{{- fail (printf "remote.url has port %s, and 65535 is the last there is" $port) -}}
+{{- fail (printf "remote.url has port %s; a port must be at most 65535" $port) -}}
 {{- end -}}
 {{- end -}}
 
@@ -83,7 +83,7 @@
 {{- fail (printf "tenants has %q, and names that begin with ( are reserved for metrics; choose another name" $name) -}}
 {{- end -}}
 {{- if not (regexMatch "^( |[^\\pC\\pZ])+$" $name) -}}
-{{- fail (printf "tenants has %q, and a tenant's name has at least one character, all of them printable" $name) -}}
+{{- fail (printf "tenants has %q; a tenant's name must have at least one character, all of them printable" $name) -}}
 {{- end -}}
 {{- $most := hasKey $limits "max_percent" | ternary $limits.max_percent 100 -}}
 {{- $least := default 0 $limits.min_percent -}}
@@ -99,11 +99,11 @@
 {{- $minima = addf $minima (maxf (divf (mulf $least $poolBytes) 100) $leastBytes) -}}
 {{- end -}}
 {{- if gt $percent 100.0 -}}
-{{- fail (printf "the min_percent of all tenants add up to %v, which must be at most 100" $percent) -}}
+{{- fail (printf "the min_percent of all tenants add up to %v; the sum must be at most 100" $percent) -}}
 {{- end -}}
 {{- /* On a GPU a cache may name a larger pool than this. */}}
 {{- if and (eq .Values.pools.device "cpu") (gt $minima (float64 $poolBytes)) -}}
-{{- fail (printf "the minima of all tenants are %d bytes together, and pools.deviceMiB (%d) is %d bytes, so that no cache could be registered; lower min_bytes or min_percent, or raise pools.deviceMiB" (ceil $minima | int64) (int64 .Values.pools.deviceMiB) $poolBytes) -}}
+{{- fail (printf "the minima of all tenants add up to %d bytes, but pools.deviceMiB (%d) is %d bytes, so no cache could be registered; lower min_bytes or min_percent, or raise pools.deviceMiB" (ceil $minima | int64) (int64 .Values.pools.deviceMiB) $poolBytes) -}}
 {{- end -}}
 {{- end -}}
 
@@ -121,7 +121,7 @@
 {{- define "kvlease.checkPairs" -}}
 {{- $monitor := .Values.podMonitor -}}
 {{- if and $monitor.enabled (gt (include "kvlease.milliseconds" $monitor.scrapeTimeout | int64) (include "kvlease.milliseconds" $monitor.interval | int64)) -}}
-{{- fail (printf "podMonitor.scrapeTimeout (%s) must be at most podMonitor.interval (%s), or Prometheus passes the monitor over" $monitor.scrapeTimeout $monitor.interval) -}}
+{{- fail (printf "podMonitor.scrapeTimeout (%s) must be at most podMonitor.interval (%s), or Prometheus ignores the monitor" $monitor.scrapeTimeout $monitor.interval) -}}
 {{- end -}}
 {{- range $value, $resources := dict "resources" .Values.resources "engine.resources" .Values.engine.resources -}}
 {{- if $resources.cpuLimit -}}

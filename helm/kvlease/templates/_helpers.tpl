@@ -153,7 +153,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if eq $values.gpu.kind "dra" -}}
 {{- $since := get (dict "resource.k8s.io/v1" "1.34" "resource.k8s.io/v1beta2" "1.33" "resource.k8s.io/v1beta1" "1.32") $values.gpu.dra.apiVersion -}}
 {{- if semverCompare (printf "<%s.0-0" $since) $kube -}}
-{{- fail (printf "gpu.dra.apiVersion %s is there from Kubernetes %s, and this is %s; name an older one, or another gpu.kind" $values.gpu.dra.apiVersion $since $kube) -}}
+{{- fail (printf "gpu.dra.apiVersion %s is available from Kubernetes %s, but this is %s; set an older one, or another gpu.kind" $values.gpu.dra.apiVersion $since $kube) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (ne $values.engine.connector "offload") (eq $values.mode "sidecar") $values.engine.enabled -}}
@@ -166,15 +166,15 @@ seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 {{- with include "kvlease.lowerTiers" . -}}
 {{- if and (ne $values.engine.connector "offload") (eq $values.mode "sidecar") $values.engine.enabled -}}
-{{- fail (printf "engine.connector %s has no tier below its pool, so that %s would be paid for and stay empty; leave that out, or use connector offload" $values.engine.connector .) -}}
+{{- fail (printf "engine.connector %s has no tier below its pool, so %s would be reserved and stay empty; leave it out, or use connector offload" $values.engine.connector .) -}}
 {{- end -}}
 {{- if eq (int $values.pools.hostMiB) 0 -}}
-{{- fail (printf "%s needs pools.hostMiB above 0: blocks reach a store through the host pool only" .) -}}
+{{- fail (printf "%s needs pools.hostMiB above 0: blocks reach a store only through the host pool" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if ne $values.pools.device "cpu" -}}
 {{- if not (has $values.gpu.kind (list "dra" "runtimeClass")) -}}
-{{- fail (printf "pools.device %s is a GPU, which the daemon does not see with gpu.kind %s; use runtimeClass, or in mode sidecar dra" $values.pools.device $values.gpu.kind) -}}
+{{- fail (printf "pools.device %s is a GPU, which the daemon cannot see with gpu.kind %s; use runtimeClass, or dra in mode sidecar" $values.pools.device $values.gpu.kind) -}}
 {{- end -}}
 {{- if and (eq $values.mode "sidecar") $values.engine.enabled -}}
 {{- fail (printf "vLLM's connectors use pools in CPU memory; with pools.device %s set engine.enabled to false" $values.pools.device) -}}
@@ -190,25 +190,25 @@ seccompProfile: {type: RuntimeDefault}
 {{- if $values.tls.existingSecret }}{{ $needTcp = append $needTcp "tls.existingSecret" }}{{ end -}}
 {{- if include "kvlease.tokenSecrets" . }}{{ $needTcp = append $needTcp "tokens" }}{{ end -}}
 {{- if and $needTcp (not (include "kvlease.listensTcp" .)) -}}
-{{- fail (printf "%s is for callers over TCP, and settings.listen_tcp is false" (join " and " $needTcp)) -}}
+{{- fail (printf "%s is for callers over TCP, but settings.listen_tcp is false" (join " and " $needTcp)) -}}
 {{- end -}}
 {{- if and $values.tls.clientCaKey (not $values.tls.existingSecret) -}}
-{{- fail "tls.clientCaKey names a key of tls.existingSecret, which is empty" -}}
+{{- fail "tls.clientCaKey names a key of tls.existingSecret, but tls.existingSecret is empty" -}}
 {{- end -}}
 {{- if and (eq (toString $values.engine.maxSurge | trimSuffix "%") "0") (eq (toString $values.engine.maxUnavailable | trimSuffix "%") "0") -}}
-{{- fail "engine.maxSurge and engine.maxUnavailable are both 0, so that no upgrade could begin; raise one of them" -}}
+{{- fail "engine.maxSurge and engine.maxUnavailable are both 0, so no upgrade could begin; raise one of them" -}}
 {{- end -}}
 {{- if le (int $values.engine.progressDeadlineSeconds) 1800 -}}
-{{- fail (printf "engine.progressDeadlineSeconds (%d) must be more than 1800, the seconds in which vLLM may start" (int $values.engine.progressDeadlineSeconds)) -}}
+{{- fail (printf "engine.progressDeadlineSeconds (%d) must be more than 1800, the seconds that vLLM may take to start" (int $values.engine.progressDeadlineSeconds)) -}}
 {{- end -}}
 {{- if and $values.podMonitor.enabled (not $values.metrics.enabled) -}}
-{{- fail "podMonitor.enabled needs metrics.enabled: nothing beyond the pod can read the metrics otherwise" -}}
+{{- fail "podMonitor.enabled needs metrics.enabled: otherwise nothing outside the pod can read the metrics" -}}
 {{- end -}}
 {{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (not $values.disk.claimName) -}}
 {{- fail "disk.kind persistentVolumeClaim needs disk.claimName" -}}
 {{- end -}}
 {{- if and (eq $values.disk.kind "hostPath") (include "kvlease.hasDisk" .) (not $values.disk.path) -}}
-{{- fail "disk.kind hostPath needs disk.path, a directory of the user's own" -}}
+{{- fail "disk.kind hostPath needs disk.path, a directory that belongs to securityContext.runAsUser" -}}
 {{- end -}}
 {{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (eq $values.mode "daemonset") -}}
 {{- fail "one claim cannot serve the daemons of several nodes: with mode daemonset use disk.kind hostPath or emptyDir" -}}
@@ -217,10 +217,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (ne $values.disk.kind "emptyDir") (include "kvlease.hasDisk" .) (eq $values.mode "sidecar") $values.engine.enabled -}}
 {{- $one := eq $values.disk.kind "hostPath" | ternary "disk.path names one directory of a node" "disk.claimName names one claim" -}}
 {{- if gt (int $values.engine.replicas) 1 -}}
-{{- fail (printf "%s, and engine.replicas is %d: each daemon needs a store of its own; use disk.kind emptyDir, or a release for each replica" $one (int $values.engine.replicas)) -}}
+{{- fail (printf "%s, and engine.replicas is %d: each daemon needs its own store; use disk.kind emptyDir, or a release for each replica" $one (int $values.engine.replicas)) -}}
 {{- end -}}
 {{- if ne (toString $values.engine.maxSurge | trimSuffix "%") "0" -}}
-{{- fail (printf "%s, and engine.maxSurge is %v: the pods of an upgrade would want it at once; use engine.maxSurge 0" $one $values.engine.maxSurge) -}}
+{{- fail (printf "%s, and engine.maxSurge is %v: the pods of an upgrade would need it at the same time; set engine.maxSurge to 0" $one $values.engine.maxSurge) -}}
 {{- end -}}
 {{- end -}}
 {{- $drain := hasKey $values.settings "drain_seconds" | ternary $values.settings.drain_seconds 10 -}}
@@ -231,16 +231,16 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail "engine.models.kind persistentVolumeClaim needs engine.models.claimName" -}}
 {{- end -}}
 {{- if and $values.remote.url $values.remote.existingSecret -}}
-{{- fail "remote.url and remote.existingSecret name the same setting; give one of them" -}}
+{{- fail "remote.url and remote.existingSecret give the same setting; set only one of them" -}}
 {{- end -}}
 {{- if regexMatch "://[^/?]*:[^/?]*@" $values.remote.url -}}
-{{- fail "remote.url has a password, which would stand in the pod's environment; put the address into a secret, and name that in remote.existingSecret" -}}
+{{- fail "remote.url has a password, which would be visible in the pod's environment; put the address into a secret, and name the secret in remote.existingSecret" -}}
 {{- end -}}
 {{- if hasPrefix "unix:" $values.remote.url -}}
-{{- fail "remote.url is a Unix socket, and the daemon's container has no directory with one; name a store that is reached over TCP" -}}
+{{- fail "remote.url is a Unix socket, but the daemon's container has no directory with one; name a store that is reached over TCP" -}}
 {{- end -}}
 {{- if and $values.shareProcessNamespace (eq $values.mode "daemonset") -}}
-{{- fail "shareProcessNamespace is for pods with an engine; with mode daemonset the daemon is alone in its own: leave it false" -}}
+{{- fail "shareProcessNamespace is for pods with an engine; with mode daemonset the daemon is alone in its pod: leave it false" -}}
 {{- end -}}
 {{- $lease := float64 (default 30 $values.settings.lease_seconds) -}}
 {{- $heartbeat := float64 (default 5 $values.settings.heartbeat_seconds) -}}
@@ -255,14 +255,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- $port := int .port -}}
 {{- $value := .value -}}
 {{- with get $seen (toString $port) -}}
-{{- fail (printf "%s and %s are both %d, and one pod has one of each: name another by one of these values" . $value $port) -}}
+{{- fail (printf "%s and %s are both %d, but a pod has each port only once; set one of these values to another port" . $value $port) -}}
 {{- end -}}
 {{- if $port }}{{ $_ := set $seen (toString $port) .value }}{{ end -}}
 {{- end -}}
 {{- if $values.tls.existingSecret -}}
 {{- range $name := list "http_port" "grpc_port" -}}
 {{- if eq (toString (get $values.settings $name)) "0" -}}
-{{- fail (printf "settings.%s is 0, any free port, and with tls.existingSecret others are to find it; name one" $name) -}}
+{{- fail (printf "settings.%s is 0, which means any free port, but with tls.existingSecret callers must know the port; set one" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -160,7 +160,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "wrong mode": ({"mode": "statefulset"}, "/mode"),
     "wrong connector": ({"engine": {"connector": "copy"}}, "/engine/connector"),
     "pools on no device": ({"pools": {"device": "gpu"}}, "/pools/device"),
-    "pools on a GPU that is not seen": ({"pools": {"device": "cuda:0"}}, "use runtimeClass, or in mode sidecar dra"),
+    "pools on a GPU that is not seen": ({"pools": {"device": "cuda:0"}}, "use runtimeClass, or dra in mode sidecar"),
     "pools on a GPU under vLLM": (
         {"pools": {"device": "cuda:0"}, "gpu": {"kind": "dra"}}, "set engine.enabled to false"),
     "wrong kind of GPU": ({"gpu": {"kind": "mps"}}, "/gpu/kind"),
@@ -177,7 +177,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "daemonset that takes GPUs": ({**_DAEMONSET, "gpu": {"kind": "devicePlugin"}}, "take GPUs away"),
     "daemonset that claims GPUs": ({**_DAEMONSET, "gpu": {"kind": "dra"}}, "that no engine shares"),
     "tiers without a user": (
-        {**_DISK, "engine": {"connector": "owned"}}, "pools.hostMiB, pools.diskMiB would be paid for"),
+        {**_DISK, "engine": {"connector": "owned"}}, "pools.hostMiB, pools.diskMiB would be reserved"),
     "host pool without a user": ({**_HOST, "engine": {"connector": "shared"}}, "no tier below its pool"),
     "disk without a way": ({"pools": {"diskMiB": 1024}}, "pools.diskMiB needs pools.hostMiB"),
     "remote store without a way": ({**_DAEMONSET, "remote": {"url": "redis://x"}}, "remote needs pools.hostMiB"),
@@ -185,7 +185,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {**_TLS, "settings": {"listen_tcp": False}}, "tls.existingSecret is for callers over TCP"),
     "token without TCP": (
         {"tokens": {"readerSecret": "r"}, "settings": {"listen_tcp": False}}, "tokens is for callers over TCP"),
-    "authority without TLS": ({"tls": {"clientCaKey": "ca.crt"}}, "tls.existingSecret, which is empty"),
+    "authority without TLS": ({"tls": {"clientCaKey": "ca.crt"}}, "tls.existingSecret is empty"),
     "unknown key of TLS": ({"tls": {"secret": "x"}}, "secret"),
     "port of REST twice": (
         {**_TLS, "engine": {"port": 7070}}, "engine.port and settings.http_port are both 7070"),
@@ -209,19 +209,19 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {**_DAEMONSET, **_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}}, "several nodes"),
     "one claim for all replicas": (
         {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}, "engine": {"replicas": 2}},
-        "store of its own"),
+        "needs its own store"),
     "one directory for all replicas": (
         {**_DISK, "disk": {"kind": "hostPath", "path": "/data/kv"}, "engine": {"replicas": 3}},
         "disk.path names one directory of a node, and engine.replicas is 3"),
     "one directory for an upgrade": (
         {**_DISK, "disk": {"kind": "hostPath", "path": "/data/kv"}, "engine": {"maxSurge": 1}},
-        "use engine.maxSurge 0"),
+        "set engine.maxSurge to 0"),
     "one claim for an upgrade": (
         {**_DISK, "disk": {"kind": "persistentVolumeClaim", "claimName": "x"}, "engine": {"maxSurge": "25%"}},
         "engine.maxSurge is 25%"),
     "a file that grows": ({"settings": {"trace_file": "/tmp/spans"}}, "trace_file"),
     "models without a claim": ({"engine": {"models": {"kind": "persistentVolumeClaim"}}}, "engine.models.claimName"),
-    "two addresses": ({**_HOST, "remote": {"url": "redis://x", "existingSecret": "y"}}, "give one of them"),
+    "two addresses": ({**_HOST, "remote": {"url": "redis://x", "existingSecret": "y"}}, "set only one of them"),
     "no memory beside /dev/shm": ({"engine": {"shmMiB": 16384}}, "engine.shmMiB (16384)"),
     "one port twice": ({"engine": {"port": 7072}}, "both 7072"),
     "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
@@ -229,7 +229,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 60}}}, "add up to 120"),
     "least bytes above the pool": (
         {"tenants": {"chat": {"min_bytes": "8GiB"}, "batch": {"min_bytes": 1}}},
-        "8589934593 bytes together, and pools.deviceMiB (8192) is 8589934592 bytes"),
+        "8589934593 bytes, but pools.deviceMiB (8192) is 8589934592 bytes"),
     "least bytes and percents above the pool": (
         {"tenants": {"chat": {"min_bytes": "5GiB"}, "batch": {"min_percent": 50}}}, "raise pools.deviceMiB"),
     "user that is none": ({"securityContext": {"runAsUser": 1 << 31}}, "/securityContext/runAsUser"),
@@ -271,11 +271,11 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
     "probes where no kubelet comes": ({"metrics": {"host": "127.0.0.1"}}, "metrics.host is 127.0.0.1, where"),
-    "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "name ::, or set metrics.enabled"),
-    "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "name ::, or set metrics.enabled"),
+    "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "set it to ::, or set metrics.enabled"),
+    "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "set it to ::, or set metrics.enabled"),
     "no address of probes": ({"metrics": {"host": "nonsense host"}}, "/metrics/host"),
     "no address of TLS": ({"tls": {"host": "example.com"}}, "/tls/host"),
-    "TLS for nobody": ({"tls": {"existingSecret": "t", "host": "::1"}}, "tls.host is ::1, which nobody beyond the pod"),
+    "TLS for nobody": ({"tls": {"existingSecret": "t", "host": "::1"}}, "tls.host is ::1, which cannot be reached"),
     "a mover without time": ({"settings": {"mover_seconds_max": 0}}, "/settings/mover_seconds_max"),
     "leases without time": ({"settings": {"lease_seconds": 0}}, "/settings/lease_seconds"),
     "no heartbeat": ({"settings": {"heartbeat_seconds": 0}}, "/settings/heartbeat_seconds"),
@@ -297,7 +297,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "bytes of no unit": ({"tenants": {"a": {"max_bytes": "8Gx"}}}, "/tenants/a/max_bytes"),
     "bytes of half a unit": ({"tenants": {"a": {"max_bytes": "8Gi"}}}, "write for example 8GiB"),
     "label that finds pods": (
-        {"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels has app.kubernetes.io/name, by which pods"),
+        {"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels has app.kubernetes.io/name, which the chart"),
     "name of no service": ({"fullnameOverride": "x.y"}, "x.y would be the name of a Service"),
     "name that begins with a digit": ({"fullnameOverride": "1demo"}, "set fullnameOverride"),
     "monitor that is passed over": (
