@@ -82,9 +82,9 @@ class Capacity:
             return
         need = (self.null_blocks + 1) * memory.bytes_per_block
         message = (
-            f"rank {memory.rank} has {memory.device_bytes} bytes ({show_bytes(memory.device_bytes)}) for its pool; "
-            f"one block takes {memory.bytes_per_block} bytes and {self.null_blocks} are never granted, so that it "
-            f"needs at least {need} ({show_bytes(need)}); give more memory or fewer tokens_per_block"
+            f"rank {memory.rank} has {memory.device_bytes} bytes ({show_bytes(memory.device_bytes)}) for its pool; one "
+            f"block takes {memory.bytes_per_block} bytes and {self.null_blocks} are never granted, so the pool needs "
+            f"at least {need} ({show_bytes(need)}); give more memory or fewer tokens_per_block"
         )
         raise NeverFitsError(
             message,
@@ -111,11 +111,10 @@ class Capacity:
         spec = self.specs_by_group[worst][0]
         need_bytes = need * memory.bytes_per_block
         message = (
-            f"a request of {counted(num_tokens, 'token')} takes {counted(need, 'block')} "
-            f"({show_bytes(need_bytes)}, {need_bytes} bytes), "
-            f"{by_group[worst]} of them of group {worst} ({spec.kind}, such as {spec.name!r}); rank {memory.rank} has "
-            f"{self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; the largest request "
-            f"that fits has {counted(largest, 'token')}"
+            f"a request of {counted(num_tokens, 'token')} takes {counted(need, 'block')} ({show_bytes(need_bytes)}, "
+            f"{need_bytes} bytes), {by_group[worst]} of them in group {worst} ({spec.kind}, such as {spec.name!r}); "
+            f"rank {memory.rank} has {self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; "
+            f"the largest request that fits has {counted(largest, 'token')}"
         )
         raise NeverFitsError(
             message,
@@ -137,8 +136,8 @@ class Capacity:
             return largest
         need, usable = self.request_blocks(1), self.usable_blocks
         message = (
-            f"no request fits: blocks that even one token needs: {need}, of {self.memory.bytes_per_block} bytes; those "
-            f"that rank {self.memory.rank} can grant: {usable}; give more memory or fewer tokens_per_block"
+            f"no request fits: even one token needs {counted(need, 'block')} of {self.memory.bytes_per_block} bytes, "
+            f"but rank {self.memory.rank} can grant {usable}; give more memory or fewer tokens_per_block"
         )
         raise NeverFitsError(
             message,

@@ -57,8 +57,8 @@ def union_of(ranks: Sequence[RankLayers]) -> tuple[LayerSpec, ...]:
             known = union.setdefault(layer.name, layer)
             if known != layer:
                 message = (
-                    f"two ranks keep different things for layer {layer.name!r}, in pages of "
-                    f"{known.bytes_per_page} and {layer.bytes_per_page} bytes; give all ranks the same spec of it"
+                    f"two ranks have different specs of layer {layer.name!r}, with pages of {known.bytes_per_page} and "
+                    f"{layer.bytes_per_page} bytes; give all ranks the same spec of it"
                 )
                 raise InvalidError(
                     message,
@@ -77,10 +77,10 @@ def _common_layers(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
     )
     num_sources = bool(inputs.layers) + bool(inputs.model_config)
     if num_sources != 1 and not (brings_all and num_sources == 0):
-        message = "give either layers or model_config, and not both"
+        message = "give either layers or model_config, not both"
         raise InvalidError(message, resource="layers")
     if inputs.kv_dtype and not inputs.model_config:
-        message = "kv_dtype goes with model_config; layers carry their own dtype"
+        message = "kv_dtype can only be given with model_config; layers have their own dtype"
         raise InvalidError(message, resource="kv_dtype")
     if inputs.model_config:
         return layers_of(
@@ -111,7 +111,7 @@ def _given_layers(rank: RankInputs, common: tuple[LayerSpec, ...]) -> tuple[Laye
     if not rank.keeps_nothing:
         return rank.layers or common
     if rank.layers:
-        message = "a rank that keeps_nothing has layers; give one of both"
+        message = "a rank has both keeps_nothing and layers; give one or the other"
         raise InvalidError(message, resource="keeps_nothing", need=0, available=len(rank.layers))
     return ()
 
@@ -123,7 +123,7 @@ def _explicit(given: tuple[LayerSpec, ...], tokens_per_block: int) -> tuple[Laye
     layers = []
     for layer in given:
         if layer.name in names:
-            message = f"two layers are named {layer.name!r}; a layer's name is unique in its model"
+            message = f"two layers are named {layer.name!r}; the name of a layer must be unique in its model"
             raise InvalidError(message, resource="name", rule="layer_name_not_unique")
         names.add(layer.name)
         layer.check()

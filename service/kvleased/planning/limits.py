@@ -61,7 +61,7 @@ def check_number(number: int, name: str, given_bytes: int, bytes_each: int, *, u
     limit = BLOCKS_MAX * bytes_each
     larger = "tokens_per_block" if unit == "blocks" else "blocks_per_slot"
     message = (
-        f"{name} is {given_bytes} ({show_bytes(given_bytes)}), enough for {number} {unit} of {bytes_each} bytes; there "
-        f"may be {BLOCKS_MAX}, which take {limit} bytes ({show_bytes(limit)}); lower it, or raise {larger}"
+        f"{name} is {given_bytes} ({show_bytes(given_bytes)}), enough for {number} {unit} of {bytes_each} bytes; the "
+        f"limit is {BLOCKS_MAX}, which take {limit} bytes ({show_bytes(limit)}); lower it, or raise {larger}"
     )
     raise InvalidError(message, resource=name, need=given_bytes, limit=limit)

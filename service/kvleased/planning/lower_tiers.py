@@ -130,8 +130,8 @@ def num_slots(name: str, tier_bytes: int, bytes_per_slot: int, *, others_bytes: 
         check_number(slots, name, tier_bytes, bytes_per_slot, unit="slots")
         return slots
     message = (
-        f"{name} is {tier_bytes} ({show_bytes(tier_bytes)}) and one slot takes {need} bytes "
-        f"({show_bytes(need)}); give at least that, or 0 for no such tier"
+        f"{name} is {tier_bytes} ({show_bytes(tier_bytes)}) but one slot takes {need} bytes ({show_bytes(need)}); give "
+        "at least as many, or 0 for no such tier"
     )
     raise NeverFitsError(
         message,
@@ -159,15 +159,15 @@ def check_groups(groups: Iterable[Group], *, hash_block_tokens: int, context_ran
     """
     cacheable = [group for group in groups if group.is_prefix_cacheable]
     if not cacheable:
-        message = "no group can be found by its prefix, so that a lower tier would hold nothing; give 0 bytes for it"
+        message = "no group's blocks can be found by prefix, so a lower tier would hold nothing; give it 0 bytes"
         raise InvalidError(message, resource="host_bytes", rule="offload_no_groups")
     for group in cacheable:
         tokens = group.tokens_per_block * (context_ranks if group.is_context_sharded else 1)
         if tokens % hash_block_tokens:
             message = (
-                f"a block of layer {group.spec.name!r} covers {tokens} tokens, which is no multiple of the "
-                f"{hash_block_tokens} that one key stands for, so that lower tiers cannot name it; keep recurrent "
-                "states at block ends (engine.state_mode align), or give match_tokens that divide all blocks"
+                f"a block of layer {group.spec.name!r} covers {tokens} tokens, which is not a multiple of the "
+                f"{hash_block_tokens} that one key stands for, so lower tiers cannot name it; keep recurrent states at "
+                "block ends (engine.state_mode align), or give match_tokens that divide all blocks"
             )
             raise InvalidError(
                 message,
@@ -234,7 +234,7 @@ def transfer_regions(
 def _check_slot_inputs(blocks_per_slot: int, slot_multiple_bytes: int) -> None:
     checked_count("slot_multiple_bytes", slot_multiple_bytes, least=1, most=BYTES_MAX)
     if isinstance(blocks_per_slot, int) and blocks_per_slot < 1:
-        message = f"blocks_per_slot is {blocks_per_slot}; a slot holds at least 1 block"
+        message = f"blocks_per_slot is {blocks_per_slot}; a slot must hold at least 1 block"
         raise InvalidError(
             message,
             resource="blocks_per_slot",

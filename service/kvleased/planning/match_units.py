@@ -68,8 +68,8 @@ def _hash_tokens(
         return gcd(*sizes)
     if any(size % match_tokens for size in sizes):
         message = (
-            f"match_tokens is {match_tokens}, which does not divide every block of "
-            f"{', '.join(map(str, sorted(set(sizes))))} tokens; set it to a divisor of {gcd(*sizes)}, or leave it out"
+            f"match_tokens is {match_tokens}, which does not divide all block sizes "
+            f"({', '.join(map(str, sorted(set(sizes))))} tokens); set it to a divisor of {gcd(*sizes)}, or leave it out"
         )
         raise InvalidError(
             message,
@@ -85,8 +85,8 @@ def _check_single(block_tokens: int, engine: EngineInputs) -> None:
     if engine.match_tokens in (None, block_tokens) or not _is_matched(engine):
         return
     message = (
-        f"match_tokens is {engine.match_tokens}, but prefixes of a single group end with its blocks of "
-        f"{block_tokens} tokens; set it to {block_tokens}, or leave it out"
+        f"match_tokens is {engine.match_tokens}, but with a single group, prefixes end where its blocks of "
+        f"{block_tokens} tokens end; set it to {block_tokens}, or leave it out"
     )
     raise InvalidError(
         message,

@@ -77,8 +77,8 @@ def check_blocks_apart(groups: Sequence[Group], layout: Layout) -> None:
     )
     if num_pieces > PIECES_MAX:
         message = (
-            f"in layout {layout} a block is {num_pieces} pieces, one for each head of each layer; at most {PIECES_MAX} "
-            f"are planned, so use {_COMPACT}"
+            f"in layout {layout}, a block has {num_pieces} pieces, one for each head of each layer, but at most "
+            f"{PIECES_MAX} are supported; use {_COMPACT}"
         )
         raise InvalidError(
             message,

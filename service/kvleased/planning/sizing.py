@@ -141,8 +141,8 @@ def _memory(inputs: PlanInputs, rank: int, part: PoolPart, device_bytes: int) ->
     need = inputs.device_blocks * part.bytes_per_block
     if device_bytes and need > device_bytes:
         message = (
-            f"device_blocks is {inputs.device_blocks}, which takes {need} bytes ({show_bytes(need)}) on rank {rank}; "
-            f"there are {device_bytes} ({show_bytes(device_bytes)}), enough for "
+            f"device_blocks is {inputs.device_blocks}, which need {need} bytes ({show_bytes(need)}) on rank {rank}, "
+            f"but the rank has {device_bytes} ({show_bytes(device_bytes)}), enough for "
             f"{floor_div(device_bytes, part.bytes_per_block)} blocks"
         )
         raise NeverFitsError(

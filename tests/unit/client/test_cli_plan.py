@@ -167,8 +167,12 @@ def test_notes_name_options(specs: Path) -> None:
     )  # fmt: skip
     note = " ".join(output.partition("Notes")[2].partition("Groups")[0].split())
 
-    assert note.startswith("- no prefix is ever found, because what is found ends at a multiple of")
-    assert note.endswith("and the longest request has 100; --state-mode align would")
+    assert note.startswith(
+        "- no prefix is ever found, because a prefix that is found ends at a multiple of"
+    )
+    assert note.endswith(
+        "and the longest request has 100; prefixes would be found with --state-mode align"
+    )
 
 
 def test_every_setting_has_its_option(model: Path) -> None:

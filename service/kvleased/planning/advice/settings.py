@@ -34,14 +34,14 @@ def _changed(inputs: PlanInputs, setting: str) -> PlanInputs:
     name, separator, written = (part.strip() for part in setting.partition("="))
     if not separator or name not in SETTINGS:
         message = (
-            f"{setting[:80]!r} is no setting; write name=value with one of {', '.join(SETTINGS)}"
+            f"{setting[:80]!r} is not a setting; write name=value with one of {', '.join(SETTINGS)}"
         )
         raise InvalidError(message, resource="what_if", rule="unknown_setting")
     value = SETTINGS[name](name, written)
     if name in _OF_MODEL and not inputs.model_config:
         message = (
-            f"{name} needs model_config, as layers that are given by hand are those of one rank and one element type; "
-            "give the model's config.json in place of layers"
+            f"{name} needs model_config, because layers that are given by hand are those of one rank and one element "
+            "type; give the model's config.json instead of layers"
         )
         raise InvalidError(message, resource=name, rule="needs_model_config")
     if name in _OF_ENGINE:

@@ -20,10 +20,10 @@ def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
     if not plan.groups or not inputs.engine.prefix_caching or _finds_prefixes(plan):
         return
     said = (
-        f"no prefix is ever found, because what is found ends at a multiple of {plan.hit_alignment_tokens} tokens, "
-        f"and the longest request has {plan.longest_request_tokens}"
+        f"no prefix is ever found, because a prefix that is found ends at a multiple of {plan.hit_alignment_tokens} "
+        f"tokens, and the longest request has {plan.longest_request_tokens}"
     )
-    yield said + ("; state_mode=align would" if _align_would(inputs) else "")
+    yield said + ("; prefixes would be found with state_mode=align" if _align_would(inputs) else "")
 
 
 def _of_windows(plan: CachePlan) -> Iterator[str]:
@@ -33,8 +33,8 @@ def _of_windows(plan: CachePlan) -> Iterator[str]:
         window = isinstance(spec, FullAttention) and (spec.window_tokens or spec.chunk_tokens)
         if window:
             yield (
-                f"group {index} keeps its windows of {window} tokens whole, because layers that keep every token are "
-                "in the same table"
+                f"group {index} keeps every token, although some of its layers need only windows of {window} tokens, "
+                "because layers that keep every token are in the same table"
             )
 
 

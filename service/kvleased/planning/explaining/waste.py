@@ -97,9 +97,12 @@ class _Split:
 
 
 _WHY = {
-    "page_padding": "pages are padded as their layers ask, by up to {most} bytes of a block",
-    "page_unification": "pages are padded to those of other groups, by up to {most} bytes of a block",
-    "uneven_groups": "groups have pages for different parts of a block; the least full leaves {most} bytes of it",
+    "page_padding": "pages are padded as their layers require, by up to {most} bytes of a block",
+    "page_unification": "pages are padded to the size of other groups' pages, by up to {most} bytes of a block",
+    "uneven_groups": (
+        "the pages of groups fill different parts of a block; the least full group leaves "
+        "{most} bytes of it"
+    ),
     "block_padding": "blocks are rounded up to whole multiples, by {most} bytes each",
 }
 

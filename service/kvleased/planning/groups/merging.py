@@ -44,7 +44,7 @@ def merged(specs: Sequence[LayerSpec]) -> LayerSpec:
         values = sorted({str(getattr(spec, field, None)) for spec in (first, *others)})
         message = (
             f"layer {first.name!r} and {len(others)} others cannot have one spec: {field} is {' or '.join(values)}; "
-            f"give them one value, or let them be layers of different groups"
+            "give them one value, or put them in different groups"
         )
         raise InvalidError(message, resource=field, rule="specs_not_mergeable")
     full = [spec for spec in (first, *others) if isinstance(spec, FullAttention)]
@@ -184,8 +184,8 @@ def _conflicting(first: FullAttention, field: str) -> str:
     if first.is_latent:
         return field
     message = (
-        f"layers that keep every token, {first.name!r} first, record several values of {field}; "
-        f"give all of them one value, or leave it out"
+        f"layers that keep every token, {first.name!r} the first of them, have several values of {field}; give all of "
+        "them one value, or leave it out"
     )
     raise InvalidError(message, resource=field, rule="window_size_conflict")
 

@@ -57,8 +57,8 @@ def _stretched(spec: LayerSpec, bytes_per_page: int) -> LayerSpec:
         return replace(settled(spec), bytes_per_page_padded=bytes_per_page)
     message = (
         f"layer {spec.name!r} has pages of {spec.bytes_per_page} bytes, which do not divide the largest page of "
-        f"{bytes_per_page} bytes and cannot be padded; choose a layout with blocks outermost, such as BLHNC, or "
-        f"tokens_per_block so that one divides the other"
+        f"{bytes_per_page} bytes and cannot be padded; choose a layout with blocks outermost, such as BLHNC, or set "
+        "tokens_per_block so that the one divides the other"
     )
     raise InvalidError(
         message,

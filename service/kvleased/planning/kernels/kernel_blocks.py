@@ -73,16 +73,14 @@ def backends_of(
     for name in dict.fromkeys(layer.backend for layer in layers if layer.backend):
         if name not in known:
             message = (
-                f"backend {name[:40]!r} is not known, and no backend of that name is given; describe it with the block "
-                f"sizes that it reads, or name one of {', '.join(sorted(known))}"
+                f"backend {name[:40]!r} is not known, and no backend with that name is given; describe it with the "
+                f"block sizes that it reads, or name one of {', '.join(sorted(known))}"
             )
             raise InvalidError(message, resource="backend", rule="unknown_backend")
         found[name] = known[name]
         for tokens in sizes_of(known[name]):
             if tokens <= 0:
-                message = (
-                    f"backend {name[:40]!r} declares a block of {tokens} tokens; sizes are positive"
-                )
+                message = f"backend {name[:40]!r} declares a block of {tokens} tokens; sizes must be positive"
                 raise InvalidError(
                     message, resource="backends", rule="backend_size_not_positive", need=tokens
                 )
@@ -134,7 +132,9 @@ def preferred_block(
     for tokens in sorted({lcm(*sizes) for sizes in product(*declared)}):
         if suits(tokens):
             return tokens
-    message = f"no block suits all backends: {_listed(backends)}; choose backends that share a size"
+    message = (
+        f"no block size suits all backends: {_listed(backends)}; choose backends that share a size"
+    )
     raise InvalidError(message, resource="tokens_per_block", rule="no_common_block_size")
 
 
@@ -158,7 +158,7 @@ def common_kernel_tokens(
         if divides and all(accepts(backend, tokens) for backend in backends):
             return tokens
     message = (
-        f"no part of a block of {block_tokens} tokens is read by all backends: {_listed(backends)}"
+        f"no part of a block of {block_tokens} tokens can be read by all backends: {_listed(backends)}"
         + (f", in whole states of {per_state} tokens" if per_state > 1 else "")
         + f"; {_advice(block_tokens, backends, per_state)}"
     )
@@ -242,7 +242,7 @@ def _advice(block_tokens: int, backends: Sequence[BackendInputs], per_state: int
         return "choose backends that share a size"
     below = floor_div(block_tokens, min(steps)) * min(steps)
     nearest = f"{below} or {below + min(steps)}" if below else f"a multiple of {min(steps)}"
-    return f"let tokens_per_block be {nearest}"
+    return f"set tokens_per_block to {nearest}"
 
 
 def _listed(backends: Sequence[BackendInputs]) -> str:

@@ -52,7 +52,7 @@ def kernel_blocks(
     if len(found) > 1:
         message = (
             f"kernels of {layers[0].name!r} and the layers that share its table would count their blocks of "
-            f"{block_tokens} tokens differently, in parts of {tokens}; let tokens_per_block be {tokens}"
+            f"{block_tokens} tokens differently, in parts of {tokens}; set tokens_per_block to {tokens}"
         )
         raise InvalidError(
             message, resource="tokens_per_block", rule="packed_cache_not_splittable", need=tokens
@@ -92,7 +92,7 @@ def _parts(
     if not isinstance(spec, AttentionSpec) or spec.tokens_per_state == 1 or spec.head_slots > 1:
         message = (
             f"kernels of layer {spec.name!r} read blocks of {tokens} tokens, but other bytes lie between its blocks of "
-            f"{spec.block_tokens}; let tokens_per_block be {tokens}, or choose a layout with layers outermost"
+            f"{spec.block_tokens} tokens; set tokens_per_block to {tokens}, or choose a layout with layers outermost"
         )
         raise InvalidError(
             message,

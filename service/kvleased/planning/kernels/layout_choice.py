@@ -50,7 +50,7 @@ def choose_layout(
     for others in of_other_ranks:
         if tuple(others) != candidates:
             message = (
-                f"ranks disagree on layouts: one can have {_listed(candidates)}, another {_listed(others)}; run the "
+                f"ranks do not agree on layouts: one can use {_listed(candidates)}, another {_listed(others)}; run the "
                 "same backends on all ranks"
             )
             raise InvalidError(
@@ -83,7 +83,7 @@ def common_layouts(backend_layouts: Sequence[Sequence[Layout] | None]) -> tuple[
     if not common:
         message = (
             f"no layout is read by all backends, which read {'; '.join(map(_listed, declared))}; choose backends that "
-            "have one in common"
+            "have a layout in common"
         )
         raise InvalidError(message, resource="backend_layouts", rule="no_common_layout")
     firsts = [layouts[0] for layouts in declared]
@@ -102,16 +102,17 @@ def _expressing(specs: Sequence[LayerSpec], candidates: Sequence[Layout]) -> Seq
         possible = [layout for layout in possible if layout.is_block_compact]
         if not possible:
             message = (
-                f"layers differ in heads, states or page: (heads, states, bytes) {sorted(shapes)}; they need a layout "
-                f"that keeps pages whole, LBHNC, LBNHC, BLHNC or BLNHC, but there is {_listed(candidates)}"
+                f"layers differ in heads, states or bytes of a page: (heads, states, bytes) {sorted(shapes)}; they "
+                "need a layout that keeps pages whole (LBHNC, LBNHC, BLHNC or BLNHC), but the candidates are "
+                f"{_listed(candidates)}"
             )
             raise InvalidError(message, resource="layout", rule="layout_needs_block_compact")
     if _shards_unevenly(specs):
         possible = [layout for layout in possible if layout.is_block_outermost]
         if not possible:
             message = (
-                "some layers are split over context ranks and others of another page are not; they need a layout with "
-                f"blocks outermost, BLHNC, BLNHC or BHLNC, but there is {_listed(candidates)}"
+                "some layers are split over context ranks, and others with different pages are not; they need a "
+                f"layout with blocks outermost (BLHNC, BLNHC or BHLNC), but the candidates are {_listed(candidates)}"
             )
             raise InvalidError(message, resource="layout", rule="layout_needs_block_outermost")
     return possible

@@ -116,7 +116,7 @@ def _is_idle(window: int, config: Config) -> bool:
 
 def _unknown_window(window: int) -> InvalidError:
     why = (
-        f"the field 'sliding_window' is {window}: some of its layers keep a window of the tokens only, and the "
-        "field 'layer_types' does not say which"
+        f"the field 'sliding_window' is {window}: only some of its layers keep a window of the tokens, and the field "
+        "'layer_types' does not say which"
     )
     return unknown_architecture(why)

@@ -65,7 +65,7 @@ def model_dtype(dtype: str | None, kv_dtype: str) -> str:
     """
     chosen = dtype or (kv_dtype if kv_dtype in _PLAIN else None)
     if chosen is None:
-        message = "model_config names no dtype; give kv_dtype, for example bfloat16"
+        message = "model_config has no dtype; set kv_dtype, for example to bfloat16"
         raise InvalidError(message, resource="kv_dtype", rule="missing_field")
     if chosen not in BYTES_PER_ELEMENT:
         message = (

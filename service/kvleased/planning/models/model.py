@@ -113,7 +113,7 @@ class Model:
     def _attention(self, name: str, heads: Heads) -> dict[str, Any]:
         kv = self.kv
         if kv.packed_format:
-            message = f"kv_dtype {kv.packed_format!r} packs a latent of DeepSeek, and layer {name!r} keeps K and V"
+            message = f"kv_dtype {kv.packed_format!r} packs a latent of DeepSeek, but layer {name!r} keeps K and V"
             raise InvalidError(message, resource="kv_dtype", rule="kv_dtype_not_for_model")
         head_size_v = heads.head_size if heads.head_size_v is None else heads.head_size_v
         return {

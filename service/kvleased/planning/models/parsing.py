@@ -141,7 +141,7 @@ class Config:
         if value is None:
             raise self.lacks(name)
         if not isinstance(value, dict):
-            raise self.contradicts(name, value, "which is no JSON object")
+            raise self.contradicts(name, value, "which is not a JSON object")
         return Config(fields=value, path=f"{self.path}{name}.")
 
     def lacks(self, name: str) -> InvalidError:
@@ -158,7 +158,7 @@ class Config:
             if value is None:
                 continue
             if not isinstance(value, list):
-                raise self.contradicts(name, value, "which is no list")
+                raise self.contradicts(name, value, "which is not a list")
             return value
         return []
 

@@ -23,7 +23,7 @@ def unknown_architecture(why: str) -> InvalidError:
 def missing_field(name: str) -> InvalidError:
     """Return the refusal of a config that does not say what its layers need."""
     return InvalidError(
-        f"this model cannot be planned from its config: it lacks the field {name!r}, or has null there; "
+        f"this model cannot be planned from its config: the field {name!r} is missing or null; "
         f"add it, or {BY_HAND}",
         resource=name,
         rule="missing_field",
@@ -55,8 +55,8 @@ def keeps_nothing(model_type: str) -> InvalidError:
 def no_layers(model_type: str) -> InvalidError:
     """Return the refusal of a model whose layers all keep nothing."""
     message = (
-        f"none of the layers that this config of {model_type!r} gives keeps anything between steps, so there is "
-        f"nothing to plan; correct the fields that list its layers, or {BY_HAND}"
+        f"none of the layers in this config of {model_type!r} keeps anything between steps, so there is nothing to "
+        f"plan; correct the fields that list the layers, or {BY_HAND}"
     )
     return InvalidError(message, resource="model_config", rule="keeps_nothing")
 
@@ -64,9 +64,9 @@ def no_layers(model_type: str) -> InvalidError:
 def missing_encoder_tokens(name: str) -> InvalidError:
     """Return the refusal of cross attention whose encoder input has no known length; `name` is one such layer."""
     message = (
-        f"layer {name!r} keeps the output of an encoder, and nothing says how many tokens that has at most: "
-        "encoder_tokens_max is 0, and no config gives a limit; set engine.encoder_tokens_max to the tokens of the "
-        "longest encoder input, such as 512 or 1500"
+        f"layer {name!r} keeps the output of an encoder, but its largest number of tokens is not known: "
+        "encoder_tokens_max is 0, and no config gives a limit; set engine.encoder_tokens_max to the number of tokens "
+        "of the longest encoder input, such as 512 or 1500"
     )
     return InvalidError(
         message,

@@ -53,11 +53,11 @@ def family_of(config: Config) -> Family:
     field = f"{config.path}model_type"
     classes = ", ".join(config.words("architectures")) or "none"
     if not config.model_type:
-        why = f"the field {field!r} is missing, and the class in 'architectures' ({classes}) does not tell it"
+        why = f"the field {field!r} is missing, and it cannot be derived from the class in 'architectures' ({classes})"
     else:
         why = f"the field {field!r} is {config.model_type!r} (architectures: {classes}), which is not known"
     nearest = nearest_types(config.model_type) or ("llama", "qwen3")
     raise unknown_architecture(
-        f"{why}; where its layers are laid out like those of a known one, set {field} to that, "
-        f"such as {' or '.join(nearest)}"
+        f"{why}; if its layers are laid out like those of a known model type, set {field} to that type, such as "
+        f"{' or '.join(nearest)}"
     )

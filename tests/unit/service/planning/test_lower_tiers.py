@@ -157,7 +157,7 @@ def test_slots_are_no_more_than_their_ids_count() -> None:
 
     limit = (2**31 - 1) * 64
     assert refusal.value.message == (
-        "remote_bytes is 1099511627776 (1.00 TiB), enough for 17179869184 slots of 64 bytes; there may be 2147483647, "
+        "remote_bytes is 1099511627776 (1.00 TiB), enough for 17179869184 slots of 64 bytes; the limit is 2147483647, "
         f"which take {limit} bytes (127.99 GiB); lower it, or raise blocks_per_slot"
     )
     told = (refusal.value.resource, refusal.value.need, refusal.value.limit)

@@ -40,10 +40,10 @@ _FOREIGN_FIELDS: Final = {
     "cross_attention_layers": "cross attention",
     "attention_chunk_size": "chunked local attention",
     "type_vocab_size": "an encoder, which keeps no KV cache",
-    "multi_query": "its own way to count K and V heads",
-    "multi_query_attention": "its own way to count K and V heads",
-    "kv_channels": "its own way to say head sizes",
-    "global_head_dim": "its own way to say head sizes",
+    "multi_query": "its own way of counting K and V heads",
+    "multi_query_attention": "its own way of counting K and V heads",
+    "kv_channels": "its own way of giving head sizes",
+    "global_head_dim": "its own way of giving head sizes",
 }  # fmt: skip
 """Fields that mean something other than plain attention, unless they are null, false or 0."""
 
@@ -58,7 +58,7 @@ def plain(model: Model) -> tuple[LayerSpec, ...]:
         if model.config.fields.get(name):
             raise unknown_architecture(f"the field {name!r} means {meaning}")
     if model.config.flag("is_encoder_decoder"):
-        raise unknown_architecture("it is an encoder-decoder that does not say decoder_layers")
+        raise unknown_architecture("it is an encoder-decoder without the field 'decoder_layers'")
     return usual(model)
 
 

@@ -75,7 +75,7 @@ def _format(model: Model) -> KVFormat:
     if model.kv_dtype not in _FP8_NAMES:
         kv = latent_format(model, SPARSE_FORMAT)
         if kv.packed_format or kv.quantisation != "none":
-            message = f"kv_dtype {model.kv_dtype!r} is not for DeepSeek V4; give bfloat16 or {SPARSE_FORMAT}"
+            message = f"kv_dtype {model.kv_dtype!r} cannot be used with DeepSeek V4; give bfloat16 or {SPARSE_FORMAT}"
             raise InvalidError(message, resource="kv_dtype", rule="kv_dtype_not_for_model")
         return kv
     head_size = model.config.count("head_dim")
@@ -99,7 +99,9 @@ def _ratios(model: Model) -> tuple[int, ...]:
     others = sorted(set(ratios) - {0, *_COMPRESSORS})
     if others:
         raise bad_field(
-            "compress_ratios", others, f"but known are 0, {', '.join(map(str, _COMPRESSORS))}"
+            "compress_ratios",
+            others,
+            f"but the known values are 0, {', '.join(map(str, _COMPRESSORS))}",
         )
     return ratios[:num_layers]
 

@@ -54,8 +54,8 @@ def latent_format(model: Model, default: str) -> KVFormat:
     kv = kv_format(model.kv_dtype or default, model.config.dtype)
     if kv.quantisation not in ("none", "fp8_per_tensor") and not kv.packed_format:
         message = (
-            f"kv_dtype {model.kv_dtype!r} is for K and V of heads, and this model keeps one latent; "
-            "give bfloat16, fp8 or fp8_ds_mla"
+            f"kv_dtype {model.kv_dtype!r} is for the K and V of heads, but this model keeps one latent; give bfloat16, "
+            "fp8 or fp8_ds_mla"
         )
         raise InvalidError(message, resource="kv_dtype", rule="kv_dtype_not_for_model")
     return kv
@@ -103,7 +103,7 @@ def _latent(model: Model, name: str, kv: KVFormat, tokens: int, *, leads: bool =
     packed = _BYTES_OF_FORMAT.get(kv.packed_format)
     if packed is not None and (rank, rotary) != _PACKED_LATENT:
         message = (
-            f"kv_dtype {kv.packed_format!r} packs latents of 512 elements and 64 rotary ones, and this model has "
+            f"kv_dtype {kv.packed_format!r} packs latents of 512 elements and 64 rotary ones, but this model has "
             f"kv_lora_rank {rank} and qk_rope_head_dim {rotary}; give bfloat16 or fp8"
         )
         raise InvalidError(message, resource="kv_dtype", rule="kv_dtype_not_for_model")

@@ -99,7 +99,7 @@ def _pattern(model: Model) -> tuple[str, ...]:
             raise config.lacks("hybrid_override_pattern")
         return listed
     if not isinstance(pattern, str) or not set(pattern) <= set(_KIND_OF_LETTER):
-        why = f"but its letters are {', '.join(_KIND_OF_LETTER)}"
+        why = f"but its letters must be among {', '.join(_KIND_OF_LETTER)}"
         raise config.contradicts("hybrid_override_pattern", pattern, why)
     if len(pattern) != config.num_layers:
         why = f"which are {len(pattern)} layers, but num_hidden_layers is {config.num_layers}"

@@ -39,8 +39,8 @@ def test_prefixes_that_are_never_found_are_told() -> None:
     (note,) = notes_of(full("a"), COARSE)
 
     assert note == (
-        "no prefix is ever found, because what is found ends at a multiple of 1024 tokens, and the longest request "
-        "has 100; state_mode=align would"
+        "no prefix is ever found, because a prefix that is found ends at a multiple of 1024 tokens, and the longest "
+        "request has 100; prefixes would be found with state_mode=align"
     )
 
 
@@ -90,7 +90,9 @@ def test_windows_kept_whole_are_told(layer: LayerSpec, tokens: int) -> None:
     """If windows share a table with layers that keep all tokens, a note says that the windows save nothing."""
     (note,) = notes_of(full("a"), layer, engine=EngineInputs(one_group=True))
 
-    assert note.startswith(f"group 0 keeps its windows of {tokens} tokens whole, because")
+    assert note.startswith(
+        f"group 0 keeps every token, although some of its layers need only windows of {tokens} tokens, because"
+    )
 
 
 def test_request_beyond_the_positions_is_told() -> None:

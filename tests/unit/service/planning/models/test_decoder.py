@@ -287,7 +287,7 @@ def test_other_models_are_refused_with_a_way_out(changes: dict[str, object], mea
 
 def test_unknown_name_is_refused_with_the_nearest_ones() -> None:
     """An unknown name is refused with the known names that are most like it."""
-    with pytest.raises(InvalidError, match="set model_type to that, such as qwen3 or"):
+    with pytest.raises(InvalidError, match="set model_type to that type, such as qwen3 or"):
         layers(text(model_type="quen3"))
 
 

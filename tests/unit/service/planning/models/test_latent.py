@@ -144,7 +144,10 @@ def test_deepseek_v4_understands_both_ways_to_say_compression() -> None:
             {"compress_ratios": [0, 4]}, "2 layers", "contradictory_field", id="too few ratios"
         ),
         pytest.param(
-            {"compress_ratios": [16] * 43}, "known are 0, 4, 128", "contradictory_field", id="ratio"
+            {"compress_ratios": [16] * 43},
+            "the known values are 0, 4, 128",
+            "contradictory_field",
+            id="ratio",
         ),
         pytest.param(
             {"layer_types": ["mamba"] * 43}, "mamba", "unknown_architecture", id="another kind"

@@ -123,7 +123,7 @@ def test_shape_is_not_left_to_a_class_that_is_of_another_one(
     outer: dict[str, object], inner: dict[str, object], field: str
 ) -> None:
     """Depth, heads and widths must come from the config; the refusal has the whole path of a missing field."""
-    with pytest.raises(InvalidError, match=f"lacks the field '{field}'") as refusal:
+    with pytest.raises(InvalidError, match=f"the field '{field}' is missing or null") as refusal:
         layers(json.dumps(outer | {"text_config": inner, "dtype": "bfloat16"}))
 
     assert (refusal.value.rule, refusal.value.resource) == ("missing_field", field)
@@ -138,7 +138,7 @@ def test_shape_is_not_left_to_a_class_that_is_of_another_one(
 )
 def test_model_inside_that_is_missing_is_named(model_type: str, field: str) -> None:
     """If a model lacks the inner model that it always has, the refusal says where that should be."""
-    with pytest.raises(InvalidError, match=f"lacks the field '{field}'"):
+    with pytest.raises(InvalidError, match=f"the field '{field}' is missing or null"):
         layers(json.dumps({"model_type": model_type, "dtype": "bfloat16"}))
 
 
