@@ -104,7 +104,7 @@ def check_address(url: object) -> str:
     if url is None or url == "":
         return ""
     if not isinstance(url, str):
-        raise RemoteUrlError(f"it must be a text that starts with one of {_schemes()}")
+        raise RemoteUrlError(f"it must be a string that starts with one of {_schemes()}")
     RemoteUrl.parse(url)
     return url
 
@@ -134,7 +134,7 @@ def _schemes() -> str:
 
 def _not_whole() -> RemoteUrlError:
     return RemoteUrlError(
-        "there must be a host and a port behind the scheme, or the path of a socket behind unix://"
+        "the scheme must be followed by a host and a port, or unix:// by the path of a socket"
     )
 
 
@@ -153,7 +153,9 @@ def _options(parts: SplitResult) -> dict[str, str]:
     unknown = options.keys() - _OPTIONS[parts.scheme]
     if unknown:
         known = ", ".join(sorted(_OPTIONS[parts.scheme]))
-        raise RemoteUrlError(f"after the ? of {parts.scheme}:// may stand only {known}")
+        raise RemoteUrlError(
+            f"only these options are allowed after the ? of {parts.scheme}://: {known}"
+        )
     for name in options.keys() & _NUMBERS:
         if not (options[name].isascii() and options[name].isdigit()):
             raise RemoteUrlError(f"{name} must be a whole number")
@@ -165,5 +167,5 @@ def _options(parts: SplitResult) -> dict[str, str]:
 def _database(parts: SplitResult) -> str:
     database = parts.path.strip("/")
     if "db" not in _OPTIONS[parts.scheme] or not (database.isascii() and database.isdigit()):
-        raise RemoteUrlError("after the host may stand only the number of a database")
+        raise RemoteUrlError("only the number of a database is allowed after the host")
     return database

@@ -106,7 +106,7 @@ class NetworkSettings(BaseModel):
     @model_validator(mode="after")
     def _tls_beyond_loopback(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            message = "tls_cert_file and tls_key_file go together; give both, or neither"
+            message = "tls_cert_file and tls_key_file must be set together; set both, or neither"
             raise ValueError(message)
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
             message = "tls_client_ca_file needs tls_cert_file and tls_key_file"
@@ -114,8 +114,8 @@ class NetworkSettings(BaseModel):
         is_open = self.listen_tcp and not ipaddress.ip_address(self.tcp_host).is_loopback
         if is_open and self.tls_cert_file is None and not self.insecure_tcp_without_tls:
             message = (
-                f"tcp_host is {self.tcp_host}, which others than this machine may reach; give tls_cert_file and "
-                "tls_key_file, or take a loopback address, such as 127.0.0.1"
+                f"tcp_host is {self.tcp_host}, which other machines can reach; set tls_cert_file and tls_key_file, or "
+                "use a loopback address such as 127.0.0.1"
             )
             raise ValueError(message)
         return self
@@ -133,7 +133,7 @@ class NetworkSettings(BaseModel):
             ports.items(), 2
         ):
             if port and port == other_port and host == other_host:
-                message = f"{one} and {other} are both {port}; give each a port of its own, or 0 for any that is free"
+                message = f"{one} and {other} are both {port}; set a different port for each, or 0 for any free port"
                 raise ValueError(message)
         return self
 
@@ -152,5 +152,5 @@ def _address(host: str) -> str:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError as error:
-        message = f"it is {host[:40]!r}; write an IPv4 or IPv6 address, such as 127.0.0.1 or ::1"
+        message = f"it is {host[:40]!r}; write an IPv4 or IPv6 address such as 127.0.0.1 or ::1"
         raise ValueError(message) from error

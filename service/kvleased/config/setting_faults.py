@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "KVLEASED_"
 """The beginning of the environment variables that are settings."""
-NO_JSON: Final = 'this is no JSON such as {"chat": {"min_percent": 20}}'
+NO_JSON: Final = 'this is not JSON such as {"chat": {"min_percent": 20}}'
 _SHOWN_MAX: Final = 40
 """Most characters of a wrong value that a message repeats."""
 _KEY: Final = "[key]"
@@ -94,9 +94,9 @@ def of_command_line(message: str) -> str:
     if message.startswith(_UNKNOWN):
         return _no_such_argument(message.removeprefix(_UNKNOWN))
     if (found := _NEEDLESS.match(message)) is not None:
-        return f"{found[1]}: no value is taken; write {found[1]} or {found[2]}"
+        return f"{found[1]}: the flag accepts no value; write {found[1]} or {found[2]}"
     if (found := _MISSING.match(message)) is not None:
-        return f"{found[1]}: its value is missing"
+        return f"{found[1]}: the value is missing"
     return message
 
 
@@ -104,7 +104,7 @@ def _no_such_argument(arguments: str) -> str:
     """Say that an argument is no flag, and which flag was perhaps meant."""
     name = arguments.partition(" ")[0]
     if not name.startswith("-"):
-        return f"{arguments}: there are flags alone, such as --config FILE"
+        return f"{arguments}: only flags are accepted, such as --config FILE"
     flags = [flag(one) for one in (*Settings.model_fields, "config")]
     found = difflib.get_close_matches(name.partition("=")[0].replace("_", "-"), flags, n=1)
     meant = f"; did you mean {found[0]}?" if found else ""
@@ -166,7 +166,7 @@ def _wanted_by(field: "FieldInfo") -> str:
     """Return what a setting may be, by its type and its bounds."""
     kind = field.annotation
     if WRITTEN in field.metadata:
-        return f"a number of bytes{_range(field)}, with a unit where you like, as in 8GiB"
+        return f"a number of bytes{_range(field)}, with or without a unit, as in 8GiB"
     if kind is int or kind is float:
         return f"a {'whole ' if kind is int else ''}number{_range(field)}"
     if kind is bool:
@@ -174,8 +174,8 @@ def _wanted_by(field: "FieldInfo") -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if any(getattr(one, "pattern", "") for one in field.metadata):
-        return "an address that begins with http:// or https:// and has no space"
-    return "a text" if kind is str else "a path"
+        return "an address that starts with http:// or https:// and has no spaces"
+    return "a string" if kind is str else "a path"
 
 
 def _range(field: "FieldInfo") -> str:

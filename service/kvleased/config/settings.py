@@ -64,7 +64,7 @@ def check_minima(tenants: Mapping[str, TenantSettings]) -> None:
     """Raise ValueError if the minima of all tenants together are more than 100 %."""
     percent = sum(Fraction(str(tenant.min_percent)) for tenant in tenants.values())
     if percent > 100:  # noqa: PLR2004 - per cent
-        message = f"the min_percent of all tenants add up to {float(percent):g}, which must be at most 100"
+        message = f"the min_percent of all tenants add up to {float(percent):g}; the sum must be at most 100"
         raise ValueError(message)
 
 
@@ -264,7 +264,7 @@ class Settings(NetworkSettings):
     @classmethod
     def _known_device(cls, device: str) -> str:
         if not re.fullmatch("cpu|cuda:[0-9]{1,2}", device):
-            message = f"it is {device[:40]!r}; name cpu, or a GPU by its number, such as cuda:0"
+            message = f"it is {device[:40]!r}; write cpu, or a GPU and its number, such as cuda:0"
             raise ValueError(message)
         return device
 
@@ -283,9 +283,9 @@ class Settings(NetworkSettings):
         longest = len(os.fsencode(absolute / max(_SOCKETS, key=len)))
         if longest > _SOCKET_PATH_BYTES_MAX:
             message = (
-                f"the path of a socket in it would take {longest} bytes, and the kernel allows "
-                f"{_SOCKET_PATH_BYTES_MAX}; name a directory with a path shorter by "
-                f"{longest - _SOCKET_PATH_BYTES_MAX}"
+                f"the path of a socket in it would have {longest} bytes, but the kernel allows "
+                f"{_SOCKET_PATH_BYTES_MAX}; name a directory whose path is at least {longest - _SOCKET_PATH_BYTES_MAX} "
+                "bytes shorter"
             )
             raise ValueError(message)
         return absolute
@@ -309,7 +309,7 @@ class Settings(NetworkSettings):
     @classmethod
     def _longer_than_beats(cls, seconds: float) -> float:
         if 0 < seconds < SECONDS_MIN:
-            message = f"it is {seconds:g}; name 0 for never, or at least {SECONDS_MIN:g}: life is shown once a second"
+            message = f"it is {seconds:g}; set 0 for never, or at least {SECONDS_MIN:g}: life is shown once a second"
             raise ValueError(message)
         return seconds
 

@@ -100,7 +100,7 @@ def load(argv: Sequence[str]) -> Settings:
     try:
         loaded = Loaded()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        parser.error(f"--config {config}: this is not TOML: {error}")
+        parser.error(f"--config {config}: this is not valid TOML: {error}")
     except SettingsError as error:
         # Only `tenants` is read as JSON; every other setting is a plain value.
         is_variable = EnvSettingsSource.__name__ in str(error).split('"')
@@ -218,7 +218,7 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     if config is not None and not Path(config).is_file():
         is_there = Path(config).exists()
         parser.error(
-            f"--config {config}: {'this is no file' if is_there else 'there is no such file'}"
+            f"--config {config}: {'this is not a file' if is_there else 'there is no such file'}"
         )
     return config
 

@@ -243,7 +243,7 @@ def test_names_of_certificates_are_exact() -> None:
 def test_tcp_beyond_loopback_needs_tls(host: str, authority: Authority) -> None:
     """Without TLS the daemon does not start on such an address, unless a setting accepts the risk."""
     pair = authority.sign("beyond")
-    with pytest.raises(ValueError, match="which others than this machine may reach"):
+    with pytest.raises(ValueError, match="which other machines can reach"):
         Settings(tcp_host=host)
 
     Settings(tcp_host=host, tls_cert_file=pair.cert_file, tls_key_file=pair.key_file)

@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         pytest.param(
             "--disk-bytes-max",
             "-1",
-            f"it is -1; write a number of bytes from 0 to {1 << 60:,}, with a unit where you like, as in 8GiB",
+            f"it is -1; write a number of bytes from 0 to {1 << 60:,}, with or without a unit, as in 8GiB",
             id="bytes",
         ),
         pytest.param(
@@ -48,13 +48,13 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         pytest.param(
             "--trace-endpoint",
             "h:1",
-            "it is h:1; write an address that begins with http:// or https:// and has no space",
+            "it is h:1; write an address that starts with http:// or https:// and has no spaces",
             id="address",
         ),
         pytest.param(
             "--tcp-host",
             "localhost",
-            "it is 'localhost'; write an IPv4 or IPv6 address, such as 127.0.0.1 or ::1",
+            "it is 'localhost'; write an IPv4 or IPv6 address such as 127.0.0.1 or ::1",
             id="name of a host",
         ),
         pytest.param(
@@ -84,7 +84,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         pytest.param(
             "--tenants",
             '{"a": {"min_percent": 60}, "b": {"min_percent": 41}}',
-            "the min_percent of all tenants add up to 101, which must be at most 100",
+            "the min_percent of all tenants add up to 101; the sum must be at most 100",
             id="too much",
         ),
     ],
@@ -156,7 +156,7 @@ def test_fault_is_told_of_the_source_that_counts(
         pytest.param(
             "",
             ["--http-port", "7071"],
-            "--http-port and --grpc-port are both 7071; give each a port of its own, or 0 for any",
+            "--http-port and --grpc-port are both 7071; set a different port for each, or 0 for any",
             id="one port",
         ),
         pytest.param(
@@ -228,12 +228,12 @@ def test_settings_of_a_file_that_do_not_go_together_are_told_with_its_path(
         ),
         pytest.param(
             ["--listen-tcp=false"],
-            "--listen-tcp: no value is taken; write --listen-tcp or --no-listen-tcp",
+            "--listen-tcp: the flag accepts no value; write --listen-tcp or --no-listen-tcp",
             id="value of a switch",
         ),
-        pytest.param(["--http-port"], "--http-port: its value is missing", id="no value"),
+        pytest.param(["--http-port"], "--http-port: the value is missing", id="no value"),
         pytest.param(["--zzz"], "--zzz: there is no such flag", id="like none"),
-        pytest.param(["now"], "now: there are flags alone, such as --config FILE", id="no flag"),
+        pytest.param(["now"], "now: only flags are accepted, such as --config FILE", id="no flag"),
         pytest.param(
             ["--remote-urll", "redis://u:pw@h"],
             "--remote-urll redis://***@h: there is no such flag; did you mean --remote-url?",

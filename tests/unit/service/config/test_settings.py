@@ -56,12 +56,16 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
-        pytest.param(["--config", "/"], "--config /: this is no file", id="directory"),
+        pytest.param(["--config", "/"], "--config /: this is not a file", id="directory"),
         pytest.param(["--remote-url", "http://:pw@host:1"], "its scheme is http", id="scheme"),
         pytest.param(["--remote-url", "pw@host"], "must start with one of redis", id="no scheme"),
         pytest.param(["--remote-url", "redis://:pw@"], "a host and a port", id="no host"),
         pytest.param(["--remote-url", "redis://:pw@h:99999"], "a host and a port", id="port"),
-        pytest.param(["--remote-url", "redis://:pw@h?bd=1"], "may stand only db", id="query"),
+        pytest.param(
+            ["--remote-url", "redis://:pw@h?bd=1"],
+            "allowed after the ? of redis://: db",
+            id="query",
+        ),
         pytest.param(["--remote-url", "redis://:pw@h/one"], "number of a database", id="database"),
         pytest.param(["--remote-url", "unix://:pw@"], "the path of a socket", id="no socket"),
         pytest.param(["--remote-uri", "redis://:pw@host"], "remote-uri", id="misspelt address"),
@@ -178,7 +182,7 @@ def test_file_that_is_no_toml_is_refused(
     with pytest.raises(SystemExit):
         load(["--config", str(file)])
 
-    assert "not TOML" in capsys.readouterr().err
+    assert "not valid TOML" in capsys.readouterr().err
 
 
 def test_certificate_that_is_not_there_is_refused_at_the_start(
