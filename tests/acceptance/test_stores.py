@@ -273,7 +273,7 @@ def test_a_disk_that_hangs_takes_no_blocks_from_others(tmp_path: Path, disk_dir:
                 keys = worker.keys.chain(tokens, TOKENS_PER_BLOCK)
                 with suppress(KVLeaseError):
                     worker.reserve(f"late-{number}", keys=keys, num_tokens=32, wait_ms=1).release()
-            serving.until(lambda: "the disk hangs" in reason(client, "disk"))
+            serving.until(lambda: "the disk is hanging" in reason(client, "disk"))
             with compute(worker, prompt(NUM_PROMPTS, BLOCKS_PER_PROMPT)) as lease:
                 assert not lease.hit_tokens
             assert child(serving, "disk-mover") == mover

@@ -167,9 +167,9 @@ class Gpu:
         free_bytes, total_bytes = checked("cuMemGetInfo", driver.cuMemGetInfo())
         need_bytes = self.allocation_bytes(num_bytes)
         message = (
-            f"the device pool takes {show_bytes(need_bytes)}, and {show_bytes(free_bytes)} of the "
+            f"the device pool needs {show_bytes(need_bytes)}, but {show_bytes(free_bytes)} of the "
             f"{show_bytes(total_bytes)} of {self.device} are free; lower device_bytes or device_blocks, delete a "
-            "cache, or have engines on it take less"
+            "cache, or let engines on that GPU use less"
         )
         return InvalidError(
             message,
@@ -214,7 +214,10 @@ def _require_usable(driver: Driver, device: Device) -> None:
     for attribute in needed:
         value = checked("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, handle))
         if not value:
-            message = f"memory of {device} cannot be shared by processes: it lacks {attribute.name}; name another GPU"
+            message = (
+                f"the memory of {device} cannot be shared between processes: the GPU lacks {attribute.name}; name "
+                "another GPU"
+            )
             raise InvalidError(message, resource="device", rule="no_shared_memory")
     mode = checked(
         "cuDeviceGetAttribute",
@@ -222,7 +225,7 @@ def _require_usable(driver: Driver, device: Device) -> None:
     )
     if mode != _COMPUTE_MODE_DEFAULT:
         message = (
-            f"{device} lets at most one process use it, and movers and engines share it: "
-            f"nvidia-smi -i GPU-{device.uuid} -c DEFAULT"
+            f"{device} allows at most one process, but movers and engines share it; allow several with nvidia-smi -i "
+            f"GPU-{device.uuid} -c DEFAULT"
         )
         raise InvalidError(message, resource="device", rule="exclusive_device")

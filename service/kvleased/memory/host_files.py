@@ -35,7 +35,7 @@ _DIGEST_BYTES: Final = 32
 _FILES_NAMED_MAX: Final = 32
 """Files that one line of the log names."""
 _ASIDE: Final = ".aside-"
-_LEFT: Final = ", and register again: it has the cache's blocks; or move it away"
+_LEFT: Final = ", and register the cache again: the file has its blocks; or move the file away"
 """What is added to the advice about a file of an earlier life."""
 _ASIDE_NAMED_MAX: Final = 4
 """Files moved aside that one refusal names."""
@@ -126,7 +126,7 @@ def told_aside(directory: Path) -> str:
     most = sorted(aside.items(), key=lambda one: -one[1])[:_ASIDE_NAMED_MAX]
     named = ", ".join(f"{directory / name} ({num_bytes} bytes)" for name, num_bytes in most)
     others = f", and {len(aside) - len(most)} more" if len(aside) > len(most) else ""
-    return f"first delete what was moved aside, as nothing reads it any more: {named}{others}; "
+    return f"first delete the files that were moved aside, because nothing reads them any more: {named}{others}; "
 
 
 def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
@@ -140,8 +140,8 @@ def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
             num_files=len(found),
             bytes=sum(found.values()),
             files=dict(sorted(found.items(), key=lambda one: -one[1])[:_FILES_NAMED_MAX]),
-            advice="a cache that is registered as it was finds its own again; delete those of any other, or another "
-            "size, as they take memory",
+            advice="a cache that is registered again exactly as before finds its files again; delete the files of any "
+            "other cache or size, because they use memory",
         )
 
 
@@ -184,13 +184,13 @@ def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
             for file in (records, slots):
                 _require(
                     file is None or not _fault(file.path, file.status),
-                    "it is no file of this user alone",
+                    "it is not a file of this user alone",
                 )
             _unlink(dir_fd, identity)
             return None
         if slots is None:
             raise _ForeignError("one of two files is missing")
-        _require(head == _head(identity, sizes), "the head is not what was written")
+        _require(head == _head(identity, sizes), "the head of the file is not what was written")
         for file, num_bytes in ((records, sizes.records_bytes), (slots, sizes.slots_bytes)):
             with _naming(file.path):
                 wanted = cpu.whole_pages(file.fd, num_bytes)
@@ -222,8 +222,8 @@ def _naming(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         reason = (
-            f"{path} cannot be opened or read: {error.strerror}; it is left as it is, with its blocks: mend that, and "
-            "register again"
+            f"{path} cannot be opened or read: {error.strerror}; it is left unchanged, with its blocks: correct that, "
+            "and register the cache again"
         )
         raise UnusableError(error.errno or errno.EIO, reason) from error
 
@@ -253,13 +253,13 @@ def _fault(path: Path, status: os.stat_result) -> str:
     if status.st_uid != os.getuid():
         also = " and chmod 0600" if mode & 0o077 else ""
         return (
-            f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}, and only root can give it; if it is "
-            f"yours, chown {os.getuid()}{also}"
+            f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}, and only root can change that; if the "
+            f"file is yours, chown {os.getuid()}{also}"
         )
     if mode & 0o077:
-        return f"the mode of {path} is {mode:04o}, so that others may use it; if it is yours alone, chmod 0600"
+        return f"the mode of {path} is {mode:04o}, so other users can use it; if it is yours alone, chmod 0600"
     if status.st_nlink > 1:
-        return f"{path} has another name, too; remove that one"
+        return f"{path} has another name too (a hard link); remove that name"
     return ""
 
 
@@ -267,8 +267,13 @@ def _shut(path: Path, status: os.stat_result) -> str:
     """Return why a file that is this user's alone cannot be opened, and what to do about it."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o600 != 0o600:  # noqa: PLR2004 - to read and write
-        return f"the mode of {path} is {mode:04o}, by which its owner cannot read and write it; chmod 0600"
-    return f"{path} may not be opened, by what guards this machine beside modes; let the daemon read and write it"
+        return (
+            f"the mode of {path} is {mode:04o}, so its owner cannot read and write it; chmod 0600"
+        )
+    return (
+        f"{path} cannot be opened although its mode allows it, so another access control of this machine denies it; "
+        "let the daemon read and write the file"
+    )
 
 
 def _make(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> HostFiles:
@@ -302,7 +307,7 @@ def _require_room(directory: Path, dir_fd: int, num_bytes: int) -> None:
     free_bytes = room.f_bavail * room.f_frsize
     if room.f_blocks and num_bytes > free_bytes:
         reason = (
-            f"they take {num_bytes} bytes, and it has {free_bytes} free; {told_aside(directory)}make it larger, or "
+            f"they need {num_bytes} bytes, but it has {free_bytes} free; {told_aside(directory)}make it larger, or "
             "host_bytes smaller"
         )
         raise NoRoomError(reason, need_bytes=num_bytes, free_bytes=free_bytes)
@@ -326,7 +331,7 @@ def _move_aside(directory: Path, dir_fd: int, identity: bytes, reason: str) -> N
             "host_file_moved_aside",
             path=str(directory / (name + suffix)),
             reason=reason,
-            advice="nothing reads it any more; delete it, as it takes memory",
+            advice="nothing reads it any more; delete it, because it uses memory",
         )
 
 

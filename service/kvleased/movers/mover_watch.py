@@ -20,8 +20,8 @@ SECONDS_MIN: Final = 1.0
 START_SECONDS: Final = 10.0
 """Seconds that a starting mover of memory may keep others waiting before its first word; imports take one or two."""
 _CAUSES: Final = {
-    Mover.MEMORY: "its mover hangs, or memory is too slow",
-    Mover.DISK: "the disk hangs or is too slow",
+    Mover.MEMORY: "its mover is hanging, or memory is too slow",
+    Mover.DISK: "the disk is hanging or is too slow",
 }
 _EVENTS: Final = {
     Mover.MEMORY: ("mover_hangs", "mover_answers"),
@@ -42,15 +42,15 @@ class MoverWatch:
         self._silent: Final = Status(
             is_on=False,
             reason=(
-                f"no copy has ended for {self._seconds_max:g} s, so {_CAUSES[mover]}; "
-                f"after {mover_seconds_max:g} s its mover is replaced"
+                f"no copy has ended for {self._seconds_max:g} s, so {_CAUSES[mover]}; after {mover_seconds_max:g} s "
+                "its mover will be replaced"
             ),
         )
         self._mute: Final = Status(
             is_on=False,
             reason=(
-                f"its mover was started {self._start_seconds_max:g} s ago and has said nothing yet; "
-                f"after {START_SECONDS_MAX:g} s it is replaced"
+                f"its mover was started {self._start_seconds_max:g} s ago and has not reported anything yet; after "
+                f"{START_SECONDS_MAX:g} s it will be replaced"
             ),
         )
         self.status = self._silent

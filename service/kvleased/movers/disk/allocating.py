@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_NO_FALLOCATE: Final = "the file system cannot set bytes of a file aside"
+_NO_FALLOCATE: Final = "the file system cannot allocate the bytes of a file in advance"
 
 
 def allocate(fd: int, num_bytes: int) -> None:

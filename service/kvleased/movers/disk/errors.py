@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from typing import Final
 
 _ADVICE: Final[Mapping[int, str]] = {
-    errno.EACCES: "Permission denied; give it and what is above it to the user of the daemon",
-    errno.EDQUOT: "Disk quota exceeded; raise it, or give the caches fewer disk_bytes",
+    errno.EACCES: "Permission denied; give the daemon's user access to it and to the directories above it",
+    errno.EDQUOT: "Disk quota exceeded; raise the quota, or give the caches fewer disk_bytes",
     errno.EFBIG: (
-        "File too large; raise the limit of the size of files (ulimit -f, LimitFSIZE), choose a disk_dir on another "
+        "File too large; raise the limit on the size of files (ulimit -f, LimitFSIZE), choose a disk_dir on another "
         "file system, or give the cache fewer disk_bytes"
     ),
     errno.EISDIR: "Is a directory; move it away",
     errno.ELOOP: "a symbolic link is in the way; move it away",
     errno.ENOENT: "No such file or directory; put it back",
-    errno.ENOSPC: "No space left on device; make room, or give the caches fewer disk_bytes",
+    errno.ENOSPC: "No space left on device; free some space, or give the caches fewer disk_bytes",
     errno.ENOTDIR: "Not a directory; move it away, or choose another disk_dir",
     errno.ENXIO: "a socket is in the way; move it away",
     errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",

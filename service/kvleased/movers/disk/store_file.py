@@ -354,7 +354,7 @@ def write_whole(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int)
         OSError: not all of it was written.
     """
     if os.pwritev(fd, parts, offset_bytes) != sum(map(len, parts)):
-        raise OSError(errno.EIO, "a write ended early")
+        raise OSError(errno.EIO, "a write was incomplete")
 
 
 def _runs(slots: NDArray[np.int32], count_max: int) -> list[_Run]:

@@ -94,10 +94,12 @@ class StorePlace:
         except OSError as error:
             raise StoreError(self._complaint(error, name)) from error
         if not os.path.samestat(named, status):
-            raise StoreError(f"{self._path / name} is another file than before")
+            raise StoreError(f"{self._path / name} is not the same file as before")
         _check_private(status, self._path / name)
         if store.renew_head(_new_file_id()):
-            message = f"{self._path / name} was overwritten; what is left in it is looked for"
+            message = (
+                f"{self._path / name} was overwritten; what is left in it is being searched for"
+            )
             raise StoreError(message)
 
     def _complaint(self, error: OSError, name: str) -> str:
@@ -167,7 +169,9 @@ class StorePlace:
         fd = os.open(self._path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if self._directory_fd >= 0 and os.fstat(fd).st_dev != os.fstat(self._directory_fd).st_dev:
             os.close(fd)
-            message = f"{self._path} is on another file system than before; mount the other one"
+            message = (
+                f"{self._path} is on a different file system than before; mount the earlier one"
+            )
             raise StoreError(message)
         return fd
 
@@ -182,7 +186,7 @@ class StorePlace:
         fd = os.open(_LOCK, _OPEN_FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
         try:
             _check_private(os.fstat(fd), self._path / _LOCK)
-            _lock(fd, f"another daemon uses {self._path}; choose another disk_dir")
+            _lock(fd, f"another daemon is using {self._path}; choose another disk_dir")
         except (OSError, StoreError):
             os.close(fd)
             raise
@@ -198,7 +202,7 @@ class StorePlace:
         directory = self._path.stat(follow_symlinks=False)
         if not os.path.samestat(directory, os.fstat(self._directory_fd)):
             raise StoreError(
-                f"{self._path} is another directory than before; put the other one back"
+                f"{self._path} is not the same directory as before; put the earlier one back"
             )
         _check_private(directory, self._path)
 
@@ -212,7 +216,9 @@ class StorePlace:
             name = f"{shape.digest}.{number}.store"
             if name not in self._names.values():
                 return name
-        message = f"{STORES_OF_A_SHAPE_MAX} caches of this shape have a store already"
+        message = (
+            f"{STORES_OF_A_SHAPE_MAX} caches of this shape already have a store, the most allowed"
+        )
         raise StoreError(message)
 
     def _take(self, fd: int, name: str, shape: StoreShape) -> bytes:
@@ -227,7 +233,7 @@ class StorePlace:
         try:
             path = self._path / name
             _check_private(os.fstat(fd), path)
-            _lock(fd, f"another process uses {path}; end it")
+            _lock(fd, f"another process is using {path}; end that process")
             file_id, status = _checked_store(fd, path, shape)
             if status.st_size < shape.file_bytes:
                 file_id = _new_file_id()
@@ -253,7 +259,7 @@ class StorePlace:
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
         fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
         try:
-            _lock(fd, f"another process uses {self._path / unfinished}; end it")
+            _lock(fd, f"another process is using {self._path / unfinished}; end that process")
             allocate(fd, shape.file_bytes)
             write_whole(fd, [shape.head(file_id)], 0)
             os.fsync(fd)
@@ -284,8 +290,8 @@ class StorePlace:
             used_bytes -= stores[other].st_size
         if used_bytes + num_bytes > bytes_max:
             message = (
-                f"the store takes {show_bytes(num_bytes)}, and {show_bytes(used_bytes)} of the "
-                f"{show_bytes(bytes_max)} that disk_bytes_max allows are in use"
+                f"the store needs {show_bytes(num_bytes)}, but {show_bytes(used_bytes)} of the {show_bytes(bytes_max)} "
+                "that disk_bytes_max allows are in use"
             )
             raise StoreError(message)
 
@@ -313,21 +319,23 @@ def _check_private(status: os.stat_result, path: Path) -> None:
     """
     is_directory = stat.S_ISDIR(status.st_mode)
     if not is_directory and not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path} is in the way: it is no file; move it away")
+        raise StoreError(f"{path} is in the way: it is not a regular file; move it away")
     if status.st_uid != os.geteuid():
         message = (
-            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, and only root can "
-            "give it: have it chowned, or choose another disk_dir"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, and only root can change that; have "
+            "it chowned, or choose another disk_dir"
         )
         raise StoreError(message)
     if status.st_mode & 0o077:
         message = (
-            f"the mode of {path} is {stat.S_IMODE(status.st_mode):04o}, so that others may use it; if it is yours "
-            f"alone: chmod {'0700' if is_directory else '0600'}"
+            f"the mode of {path} is {stat.S_IMODE(status.st_mode):04o}, so other users can use it; if it is yours "
+            f"alone, chmod {'0700' if is_directory else '0600'}"
         )
         raise StoreError(message)
     if not is_directory and status.st_nlink > 1:
-        raise StoreError(f"{path} is in the way: it has another name, too; move it away")
+        raise StoreError(
+            f"{path} is in the way: it has another name too (a hard link); move it away"
+        )
 
 
 def _new_file_id() -> bytes:
@@ -342,7 +350,7 @@ def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.st
     """
     file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
     if file_id is None:
-        raise StoreError(f"{path} is in the way: it is no store of this cache; remove it")
+        raise StoreError(f"{path} is in the way: it is not a store of this cache; remove it")
     status = os.fstat(fd)
     if status.st_size > shape.file_bytes:
         message = f"{path} has {status.st_size} bytes, not {shape.file_bytes}; remove it"

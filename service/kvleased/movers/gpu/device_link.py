@@ -82,8 +82,8 @@ class DeviceLink(MoverLink):
                 made = await future
         except TimeoutError:
             message = (
-                f"the mover has not made {num_bytes} bytes of device memory within {ALLOCATE_SECONDS_MAX:.0f} s; the "
-                "daemon's log says why it does not start or answer"
+                f"the mover did not allocate {num_bytes} bytes of device memory within {ALLOCATE_SECONDS_MAX:.0f} s; "
+                "see the daemon's log for why the mover does not start or answer"
             )
             raise PoolFullError(message, resource="device_memory_bytes", need=num_bytes) from None
         finally:

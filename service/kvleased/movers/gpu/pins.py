@@ -67,7 +67,7 @@ class Pins:
                 pinned_bytes=self.pinned_bytes,
                 of_bytes=len(self._host),
                 reason=str(error),
-                advice="copies are slow; lower host_bytes, or raise the memory that may be locked",
+                advice="copies are slow; lower host_bytes, or raise the limit on locked memory",
             )
             return
         self._num_pinned += 1

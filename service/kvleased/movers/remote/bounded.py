@@ -63,7 +63,7 @@ class Bounded:
         if self.is_stuck and self._stuck_since is not None:
             seconds = time.monotonic() - self._stuck_since
             if seconds > self._stuck_seconds_max:
-                raise StuckError(f"a call of the store has not ended for {seconds:.0f} s")
+                raise StuckError(f"a call to the store has not returned for {seconds:.0f} s")
 
     def call(self, act: Callable[[RemoteStore], Result], seconds: float) -> Result:
         """Return what the store answers.
@@ -72,7 +72,9 @@ class Bounded:
             RemoteError: the call failed or took too long, or an earlier call that took too long has not ended yet.
         """
         if self.is_stuck:
-            raise RemoteError("a call that took too long has not ended yet", is_timeout=True)
+            raise RemoteError(
+                "an earlier call that took too long has not returned yet", is_timeout=True
+            )
         if self._thread is None:
             # The thread of a library that hangs must not keep the process from ending.
             self._thread = threading.Thread(target=self._work, name="remote-store", daemon=True)
@@ -110,4 +112,4 @@ class Bounded:
             return error
         except Exception as error:  # noqa: BLE001 - a library may raise anything at what a stranger's server says
             logs.line("warning", "remote_store_failed_oddly", error=type(error).__name__)
-            return RemoteError(f"its answer made no sense ({type(error).__name__})")
+            return RemoteError(f"its answer could not be understood ({type(error).__name__})")

@@ -65,7 +65,7 @@ class RemoteCaller:
             RemoteError: the store did not answer as it should, or is left alone at present.
         """
         if not self._breaker.is_closed:
-            raise RemoteError("it is left alone for a while")
+            raise RemoteError("it is not being called for a while, because calls to it have failed")
         return self._try(act, seconds, is_whole_budget=is_whole_budget)
 
     def ping(self) -> None:

@@ -72,7 +72,7 @@ class MooncakeStore:
             faulthandler.cancel_dump_traceback_later()
         if code != 0:
             client.close()
-            raise RemoteError(f"the master at {url} was not joined (code {code})")
+            raise RemoteError(f"the master at {url} could not be joined (code {code})")
         store = cls(client, mmap.mmap(-1, CALL_BYTES_MAX))
         store._register()
         return store
@@ -152,7 +152,7 @@ class MooncakeStore:
     def _register(self) -> None:
         code = self._client.register_buffer(self._address, len(self._staging))
         if code != 0:
-            raise RemoteError(f"no memory could be registered (code {code})")
+            raise RemoteError(f"the memory could not be registered (code {code})")
 
 
 def _try_to_join(host: str, metadata: str, master: str) -> None:
@@ -169,7 +169,7 @@ def _try_to_join(host: str, metadata: str, master: str) -> None:
     except subprocess.TimeoutExpired:
         raise RemoteError(f"the master at {master} does not answer") from None
     if trial.returncode != 0:
-        raise RemoteError(f"the master at {master} was not joined")
+        raise RemoteError(f"the master at {master} could not be joined")
 
 
 def _own_address(url: RemoteUrl) -> str:

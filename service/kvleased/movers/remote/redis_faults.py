@@ -26,15 +26,15 @@ class _UnusableFileError(RedisConnectionError):
 
 
 _ONE_OF_MANY: Final = (
-    "it is a node of a Redis cluster, which has a part of the values; name a server that has all"
+    "it is a node of a Redis cluster, which has only some values; name a server that has all"
 )
 _ADVICE: Final[Mapping[type[Exception], str]] = {
-    AuthenticationError: "mend user and password in remote_url",
-    BusyLoadingError: "nothing is to be done but to wait",
-    NoPermissionError: "give the user +get +getrange +strlen +set +unlink +expire +ping ~kvlease:*",
+    AuthenticationError: "correct the user and password in remote_url",
+    BusyLoadingError: "wait; nothing else needs to be done",
+    NoPermissionError: "grant the user +get +getrange +strlen +set +unlink +expire +ping ~kvlease:*",
     OutOfMemoryError: "raise maxmemory, or set a maxmemory-policy that evicts, such as allkeys-lru",
     ReadOnlyError: "name its primary in remote_url",
-    _UnusableFileError: "name PEM files that the daemon may read",
+    _UnusableFileError: "name PEM files that the daemon can read",
 }
 """What to do, by the kind of error; for other errors the server's own words must be enough."""
 
@@ -46,8 +46,8 @@ _OF_NO_TLS: Final = "WRONG_VERSION_NUMBER"
 """Part of the error for an answer that is not TLS."""
 _HUNG_UP: Final = ("while reading from", "while writing to", "Connection closed by server")
 """Parts of the errors for a connection that was made and then ended by the other side."""
-IF_NO_TLS: Final = "name it by redis:// in remote_url if its port speaks no TLS"
-_IF_TLS: Final = "name it by rediss:// in remote_url if its port speaks TLS"
+IF_NO_TLS: Final = "use redis:// in remote_url if its port does not use TLS"
+_IF_TLS: Final = "use rediss:// in remote_url if its port uses TLS"
 
 
 def said(error: Exception, secret: str = "") -> str:
@@ -71,11 +71,9 @@ def unusable_file(files: str, error: OSError) -> RedisConnectionError:
 def _advice(error: Exception) -> str:
     text = str(error)
     if _OF_A_DATABASE in text:
-        return "give the user +select, or name no database but 0 in remote_url"
+        return "grant the user +select, or use database 0 in remote_url"
     if _OF_A_CERTIFICATE in text:
-        return (
-            "name its authority by ssl_ca_certs in remote_url, and the host as the certificate does"
-        )
+        return "name its authority with ssl_ca_certs in remote_url, and use the host name that the certificate has"
     if _OF_NO_TLS in text:
         return IF_NO_TLS
     return _ADVICE.get(type(error), "")

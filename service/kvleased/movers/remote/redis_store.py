@@ -95,7 +95,7 @@ class RedisStore:
         tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
         tried.append(("GETRANGE", _TRIED[0], 0, 0))
         if self._ask([("PING",), *tried])[0] != b"PONG":
-            raise RemoteError("it answered a ping with something else")
+            raise RemoteError("it did not answer a PING with PONG")
 
     def cut(self) -> None:
         """Make the call that another thread is in fail."""

@@ -74,7 +74,7 @@ def test_pool_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> 
     """If the file system has too little room, the refusal has both numbers and leaves nothing behind."""
     too_large = HostSizes(slots_bytes=1 << 60, records_bytes=SIZES.records_bytes)
 
-    with pytest.raises(OSError, match=f"they take {(1 << 60) + SIZES.records_bytes} bytes, and it"):
+    with pytest.raises(OSError, match=f"they need {(1 << 60) + SIZES.records_bytes} bytes, but it"):
         open_files(tmp_path, ONE, too_large)
 
     assert not list(tmp_path.iterdir())
@@ -248,7 +248,9 @@ def test_files_with_another_name_are_refused_and_found_without_it(tmp_path: Path
     other = tmp_path / "elsewhere"
     other.hardlink_to(tmp_path / f"{NAME}.slots")
 
-    with pytest.raises(UnusableError, match=f"{NAME}.slots has another name, too; remove"):
+    with pytest.raises(
+        UnusableError, match=f"{NAME}.slots has another name too \\(a hard link\\); remove"
+    ):
         _open(tmp_path)
 
     other.unlink()
@@ -290,7 +292,7 @@ except UnusableError as error:
         pytest.param(
             0, 0o644, "belongs to user 0, not to user 65534.* chown 65534 and chmod 0600", id="open"
         ),
-        pytest.param(65534, 0o400, "mode of .* is 0400, by which its owner.* chmod 0600", id="own"),
+        pytest.param(65534, 0o400, "mode of .* is 0400, so its owner.* chmod 0600", id="own"),
     ],
 )
 def test_files_that_may_not_be_opened_are_refused_with_what_mends_it(
@@ -314,7 +316,7 @@ def test_files_that_may_not_be_opened_are_refused_with_what_mends_it(
     )
 
     assert re.search(says, done.stdout)
-    assert "register again" in done.stdout
+    assert "register the cache again" in done.stdout
     assert records.exists()
 
 
@@ -346,7 +348,10 @@ def test_refusal_for_want_of_room_names_what_was_moved_aside(tmp_path: Path) -> 
         _open(tmp_path, sizes=HostSizes(slots_bytes=1 << 60, records_bytes=SIZES.records_bytes))
 
     told = str(refusal.value)
-    assert f"as nothing reads it any more: {tmp_path / NAME}.slots.aside-4 (20480 bytes), " in told
+    assert (
+        f"because nothing reads them any more: {tmp_path / NAME}.slots.aside-4 (20480 bytes), "
+        in told
+    )
     assert "aside-1 (8192 bytes), and 1 more; make it larger, or host_bytes smaller" in told
 
 

@@ -46,7 +46,7 @@ async def test_host_pool_is_off_once_its_file_was_cut_off(
         [],
     )
     (host,) = entry.tiers()
-    assert (host.status, "was cut off" in host.reason) == ("off", True)
+    assert (host.status, "was truncated" in host.reason) == ("off", True)
     assert "".join(capsys.readouterr()).count("host_file_cut_off") == 1
 
 

@@ -41,7 +41,7 @@ async def test_disk_that_hangs_is_off_until_it_answers(
         ("deep", c.CopyFailed(copy_id=CopyId(3))),
     ]
     assert reason == (
-        "no copy has ended for 3 s, so the disk hangs or is too slow; after 30 s its mover is replaced"
+        "no copy has ended for 3 s, so the disk is hanging or is too slow; after 30 s its mover will be replaced"
     )
     assert node.take() == [("deep", c.TierChanged(tier=Tier.DISK, is_on=True, is_read=False))]
     assert not entry.stores[Tier.DISK].reason

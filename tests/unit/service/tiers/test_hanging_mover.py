@@ -15,7 +15,10 @@ from kvleased.registry import CacheEntry
 
 from .conftest import Node, cache_of, packets
 
-REASON = "no copy has ended for 3 s, so its mover hangs, or memory is too slow; after 30 s its mover is replaced"
+REASON = (
+    "no copy has ended for 3 s, so its mover is hanging, or memory is too slow; "
+    "after 30 s its mover will be replaced"
+)
 """The reason, with the default of the setting in seconds."""
 
 
@@ -80,7 +83,7 @@ async def test_nobody_waits_for_a_mover_that_never_says_a_word(node: Node) -> No
         CopyId(1)
     ]
     assert ("shallow", c.TierChanged(tier=Tier.HOST, is_on=False)) in off
-    reason = "its mover was started 10 s ago and has said nothing yet; after 60 s it is replaced"
+    reason = "its mover was started 10 s ago and has not reported anything yet; after 60 s it will be replaced"
     assert (shown, still_off) == (("off", reason), [])
     assert ("shallow", c.TierChanged(tier=Tier.HOST, is_on=True)) in node.take()
     assert _shown(entry) == ("ready", "")

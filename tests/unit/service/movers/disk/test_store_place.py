@@ -207,11 +207,11 @@ def _socket(path: Path) -> None:
         (_readable, "0644"),
         (_symlink, "symbolic link"),
         (_hard_link, "another name"),
-        (_other_content, "no store of this cache"),
-        (_other_head, "no store of this cache"),
+        (_other_content, "not a store of this cache"),
+        (_other_head, "not a store of this cache"),
         (_too_long, "bytes, not"),
-        (_empty, "no store of this cache"),
-        (_pipe, "no file"),
+        (_empty, "not a store of this cache"),
+        (_pipe, "not a regular file"),
         (_socket, "a socket"),
         (Path.mkdir, "directory"),
     ],
@@ -251,7 +251,7 @@ def test_changed_head_is_a_store_of_others(directory: Path, offset: int) -> None
         file.write(bytes([byte ^ 1]))
 
     with _entered(directory) as following:
-        assert "no store of this cache" in _refusal(following)
+        assert "not a store of this cache" in _refusal(following)
 
 
 def test_file_is_another_one_only_where_bytes_were_lost(directory: Path) -> None:
@@ -302,7 +302,7 @@ place.leave()
     refused = other()
     place.leave()
 
-    assert "another daemon uses" in refused
+    assert "another daemon is using" in refused
     assert other() == "had\n"
 
 
@@ -448,7 +448,7 @@ def test_file_system_that_sets_no_bytes_aside_turns_the_store_off(tmp_path: Path
     )
 
     reason, left = run.stdout.splitlines()
-    assert "cannot set bytes of a file aside" in reason
+    assert "cannot allocate the bytes of a file in advance" in reason
     assert left == "['stores.lock']"
 
 
@@ -535,12 +535,12 @@ def test_overwritten_store_is_found_again_as_another(place: StorePlace, director
     [
         (lambda _: None, ""),
         (_renamed, "No such file"),
-        (_replaced, "another directory than before"),
-        (_moved_behind_a_link, "another directory than before"),
+        (_replaced, "not the same directory as before"),
+        (_moved_behind_a_link, "not the same directory as before"),
         (lambda directory: directory.chmod(0o755), "0755.*chmod 0700"),
         (lambda directory: _name(directory).chmod(0o644), "0644.*chmod 0600"),
         (lambda directory: _name(directory).unlink(), "removed"),
-        (_file_replaced, "another file than before"),
+        (_file_replaced, "not the same file as before"),
         (lambda directory: _overwrite(directory, 0), "overwritten"),
         (lambda directory: _overwrite(directory, 127), "overwritten"),
         (lambda directory: _overwrite(directory, 128), ""),
@@ -572,7 +572,7 @@ def _nothing(_: Path) -> None:
 @pytest.mark.parametrize("is_next_process", [False, True])
 @pytest.mark.parametrize(
     ("put", "complaint"),
-    [(_nothing, "put it back"), (_in_its_place, "put the other one back")],
+    [(_nothing, "put it back"), (_in_its_place, "put the earlier one back")],
 )
 def test_directory_that_went_is_waited_for(
     directory: Path, put: Callable[[Path], None], complaint: str, *, is_next_process: bool
@@ -668,7 +668,7 @@ print(sorted(path.name for path in mount.iterdir()))
 
 @pytest.mark.parametrize(
     ("before", "complaint"),
-    [("there", "put the other one back"), ("removed", "on another file system than before")],
+    [("there", "put the earlier one back"), ("removed", "on a different file system than before")],
 )
 def test_nothing_is_stored_below_a_mount_that_went(
     tmp_path: Path, before: str, complaint: str

@@ -151,7 +151,7 @@ async def test_mover_that_never_comes_is_waited_for_no_longer_than_said(
     """If no mover comes, a registration ends at its deadline and says where to look."""
     monkeypatch.setattr(device_link, "ALLOCATE_SECONDS_MAX", 0.01)
 
-    with pytest.raises(PoolFullError, match="the daemon's log says why"):
+    with pytest.raises(PoolFullError, match="see the daemon's log for why"):
         await link.allocate(1000)
 
 

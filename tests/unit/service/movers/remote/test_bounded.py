@@ -66,7 +66,7 @@ def test_late_answer_is_never_taken_for_another(store: Store) -> None:
     bounded.call(lambda _: None, PLENTY_SECONDS)
     _late(bounded, store)
 
-    with pytest.raises(RemoteError, match="has not ended yet"):
+    with pytest.raises(RemoteError, match="has not returned yet"):
         bounded.call(lambda _: "other", PLENTY_SECONDS)
     assert repr(bounded) == "<Bounded stuck>"
     store.may_end.set()

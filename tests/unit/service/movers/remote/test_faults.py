@@ -110,7 +110,7 @@ def test_address_that_is_none_is_said() -> None:
 
     assert (status.is_on, status.reason) == (
         False,
-        "remote_url: there must be a host and a port behind the scheme, or the path of a socket behind unix://",
+        "remote_url: the scheme must be followed by a host and a port, or unix:// by the path of a socket",
     )
 
 
@@ -276,8 +276,10 @@ def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> Non
 @pytest.mark.parametrize(
     ("rights", "said"),
     [
-        pytest.param("+ping +get", "run the 'strlen' command; give the user +get", id="commands"),
-        pytest.param("+ping +strlen", "run the 'getrange' command; give the user +get", id="bytes"),
+        pytest.param("+ping +get", "run the 'strlen' command; grant the user +get", id="commands"),
+        pytest.param(
+            "+ping +strlen", "run the 'getrange' command; grant the user +get", id="bytes"
+        ),
         pytest.param("+ping +strlen +getrange", "", id="enough"),
     ],
 )
@@ -310,7 +312,7 @@ def test_right_that_is_taken_away_ends_the_store_until_it_is_given_back(tmp_path
             admin.execute_command("ACL", "SETUSER", "some", "+getrange")
 
             assert not off.is_on
-            assert "run the 'getrange' command; give the user +get" in off.reason
+            assert "run the 'getrange' command; grant the user +get" in off.reason
             assert _comes_back(node)
     finally:
         server.kill()
@@ -384,7 +386,7 @@ def test_encrypted_server_is_used_with_its_authority(encrypted: RedisServer) -> 
 
     assert not status.is_on
     assert "CERTIFICATE_VERIFY_FAILED" in status.reason
-    assert "name its authority by ssl_ca_certs" in status.reason
+    assert "name its authority with ssl_ca_certs" in status.reason
 
 
 def test_encrypted_server_named_as_a_plain_one_is_told(encrypted: RedisServer) -> None:
@@ -393,7 +395,7 @@ def test_encrypted_server_named_as_a_plain_one_is_told(encrypted: RedisServer) -
         status = node.status()
 
     assert not status.is_on
-    assert status.reason.endswith("; name it by rediss:// in remote_url if its port speaks TLS")
+    assert status.reason.endswith("; use rediss:// in remote_url if its port uses TLS")
 
 
 def test_plain_server_named_as_an_encrypted_one_is_told(server: RedisServer) -> None:
@@ -402,7 +404,7 @@ def test_plain_server_named_as_an_encrypted_one_is_told(server: RedisServer) -> 
         status = node.status()
 
     assert not status.is_on
-    assert status.reason.endswith("; name it by redis:// in remote_url if its port speaks no TLS")
+    assert status.reason.endswith("; use redis:// in remote_url if its port does not use TLS")
 
 
 def test_server_that_has_answered_is_not_asked_for_its_scheme(server: RedisServer) -> None:
@@ -435,7 +437,7 @@ def test_file_that_cannot_be_used_is_named(
 
     assert not status.is_on
     assert f"{file}: " in status.reason
-    assert "name PEM files that the daemon may read" in status.reason
+    assert "name PEM files that the daemon can read" in status.reason
 
 
 def test_named_authority_is_the_only_one(

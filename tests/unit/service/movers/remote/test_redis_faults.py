@@ -8,9 +8,7 @@ from redis.connection import DefaultParser
 from kvleased.movers.remote.redis_faults import said, said_by_none, unusable_file
 from kvleased.movers.remote.store import RemoteError
 
-CLUSTER = (
-    "it is a node of a Redis cluster, which has a part of the values; name a server that has all"
-)
+CLUSTER = "it is a node of a Redis cluster, which has only some values; name a server that has all"
 
 
 @pytest.mark.parametrize(
@@ -23,24 +21,23 @@ CLUSTER = (
             "READONLY no writes.", "no writes; name its primary in remote_url", id="replica"
         ),
         pytest.param(
-            "LOADING it reads", "it reads; nothing is to be done but to wait", id="loading"
+            "LOADING it reads", "it reads; wait; nothing else needs to be done", id="loading"
         ),
         pytest.param(
             "NOPERM no rights to run the 'get' command",
-            "no permission: no rights to run the 'get' command; give the user +get +getrange +strlen +set +unlink "
+            "no permission: no rights to run the 'get' command; grant the user +get +getrange +strlen +set +unlink "
             "+expire +ping ~kvlease:*",
             id="right",
         ),
         pytest.param(
             "NOPERM no rights to run the 'select' command",
-            "no permission: no rights to run the 'select' command; give the user +select, or name no database but 0 "
-            "in remote_url",
+            "no permission: no rights to run the 'select' command; grant the user +select, or use database 0 in "
+            "remote_url",
             id="database",
         ),
         pytest.param(
             "ERR [SSL: WRONG_VERSION_NUMBER] wrong version number",
-            "[SSL: WRONG_VERSION_NUMBER] wrong version number; name it by redis:// in remote_url if its port speaks "
-            "no TLS",
+            "[SSL: WRONG_VERSION_NUMBER] wrong version number; use redis:// in remote_url if its port does not use TLS",
             id="no TLS",
         ),
         pytest.param("ERR something", "something", id="anything else"),
@@ -61,17 +58,17 @@ def test_error_without_words_is_told_by_its_name() -> None:
     [
         pytest.param(
             DefaultParser.parse_error(f"NOPERM {'w' * 300} 'select' command"),
-            "; give the user +select, or name no database but 0 in remote_url",
+            "; grant the user +select, or use database 0 in remote_url",
             id="server",
         ),
         pytest.param(
             ConnectionError(f"Error while reading from {'w' * 300}"),
-            "; name it by rediss:// in remote_url if its port speaks TLS",
+            "; use rediss:// in remote_url if its port uses TLS",
             id="no server that answered",
         ),
         pytest.param(
             unusable_file("/" + "w" * 300, OSError(errno.ENOENT, "No such file or directory")),
-            "; name PEM files that the daemon may read",
+            "; name PEM files that the daemon can read",
             id="files",
         ),
     ],
