@@ -30,7 +30,7 @@ SHORTAGES: Final[Mapping[str, str]] = {
     "limits": "only the tenant's maximum, or what others are guaranteed, keeps it from blocks that are there",
     "leases": "all rows of the block table are in use",
     "tenant_leases": "the tenant has as many leases as it may have",
-    "kept_leases": "the rows of the block table that are free are kept for other tenants",
+    "kept_leases": "the free rows of the block table are kept for other tenants",
 }
 PARTINGS: Final[Mapping[str, str]] = {
     "evicted": "the policy chose it, for want of room",

@@ -202,7 +202,7 @@ class CacheVerbs:
                 self._go_on(entry)
                 self._maker.populate(entry)
                 return
-            _LOG.error("cache_lost", cache=name, reason="a file of its host pool was cut off")
+            _LOG.error("cache_lost", cache=name, reason="a file of its host pool was truncated")
         # The registration was never answered, the deletion was under way, or a file is not whole.
         for item in items.values():
             self._keeper.drop(item.name)
@@ -262,9 +262,7 @@ class CacheVerbs:
         async with self._registering:
             entry = self._registry.caches.get(name)
             if entry is None and self._registry.is_draining:
-                message = (
-                    "the daemon is being drained and takes no new caches; register with another"
-                )
+                message = "the daemon is being drained and accepts no new caches; register with another daemon"
                 raise draining(message)
             if entry is not None:
                 return _equal_registration(entry, planned, asked)
@@ -347,8 +345,8 @@ def _equal_registration(
     differing = plan_differences(entry.plan, planned) + option_differences(entry.options, asked)
     if differing:
         message = (
-            f"cache {entry.name} is registered with another {'; '.join(differing)}; delete it (kvlease delete --cache "
-            f"{entry.name}), or choose another name"
+            f"cache {entry.name} is already registered with another {'; '.join(differing)}; delete it (kvlease delete "
+            f"--cache {entry.name}), or choose another name"
         )
         raise LayoutMismatchError(message, resource="layout")
     return pb.RegisterCacheResponse(info=entry.info(), created=False)

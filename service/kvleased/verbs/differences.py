@@ -19,7 +19,7 @@ def plan_differences(old: CachePlan, new: CachePlan) -> list[str]:
     found = list(differences(old, new))
     found.sort(key=lambda text: text.startswith(_DERIVED))
     if len(found) > _NAMED_MAX:
-        found[_NAMED_MAX:] = [f"{len(found) - _NAMED_MAX} fields more"]
+        found[_NAMED_MAX:] = [f"{len(found) - _NAMED_MAX} more fields"]
     return found
 
 

@@ -30,17 +30,17 @@ _SENTENCES: Final = {
         "the {tier} tier had them, but they could not be copied from there; compute them again"
     ),
     Reason.CHECKSUM: (
-        "their bytes in the {tier} tier were not what their checksum says, and were thrown away{ago}; "
-        "compute them again"
+        "their bytes in the {tier} tier did not match their checksum and were thrown "
+        "away{ago}; compute them again"
     ),
     Reason.TIER_OFF: (
-        "the {tier} tier has them, but does not work at present; kvlease caches says why"
+        "the {tier} tier has them, but is not working at present; kvlease caches says why"
     ),
     Reason.OTHER_TENANT: (
         "another tenant's blocks have these keys; derive keys from your own tenant's key"
     ),
     Reason.BEHIND_A_MISS: (
-        "they are cached, but a prefix ends where its first block is missing; see the run before"
+        "they are cached, but a prefix ends at the first block that is missing; see the run before this one"
     ),
     Reason.SHORTER_THAN_A_BLOCK: (
         "the last {tokens} cannot fill a block of {block_tokens} tokens, and only full blocks are kept"
@@ -49,7 +49,7 @@ _SENTENCES: Final = {
 """The sentences of the reasons that only need numbers filled in."""
 _SILENCES: Final = {
     None: "",
-    Silence.OFF: "; the remote store may have them, but does not work at present; kvlease caches says why",
+    Silence.OFF: "; the remote store may have them, but is not working at present; kvlease caches says why",
     Silence.UNANSWERED: (
         "; the remote store may have them, but did not answer this call; kvlease caches says whether it works"
     ),
@@ -139,40 +139,46 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
 def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
     left = f"{_ago(miss, now)} to make room for {tenant}" if tenant else _ago(miss, now)
     if miss.is_below:
-        return f"they left the device{left}, and a lower tier has them; reserve with (more) wait_ms to load them"
+        return (
+            f"they left the device{left}, and a lower tier has them; reserve with a wait_ms, or a longer one, to load "
+            "them"
+        )
     if miss.tier is not Tier.DEVICE:
         assert miss.tier is not None, "what was evicted was somewhere"
         tier = miss.tier.value
-        return f"{miss.policy} chose them{left} when the {tier} tier was full; a larger {tier} tier keeps them"
+        return (
+            f"{miss.policy} chose them for eviction{left} when the {tier} tier was full; a larger {tier} tier would "
+            "keep them"
+        )
     if not miss.policy:
         kept = (
-            "with wait_ms it copies them to the host pool first"
+            "with wait_ms, it would have copied them to the host pool first"
             if has_host
-            else "a host pool keeps them"
+            else "a host pool would keep them"
         )
         return f"an evict call took them off the device{left}; {kept}"
-    kept = "a larger device pool or a higher priority keeps them longer"
+    kept = "a larger device pool or a higher priority would keep them longer"
     also = (
-        "a call with wait_ms copies them to the host pool first"
+        "a call with wait_ms would copy them to the host pool first"
         if has_host
-        else "so does a host pool"
+        else "so would a host pool"
     )
-    return f"{miss.policy} chose them{left}; {kept}, {also}"
+    return f"{miss.policy} chose them for eviction{left}; {kept}, and {also}"
 
 
 def _never(miss: Missed, now: float, entry: CacheEntry) -> str:
     shape, committed = entry.core.shape, "committed"
     if shape.groups[miss.group].keeps is Keeps.STATE:
         committed = (
-            "committed by a request whose reserve or extend ended there, as only such states are kept "
-            f"(end one at a multiple of {shape.hit_tokens} tokens)"
+            "committed by a request whose reserve or extend ended there, because only such states are kept (end a "
+            f"reserve or extend at a multiple of {shape.hit_tokens} tokens)"
         )
-    others = f"never {committed}, or under another salt, adapter, tenant or layout, which give other keys"
+    others = f"never {committed}, or only under another salt, adapter, tenant or layout, which gives different keys"
     anew = entry.recovered_at
-    began = "it began" if anew is None else f"the daemon began anew{_span(now - anew)} ago"
+    began = "it was registered" if anew is None else f"the daemon restarted{_span(now - anew)} ago"
     if miss.remembered_since is None:
         gone = "" if anew is None else "gone before that, or "
-        return f"no block has left this cache since {began}, so these were {gone}{others}"
+        return f"no block has left this cache since {began}, so these blocks were {gone}{others}"
     if anew is not None:
         others = f"gone before {began}, or {others}"
     return (
@@ -186,7 +192,7 @@ def _left_out(miss: Missed) -> str:
         return ""
     return (
         f"; {_count(miss.num_runs_left_out, 'further run')} of "
-        f"{_count(miss.num_blocks_left_out, 'block')} left out"
+        f"{_count(miss.num_blocks_left_out, 'block')} not shown"
     )
 
 

@@ -39,7 +39,7 @@ def inspect(registry: Registry, request: pb.InspectRequest, caller: Caller) -> p
     asking = registry.worker(caller.token) if caller.token else None
     entry = registry.cache(request.cache)
     if asking is not None and asking.entry is not entry:
-        raise NotYoursError(f"cache {entry.name} is not the worker's own", resource="cache")
+        raise NotYoursError(f"cache {entry.name} is not the worker's cache", resource="cache")
     own = None if asking is None else asking.tenant_digest
     what = checks.one_of("what", request.what, (*_LISTINGS, *_OF_TENANTS))
     limit = checks.count("limit", request.limit, 0, ENTRIES_MAX) or ENTRIES_MAX
@@ -60,7 +60,7 @@ def seen_by(registry: Registry, caller: Caller, name: str) -> str:
         return name
     own = registry.cache_of(caller).name
     if name not in {"", own}:
-        raise NotYoursError(f"cache {name[:63]} is not the worker's own", resource="cache")
+        raise NotYoursError(f"cache {name[:63]} is not the worker's cache", resource="cache")
     return own
 
 

@@ -193,7 +193,7 @@ class LeaseVerbs:
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
         """End a pin."""
         if request.pin_id <= 0:
-            message = f"pin_id is {request.pin_id}; it must be one that pin returned"
+            message = f"pin_id is {request.pin_id}; it must be a pin_id that pin returned"
             raise InvalidError(message, resource="pin_id")
         command = c.Unpin(pin_id=PinId(request.pin_id), tenant_digest=self._tenant(caller))
         entry, pin = self._registry.cache_of(caller), {"pin_id": request.pin_id}
@@ -233,7 +233,7 @@ class LeaseVerbs:
             if reserve.wait_ms or reserve.token_ids:
                 field = "wait_ms" if reserve.wait_ms else "token_ids"
                 message = (
-                    f"{where}{field} is set; a reserve in a step brings keys and does not wait"
+                    f"{where}{field} is set; a reserve in a step must bring keys and cannot wait"
                 )
                 raise InvalidError(message, resource=f"{where}{field}")
             reserves.append(self._reserve_command(worker, reserve, where))
@@ -305,7 +305,7 @@ class LeaseVerbs:
         if caller.token:
             return self._registry.worker(caller.token).worker_id
         if lease_id:
-            message = "a lease is its worker's; send the worker's token"
+            message = "a lease belongs to its worker; send the worker's token"
             raise NotYoursError(message, resource="lease_id")
         return None
 
@@ -332,6 +332,6 @@ def _noted(
 
 def _lease(lease_id: int) -> LeaseId:
     if lease_id <= 0:
-        message = f"lease_id is {lease_id}; it must be one that reserve returned"
+        message = f"lease_id is {lease_id}; it must be a lease_id that reserve returned"
         raise InvalidError(message, resource="lease_id")
     return LeaseId(lease_id)

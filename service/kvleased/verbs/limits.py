@@ -56,7 +56,9 @@ class Rules:
             return {name: others for name, others in self.tenants.items() if name != tenant}
         if tenant not in self.tenants and len(self.tenants) >= self._max_tenants:
             told = counted(len(self.tenants), "tenant", "has", "have")
-            message = f"{told} limits of their own, as many as may; raise max_tenants"
+            message = (
+                f"{told} limits of their own, as many as max_tenants allows; raise max_tenants"
+            )
             raise BusyError(
                 message, resource="tenants", need=1, available=0, limit=self._max_tenants
             )
@@ -160,8 +162,8 @@ def _minima(
     if num_left < 0:
         need = usable_blocks - num_left
         message = (
-            f"the minima of all tenants are {counted(need, 'block')} together, but the pool grants {usable_blocks}; "
-            "lower them, or register a larger pool"
+            f"the minima of all tenants add up to {counted(need, 'block')}, but the pool can grant only "
+            f"{usable_blocks}; lower them, or register a larger pool"
         )
         raise NeverFitsError(
             message,

@@ -100,8 +100,8 @@ class Maker:
         available = self._memory_bytes_max - used - left_behind
         if need > available:
             message = (
-                f"the cache takes {need} bytes; {used} of the {self._memory_bytes_max} that this daemon may use are "
-                f"taken; {self._told_files(left_behind)}lower {pool} or host_bytes, delete a cache, or raise "
+                f"the cache needs {need} bytes, and {used} of the {self._memory_bytes_max} that this daemon may use "
+                f"are taken; {self._told_files(left_behind)}lower {pool} or host_bytes, delete a cache, or raise "
                 "memory_bytes_max"
             )
             raise NeverFitsError(
@@ -127,7 +127,7 @@ class Maker:
         available = self._memory_bytes_max - self._used_bytes
         if need > available:
             message = (
-                f"{need} bytes of cache {entry.name} were given back, and {max(0, available)} of the "
+                f"{need} bytes of cache {entry.name} were given back, but only {max(0, available)} of the "
                 f"{self._memory_bytes_max} that this daemon may use are left; delete or shrink another cache"
             )
             raise PoolFullError(
@@ -143,7 +143,7 @@ class Maker:
         need, used = disk_bytes(planned), sum(disk_bytes(entry.plan) for entry in self._registry)
         if need > limit - used:
             message = (
-                f"the cache's disk store takes {need} bytes; {used} of the {limit} that this daemon may use in "
+                f"the cache's disk store needs {need} bytes, and {used} of the {limit} that this daemon may use in "
                 "disk_dir are taken; lower disk_bytes, delete a cache, or raise disk_bytes_max"
             )
             raise NeverFitsError(
@@ -163,7 +163,7 @@ class Maker:
         except OSError as error:
             why = error.strerror or type(error).__name__
         message = (
-            f"the file system of disk_dir, {self._settings.disk_dir}, does not say how large it is: {why}; mend it, "
+            f"the file system of disk_dir, {self._settings.disk_dir}, does not report its size: {why}; repair it, "
             "start the daemon with a disk_bytes_max, or register without disk_bytes"
         )
         raise PoolFullError(
@@ -197,7 +197,7 @@ class Maker:
             return ""
         aside = host_files.told_aside(self._settings.host_dir)
         return (
-            f"files in {self._settings.host_dir} of caches that are not registered take {num_bytes} more: register "
+            f"files in {self._settings.host_dir} of caches that are not registered use {num_bytes} more: register "
             f"those caches, or delete the files; {aside}"
         )
 

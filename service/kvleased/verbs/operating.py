@@ -144,7 +144,7 @@ class OperatorVerbs:
 
     def _drained(self, cache: str) -> list[CacheEntry]:
         if self._registry.is_stopping:
-            message = "the daemon was told to stop and grants nothing until its end; ask the one that follows it"
+            message = "the daemon was told to stop and grants nothing until it ends; ask the daemon that replaces it"
             raise draining(message)
         return [self._registry.cache(cache)] if cache else list(self._registry)
 
@@ -265,10 +265,16 @@ def _revision_after(tenant: str, before: int, wanted: int, limits: TenantSetting
         return 0
     if wanted > before:
         return wanted
-    advice = f"set them as {before + 1}"
+    advice = f"send the limits with revision {before + 1}"
     if before == REVISION_MAX:
-        advice = f"remove them as {before}, by limits that are all left out, which begins anew"
-    message = f"the limits of {tenant} have revision {before}, and these {wanted}; read them again, and {advice}"
+        advice = (
+            f"remove the limits by sending revision {before} and no limits, after which "
+            "revisions start again at 0"
+        )
+    message = (
+        f"the limits of {tenant} have revision {before}, and the call gives {wanted}; read the limits again, and "
+        f"{advice}"
+    )
     raise StaleRevisionError(
         message, resource="revision", need=min(before + 1, REVISION_MAX), available=wanted
     )

@@ -37,8 +37,8 @@ def resolved(options: pb.CacheOptions) -> pb.CacheOptions:
     counts_hits = found.write_policy == WritePolicy.AFTER_N_HITS.value
     if options.HasField("write_after_hits") and not counts_hits:
         message = (
-            f"write_after_hits is {options.write_after_hits} and write_policy is {found.write_policy}; leave it out, "
-            f"or set write_policy to {WritePolicy.AFTER_N_HITS.value}"
+            f"write_after_hits is {options.write_after_hits}, but write_policy is {found.write_policy}; leave "
+            f"write_after_hits out, or set write_policy to {WritePolicy.AFTER_N_HITS.value}"
         )
         raise InvalidError(message, resource="write_after_hits", need=options.write_after_hits)
     if counts_hits:
@@ -79,16 +79,16 @@ def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settin
     """
     if planned.num_disk_slots and settings.disk_dir is None:
         message = (
-            f"the plan has {planned.num_disk_slots} disk slots and this daemon has no disk_dir; start it with one, or "
-            "set disk_bytes to 0"
+            f"the plan has {planned.num_disk_slots} disk slots, but this daemon has no disk_dir; start it with a "
+            "disk_dir, or set disk_bytes to 0"
         )
         raise InvalidError(
             message, resource="disk_bytes", rule="no_disk_dir", remedies=("disk_bytes=0",)
         )
     if planned.num_remote_slots and not settings.remote_url:
         message = (
-            f"the plan has {planned.num_remote_slots} remote slots and this daemon has no remote_url; start it with "
-            "one, or set remote_bytes to 0"
+            f"the plan has {planned.num_remote_slots} remote slots, but this daemon has no remote_url; start it with a "
+            "remote_url, or set remote_bytes to 0"
         )
         raise InvalidError(
             message, resource="remote_bytes", rule="no_remote_url", remedies=("remote_bytes=0",)
@@ -98,8 +98,8 @@ def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settin
     lower = "disk_bytes" if planned.num_disk_slots else "remote_bytes"
     if planned.num_disk_slots or planned.num_remote_slots:
         message = (
-            f"{lower} is given and host_bytes is not: blocks reach a store through the host pool only; give host_bytes "
-            f"at least {planned.bytes_per_slot}, one slot, or set {lower} to 0"
+            f"{lower} is set, but host_bytes is not: blocks reach a store only through the host pool; set host_bytes "
+            f"to at least {planned.bytes_per_slot}, one slot, or set {lower} to 0"
         )
         raise InvalidError(
             message,
@@ -110,7 +110,7 @@ def require_tiers(planned: CachePlan, options: pb.CacheOptions, settings: Settin
         )
     if options.write_policy != WritePolicy.ON_EVICT.value:
         message = (
-            f"write_policy is {options.write_policy} and there is no lower tier to write to; give host_bytes, or leave "
+            f"write_policy is {options.write_policy}, but there is no lower tier to write to; set host_bytes, or leave "
             "write_policy out"
         )
         raise InvalidError(message, resource="write_policy", rule="write_policy_needs_host")

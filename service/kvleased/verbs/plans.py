@@ -55,12 +55,15 @@ def _is_given(ranks: Sequence[pb.RankInputs]) -> bool:
 def require_servable(planned: CachePlan) -> None:
     """Refuse a valid plan that keeps nothing, that no cache can carry out, or that lacks a null block."""
     if not planned.groups:
-        message = "the plan has no layer that keeps anything, so there is no memory to share; give at least 1 layer"
+        message = (
+            "no layer of the plan keeps anything, so there is no memory to share; give at "
+            "least 1 layer that does"
+        )
         raise InvalidError(message, resource="layers", rule="keeps_nothing", need=1, available=0)
     if planned.blocks_per_slot != 1:
         message = (
             f"blocks_per_slot is {planned.blocks_per_slot}; slots of several blocks can be planned, but a cache has "
-            "one block a slot: register it with blocks_per_slot 1, and with more tokens_per_block for larger slots"
+            "one block per slot; register it with blocks_per_slot 1, and with more tokens_per_block for larger slots"
         )
         raise InvalidError(
             message,
@@ -70,6 +73,6 @@ def require_servable(planned: CachePlan) -> None:
             limit=1,
         )
     if len(planned.ranks) > RANKS_MAX:
-        message = f"the cache has {len(planned.ranks)} ranks; register at most {RANKS_MAX} as one"
+        message = f"the cache has {len(planned.ranks)} ranks; register at most {RANKS_MAX} ranks as one cache"
         raise InvalidError(message, resource="ranks", need=len(planned.ranks), limit=RANKS_MAX)
     shapes.require_null_block(planned)

@@ -69,7 +69,13 @@ class Populator:
             if num_ends == 1
             else f"the last {num_ends} control processes"
         )
-        self._fail(entry, f"{whose} ended amid it, as the kernel ends one for want of memory,")
+        self._fail(
+            entry,
+            (
+                f"{whose} ended while populating it, as happens when the kernel kills a process for "
+                "lack of memory,"
+            ),
+        )
         return True
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:

@@ -43,14 +43,12 @@ def _require_own(fd: int, peer_pid: int) -> None:
     """
     with open(f"/proc/self/fdinfo/{fd}") as info:  # noqa: PTH123 -- a file of the kernel
         pids = [int(line.removeprefix("Pid:")) for line in info if line.startswith("Pid:")]
-    advice = "send one of the calling process"
+    advice = "send a pidfd of the calling process"
     if not pids:
-        message = f"the descriptor beside attach is not a pidfd; {advice}"
+        message = f"the descriptor sent with attach is not a pidfd; {advice}"
         raise InvalidError(message, resource="pidfd")
     if peer_pid > 0 and pids != [peer_pid]:
-        message = (
-            f"the pidfd beside attach is not that of process {peer_pid}, which connected; {advice}"
-        )
+        message = f"the pidfd sent with attach is not that of process {peer_pid}, which connected; {advice}"
         raise InvalidError(message, resource="pidfd", rule="other_process")
 
 

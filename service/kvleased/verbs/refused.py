@@ -17,15 +17,18 @@ Codes = Mapping[tuple[str, str, str], int]
 ADVICE: Final[Mapping[str, str]] = {
     Reason.BLOCKS.value: "The blocks are held, or there are too few. See who holds them (kvlease leases, pins, "
     "tenants); register a larger pool, or let the engine run fewer requests.",
-    Reason.COPIES.value: "Enough blocks come free, but are being copied or zeroed yet. Let callers wait (wait_ms); "
-    "look at what the movers have to do.",
-    Reason.POSITION.value: "Others that wait come first. Let callers wait (wait_ms) rather than ask again at once.",
-    Reason.LIMITS.value: "Only the tenant's maximum, or what others are guaranteed, keeps it from blocks that are "
-    "there. Raise its maximum, or tell it.",
+    Reason.COPIES.value: "Enough blocks will be free, but some are still being copied or zeroed. Let callers wait "
+    "(wait_ms); see how much the movers have to do.",
+    Reason.POSITION.value: (
+        "Calls that already wait come first. Let callers wait (wait_ms) rather than ask again "
+        "at once."
+    ),
+    Reason.LIMITS.value: "Blocks are available, but the tenant's maximum, or what other tenants are guaranteed, keeps "
+    "it from using them. Raise its maximum, or tell the tenant.",
     Reason.LEASES.value: "All rows of the block table are in use. Raise max_leases.",
     Reason.TENANT_LEASES.value: "The tenant has as many leases as it may have. Raise its leases_max (kvlease tenants "
-    "set), or tell it; more memory changes nothing.",
-    Reason.KEPT_LEASES.value: "The rows of the block table that are free are kept for other tenants. Raise max_leases.",
+    "set), or tell the tenant; more memory would not help.",
+    Reason.KEPT_LEASES.value: "The free rows of the block table are kept for other tenants. Raise max_leases.",
 }
 """What to do if there was no room, by the reason, as in docs/runbooks/KvleasePoolExhausted.md."""
 _NONE: Final[Mapping[str, Tally]] = {}
@@ -33,8 +36,9 @@ _OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})
 """The codes of refusals for want of room; other errors say themselves what to do."""
 
 _OF_CODE: Final[Mapping[str, str]] = {
-    UnknownWorkerError.code: "No token was sent, or nobody has it. A worker attaches again; kvlease reads any other "
-    "token from the file that KVLEASE_TOKEN_FILE names. The log says who it was (caller_refused).",
+    UnknownWorkerError.code: "No token was sent, or the token is unknown. A worker must attach again; kvlease reads "
+    "any other token from the file that KVLEASE_TOKEN_FILE names. The log says who called "
+    "(caller_refused).",
 }
 """What to do by the code, in words for readers of the page, who are not the callers that were refused."""
 

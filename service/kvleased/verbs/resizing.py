@@ -141,8 +141,8 @@ class Resizer:
                 await _aside(holes.bring_back, one, ranges)
         except OSError as error:
             message = (
-                f"the system has no memory for {len(blocks)} more blocks: {error.strerror}; "
-                "ask for fewer, or make room"
+                f"the system has no memory for {len(blocks)} more blocks: {error.strerror}; ask for fewer blocks, or "
+                "free some memory"
             )
             raise PoolFullError(
                 message, resource="memory_bytes", retry_after_ms=self._settings.retry_after_ms

@@ -17,7 +17,7 @@ def require_same(
         NotYoursError: the token is another process's.
     """
     if worker.entry is not entry:
-        message = f"resume_token is of a worker of cache {worker.entry.name}, not {entry.name}"
+        message = f"resume_token belongs to a worker of cache {worker.entry.name}, not {entry.name}"
         raise InvalidError(message, resource="resume_token")
     if request.tenant and request.tenant != worker.tenant:
         message = "tenant differs from the one that the worker attached with"
@@ -29,7 +29,7 @@ def require_same(
         message = "magazine differs from the one that the worker attached with"
         raise InvalidError(message, resource="magazine")
     if request.engine and request.rank != worker.rank:
-        message = f"rank is {request.rank}, but the worker attached as {worker.rank}"
+        message = f"rank is {request.rank}, but the worker attached as rank {worker.rank}"
         raise InvalidError(message, resource="rank", need=request.rank, limit=worker.rank)
     if (
         worker.pidfd is not None
@@ -37,5 +37,5 @@ def require_same(
         and not same_process(worker.pidfd, caller.pidfd)
     ):
         # The first process may still write; only its end proves that it does not.
-        message = "resume_token is another process's; each process attaches for itself"
+        message = "resume_token belongs to another process; each process must attach for itself"
         raise NotYoursError(message, resource="resume_token")

@@ -67,8 +67,8 @@ def require_null_block(plan: CachePlan) -> None:
         if shape.gives_back:
             kind = plan.groups[index].spec.kind
             message = (
-                f"group {index} (layers of kind {kind}) gives blocks back while a request runs, and the places that "
-                "they leave read as block 0 of the pool, so that must not be granted; set null_blocks=1"
+                f"group {index} (layers of kind {kind}) gives blocks back while a request runs, and the places they "
+                "leave are read as block 0 of the pool, so block 0 must not be granted; set null_blocks=1"
             )
             raise InvalidError(
                 message,

@@ -92,7 +92,7 @@ class WorkerVerbs:
         checks.label("magazine", request.magazine)
         inventory = checks.lease_ids("lease_ids", request.lease_ids, self._settings.max_leases)
         if inventory and not request.resume_token:
-            message = "lease_ids is set without resume_token; only a resumed worker has leases"
+            message = "lease_ids is set, but resume_token is not; only a resumed worker has leases"
             raise InvalidError(message, resource="lease_ids")
         entry = self._registry.cache(request.cache)
         fingerprint = entry.plan.layout_fingerprint
@@ -105,7 +105,7 @@ class WorkerVerbs:
         num_ranks = len(entry.plan.ranks)
         if request.rank >= num_ranks:
             message = (
-                f"rank is {request.rank}; cache {entry.name} has the ranks 0 to {num_ranks - 1}"
+                f"rank is {request.rank}, but cache {entry.name} has ranks 0 to {num_ranks - 1}"
             )
             raise InvalidError(
                 message,
@@ -137,7 +137,7 @@ class WorkerVerbs:
         if caller.token or not worker_id:
             own = self._registry.worker(caller.token)
             if worker_id not in (0, own.worker_id):
-                raise NotYoursError(f"worker {worker_id} is another one than the caller")
+                raise NotYoursError(f"worker {worker_id} is not the caller")
             return own
         worker = self._registry.by_id.get(WorkerId(worker_id))
         if worker is None:
@@ -146,7 +146,7 @@ class WorkerVerbs:
         if worker.pidfd is not None and not request.force:
             raise WrongStateError(
                 f"the process of worker {worker_id} is watched; end the process, and the worker ends with it, or force "
-                "its end (kvlease detach --force) where that process is certain to write no more",
+                "its end (kvlease detach --force) if you are certain that the process writes no more",
                 resource="worker_id",
                 rule="watched",
             )
@@ -284,7 +284,9 @@ class WorkerVerbs:
         """Refuse a new worker while a drain would keep it from any lease; a worker that resumes may go on."""
         if entry.is_draining or self._registry.is_draining:
             whose = "the daemon" if self._registry.is_draining else f"cache {entry.name}"
-            message = f"{whose} is being drained and takes no new workers; attach to another daemon"
+            message = (
+                f"{whose} is being drained and accepts no new workers; attach to another daemon"
+            )
             raise draining(message, "daemon" if self._registry.is_draining else "cache")
 
     def _resume(

@@ -89,7 +89,7 @@ async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
 
         with pytest.raises(UnknownWorkerError, match="kvlease workers lists them") as caught:
             await node.ask("detach", pb.DetachRequest(worker_id=99))
-        with pytest.raises(NotYoursError, match="another one than the caller"):
+        with pytest.raises(NotYoursError, match="is not the caller"):
             await node.ask("detach", pb.DetachRequest(worker_id=99), own)
 
     assert (caught.value.code, caught.value.resource) == ("UNKNOWN_WORKER", "worker_id")
@@ -141,7 +141,7 @@ async def test_last_revision_of_limits_can_be_removed(node: Node) -> None:
         with pytest.raises(InvalidError, match=f"from 0 to {last}"):
             await told(last + 1, leases_max=1)
         assert await told(last, leases_max=1) == last
-        with pytest.raises(StaleRevisionError, match="remove them"):
+        with pytest.raises(StaleRevisionError, match="remove the limits"):
             await told(last, leases_max=2)
         assert await told(last) == 0
         assert await told(1, leases_max=2) == 1

@@ -164,7 +164,7 @@ async def test_worker_is_told_of_its_own_cache_alone(node: Node) -> None:
 
         listed = await node.ask("list_caches", pb.ListCachesRequest(), worker)
         own = await node.ask("get_cache", pb.GetCacheRequest(cache="main"), worker)
-        with pytest.raises(NotYoursError, match="cache other is not the worker's own"):
+        with pytest.raises(NotYoursError, match="cache other is not the worker's cache"):
             await node.ask("get_cache", pb.GetCacheRequest(cache="other"), worker)
         everything = await node.ask("list_caches", pb.ListCachesRequest())
 

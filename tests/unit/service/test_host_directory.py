@@ -160,7 +160,7 @@ class TestHostDirectory:
 
         async with node.life():
             with pytest.raises(
-                NeverFitsError, match=r"files in .*host .* take 1048576 more"
+                NeverFitsError, match=r"files in .*host .* use 1048576 more"
             ) as refusal:
                 await node.ask("register_cache", request_of())
 

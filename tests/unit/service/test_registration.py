@@ -99,7 +99,11 @@ async def test_options_that_are_left_out_are_those_of_the_cache(node: Node) -> N
         pytest.param({"write_policy": "later"}, {}, "write_policy", "one of on-evict", id="policy"),
         pytest.param({"eviction_policy": "x"}, {}, "eviction_policy", "leaf-lru", id="eviction"),
         pytest.param(
-            {"write_after_hits": 2}, {}, "write_after_hits", "leave it out", id="hits of no policy"
+            {"write_after_hits": 2},
+            {},
+            "write_after_hits",
+            "leave write_after_hits out",
+            id="hits of no policy",
         ),
         pytest.param(
             {"write_policy": "after-n-hits", "write_after_hits": 0},
@@ -108,7 +112,7 @@ async def test_options_that_are_left_out_are_those_of_the_cache(node: Node) -> N
             "from 1 to",
             id="no hits",
         ),
-        pytest.param({"ghosts": ["lfu"] * 4}, {}, "ghosts", "3 at most", id="ghosts"),
+        pytest.param({"ghosts": ["lfu"] * 4}, {}, "ghosts", "name at most 3", id="ghosts"),
         pytest.param(
             {"write_policy": "write-through"},
             {"host_bytes": 0},

@@ -159,23 +159,23 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
     [
         pytest.param(
             {"policy": "arc", "tenant": 1, "first_left_at": HOUR_AGO, "last_left_at": HOUR_AGO},
-            "arc chose them 1 h ago to make room for default; a larger device pool or a higher priority keeps them "
-            "longer, a call with wait_ms copies them to the host pool first",
+            "arc chose them for eviction 1 h ago to make room for default; a larger device pool or a higher priority "
+            "would keep them longer, and a call with wait_ms would copy them to the host pool first",
             id="evicted",
         ),
         pytest.param(
             {},
-            "an evict call took them off the device; with wait_ms it copies them to the host pool first",
+            "an evict call took them off the device; with wait_ms, it would have copied them to the host pool first",
             id="displaced",
         ),
         pytest.param(
             {"is_below": True},
-            "they left the device, and a lower tier has them; reserve with (more) wait_ms to load them",
+            "they left the device, and a lower tier has them; reserve with a wait_ms, or a longer one, to load them",
             id="below",
         ),
         pytest.param(
             {"tier": Tier.HOST, "policy": "leaf-lru"},
-            "leaf-lru chose them when the host tier was full; a larger host tier keeps them",
+            "leaf-lru chose them for eviction when the host tier was full; a larger host tier would keep them",
             id="host",
         ),
         pytest.param(
@@ -185,13 +185,12 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.CHECKSUM, "tier": Tier.HOST},
-            "their bytes in the host tier were not what their checksum says, and were thrown away; "
-            "compute them again",
+            "their bytes in the host tier did not match their checksum and were thrown away; compute them again",
             id="checksum",
         ),
         pytest.param(
             {"reason": Reason.TIER_OFF, "tier": Tier.HOST},
-            "the host tier has them, but does not work at present; kvlease caches says why",
+            "the host tier has them, but is not working at present; kvlease caches says why",
             id="tier off",
         ),
         pytest.param(
@@ -206,8 +205,8 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.NEVER_COMMITTED},
-            "no block has left this cache since it began, so these were never committed, or under another salt, "
-            "adapter, tenant or layout, which give other keys",
+            "no block has left this cache since it was registered, so these blocks were never committed, or only under "
+            "another salt, adapter, tenant or layout, which gives different keys",
             id="never",
         ),
         pytest.param(
@@ -217,19 +216,19 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
                 "remembered_since": HOUR_AGO,
             },
             "none of the last 2,000 blocks that left, the first of them 1 h ago, has these keys; they were never "
-            "committed, or under another salt, adapter, tenant or layout, which give other keys",
+            "committed, or only under another salt, adapter, tenant or layout, which gives different keys",
             id="not remembered",
         ),
         pytest.param(
             {"reason": Reason.BEHIND_A_MISS, "num_runs_left_out": 1, "num_blocks_left_out": 30},
-            "they are cached, but a prefix ends where its first block is missing; see the run before; "
-            "1 further run of 30 blocks left out",
+            "they are cached, but a prefix ends at the first block that is missing; see the run before this one; 1 "
+            "further run of 30 blocks not shown",
             id="left out",
         ),
         pytest.param(
             {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.OFF},
-            "the host tier had them, but they could not be copied from there; compute them again; "
-            "the remote store may have them, but does not work at present; kvlease caches says why",
+            "the host tier had them, but they could not be copied from there; compute them again; the remote store "
+            "may have them, but is not working at present; kvlease caches says why",
             id="remote store off",
         ),
         pytest.param(
@@ -251,9 +250,9 @@ async def test_span_of_departures_is_told(node: Node) -> None:
 
     told = await sentence(node, miss, host_bytes=0)
 
-    assert told.startswith("leaf-lru chose them 1 h to ")
+    assert told.startswith("leaf-lru chose them for eviction 1 h to ")
     assert told.endswith(
-        " ago; a larger device pool or a higher priority keeps them longer, so does a host pool"
+        " ago; a larger device pool or a higher priority would keep them longer, and so would a host pool"
     )
 
 
@@ -261,7 +260,7 @@ async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
     """Without a host pool, the sentence says that an evict call drops blocks which a host pool would keep."""
     told = await sentence(node, MISSED, host_bytes=0)
 
-    assert told == "an evict call took them off the device; a host pool keeps them"
+    assert told == "an evict call took them off the device; a host pool would keep them"
 
 
 @pytest.mark.parametrize(
@@ -269,13 +268,13 @@ async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
     [
         (
             {},
-            "no block has left this cache since the daemon began anew ",
-            " ago, so these were gone before that, or never committed, or under another salt, ",
+            "no block has left this cache since the daemon restarted ",
+            " ago, so these blocks were gone before that, or never committed, or only under another salt, ",
         ),
         (
             {"num_remembered": 2, "remembered_since": HOUR_AGO},
             "none of the last 2 blocks that left, the first of them 1 h ago, has these keys; they were gone before ",
-            " ago, or never committed, or under another salt, ",
+            " ago, or never committed, or only under another salt, ",
         ),
     ],
 )
@@ -325,6 +324,6 @@ async def test_missing_state_is_told_with_where_states_are_kept(node: Node) -> N
     of_states = await sentence(node, replace(miss, group=1), **registered)
 
     assert (
-        "never committed by a request whose reserve or extend ended there, as only such states are kept "
-        "(end one at a multiple of 4 tokens), or under another salt"
+        "never committed by a request whose reserve or extend ended there, because only such states are kept (end a "
+        "reserve or extend at a multiple of 4 tokens), or only under another salt"
     ) in of_states
