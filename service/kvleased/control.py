@@ -232,7 +232,7 @@ def _cannot_start(error: UnusableError) -> int:
     _LOG.error(
         "cannot_start",
         error=str(error),
-        advice="mend the file; a daemon that has served before tries again by itself",
+        advice="correct the file; a daemon that has already served tries again by itself",
     )
     return EX_CONFIG
 
@@ -324,7 +324,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
         _LOG.error(
             "cannot_trace",
             error=str(error),
-            advice="install kvlease[otel], or name another trace_file; one that has served before goes on untraced",
+            advice="install kvlease[otel], or name another trace_file; a daemon that served before goes on untraced",
         )
         return False
     daemon.trace(tracing)
@@ -339,7 +339,7 @@ async def _start_probes(probes: "Probes", settings: Settings) -> tuple[Server, i
     _LOG.warning(
         "probes_open",
         address=f"{bracketed(settings.probe_host)}:{server.port}",
-        advice="anyone who reaches it may read the metrics; let a network policy say who does",
+        advice="anyone who can reach it can read the metrics; restrict access with a network policy",
     )
     return cast("Server", server), int(server.port)
 
@@ -381,7 +381,7 @@ def _tell_of_pins(daemon: Daemon) -> None:
         _LOG.info(
             "pins_not_kept",
             caches=caches,
-            advice="pins do not survive a restart; if there were any, pin again what must stay",
+            advice="pins do not survive a restart; if there were any, pin again the blocks that must stay",
         )
 
 

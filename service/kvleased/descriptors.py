@@ -9,7 +9,7 @@ import os
 import socket
 from typing import Final
 
-ADVICE: Final = "raise the limit of descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
+ADVICE: Final = "raise the limit on descriptors (ulimit -n, LimitNOFILE), or lower max_connections"
 """What to do when this process may have no more descriptors."""
 _BYTES_PER_FD: Final = array.array("i").itemsize
 
@@ -19,7 +19,7 @@ class DescriptorsLostError(Exception):
 
     def __init__(self, packet: bytes) -> None:
         """Keep the packet."""
-        super().__init__("descriptors are lost, as this process may have no more")
+        super().__init__("descriptors were lost, because this process may not have any more")
         self.packet = packet
 
 

@@ -58,8 +58,8 @@ def require_memory(option: str, directory: Path) -> None:
     kind = _file_system(directory.stat().st_dev)
     if kind and kind not in _IN_MEMORY:
         message = (
-            f"{option} {directory} cannot be used: it is on {kind}; name a directory on tmpfs or hugetlbfs, such as "
-            "one below /dev/shm"
+            f"{option} {directory} cannot be used: it is on {kind}; name a directory on tmpfs or hugetlbfs, such as a "
+            "directory below /dev/shm"
         )
         raise UnusableError(message)
 
@@ -81,11 +81,11 @@ def _require_private(directory: Path, *, may_make: bool) -> None:
             directory.mkdir(mode=0o700)
             directory.chmod(0o700)  # whatever the umask has taken away
         except FileExistsError:
-            advice = "name one that does not exist yet, and it will be made"
+            advice = "name a directory that does not exist yet, and it will be created"
         else:
             return
     else:
-        advice = "name a directory that is this user's own and private (chmod 700)"
+        advice = "name a private directory (chmod 700) that belongs to this user"
     try:
         status = directory.stat() if may_make else directory.lstat()
     except FileNotFoundError:
@@ -95,21 +95,21 @@ def _require_private(directory: Path, *, may_make: bool) -> None:
 
 def _check_status(directory: Path, status: os.stat_result, advice: str, *, may_make: bool) -> None:
     if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, "it is a symbolic link; name the directory that it leads to")
+        raise OSError(errno.ELOOP, "it is a symbolic link; name the directory that it points to")
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, f"it is no directory; {advice}")
+        raise NotADirectoryError(errno.ENOTDIR, f"it is not a directory; {advice}")
     if status.st_uid != os.getuid():
         reason = f"it belongs to user {status.st_uid}, not to user {os.getuid()}; {advice}"
         raise PermissionError(errno.EPERM, reason)
     if status.st_mode & 0o077:
         other = (
-            f"name one that does not exist yet, such as {directory / 'kvlease'}, and it will be made, or "
+            f"name a directory that does not exist yet, such as {directory / 'kvlease'}, and it will be created, or "
             if may_make
             else ""
         )
         reason = (
-            f"its mode is {stat.S_IMODE(status.st_mode):04o}, so that others may enter it; {other}make this one "
-            "private (chmod 700) where it serves nothing else"
+            f"its mode is {stat.S_IMODE(status.st_mode):04o}, so other users can enter it; {other}make this one "
+            "private (chmod 700) if nothing else uses it"
         )
         raise PermissionError(errno.EPERM, reason)
 
@@ -131,6 +131,8 @@ def _lock(option: str, directory: Path, *, may_make: bool) -> int:
                 time.sleep(_LOOK_SECONDS)
                 continue
             os.close(fd)
-            message = f"another daemon serves in {directory}; stop it or choose another {option}"
+            message = (
+                f"another daemon is using {directory}; stop that daemon or choose another {option}"
+            )
             raise UnusableError(message) from None
         return fd

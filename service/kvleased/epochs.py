@@ -48,7 +48,9 @@ class Epochs:
         except OSError as error:
             with contextlib.suppress(OSError):
                 beside.unlink()
-            advice = "should the clock be set back, the next daemon's events may have lower numbers"
+            advice = (
+                "if the clock is set back, the events of the next daemon may have lower numbers"
+            )
             logs.line(
                 "warning", "epoch_not_kept", file=str(file), error=error.strerror, advice=advice
             )

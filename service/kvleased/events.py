@@ -95,15 +95,15 @@ class Events:
         """
         checks.count("after_sequence", after_sequence, 0, SEQUENCE_MAX)
         if cache and not self.is_known(cache) and not self._tells_of(cache):
-            message = (
-                f"there is no cache {cache[:64]!r}, nor is any event of it kept; list the caches"
-            )
+            message = f"there is no cache {cache[:64]!r}, and no event of such a cache is kept; list the caches"
             raise UnknownCacheError(message, resource="cache")
         limit = self._max_watchers if is_operator else self._max_read
         if self._num_watchers >= limit:
             kept = self._max_watchers - limit
-            rest = f"; {kept} more may be an operator's" if kept else ""
-            message = f"there are {self._num_watchers} watchers, and {limit} are allowed{rest}"
+            rest = f"; {kept} more are kept for operators" if kept else ""
+            message = (
+                f"there are already {self._num_watchers} watchers, and {limit} are allowed{rest}"
+            )
             raise BusyError(message, resource="watchers", need=1, available=0, limit=limit)
         return self._follow(after_sequence, cache, with_snapshot=with_snapshot)
 

@@ -16,7 +16,7 @@ from kvleased.registry import CacheEntry
 
 CUT_OFF: Final = Status(
     is_on=False,
-    reason="its file in host_dir was cut off, and what was in it is lost; delete the cache and register it again",
+    reason="its file in host_dir was truncated, and what was in it is lost; delete the cache and register it again",
 )
 _LOG = structlog.get_logger()
 

@@ -115,7 +115,10 @@ class Replies:
         """
         known, reply = self._entries[verb, key]
         if known != digest:
-            message = f"the idempotency key was used for another {verb}; retries must repeat the call exactly"
+            message = (
+                f"the idempotency key was already used for a different {verb}; a retry must "
+                "repeat the call exactly"
+            )
             raise IdReusedError(message, resource="idempotency_key")
         return reply.follow() if isinstance(reply, Shared) else reply
 

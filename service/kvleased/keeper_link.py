@@ -161,7 +161,7 @@ class KeeperLink:
 
     def _next(self) -> tuple[Message, list[int]]:
         received = keeper.receive(self._sock)
-        assert received is not None, "the supervisor has gone"
+        assert received is not None, "the supervisor has ended"
         return received
 
     def _read(self) -> None:
@@ -196,7 +196,7 @@ class KeeperLink:
             _, refused = self._pending.pop(message["number"])
             if not refused.cancelled():
                 refused.set_exception(
-                    PoolFullError(f"the kernel refuses the memory: {message['message']}")
+                    PoolFullError(f"the kernel refused the memory: {message['message']}")
                 )
 
     def _created(self, number: int, fds: Sequence[int]) -> None:
@@ -208,7 +208,7 @@ class KeeperLink:
             future.set_result(fds[0])
         else:
             self.drop(name)
-            message = f"the control process has as many descriptors as it may have; {ADVICE}"
+            message = f"the control process has as many descriptors as it is allowed; {ADVICE}"
             future.set_exception(PoolFullError(message, resource="descriptors"))
 
 
@@ -216,8 +216,8 @@ def _check_arrived(num_entries: int, num_fds: int, num_before: int, num_kept: in
     """Refuse entries whose descriptors were lost: the kernel drops those that this process has no room for."""
     if num_fds < num_entries:
         message = (
-            f"descriptors of {num_entries} entries were lost, after {num_before} of {num_kept} had come; "
-            "this process may have no more"
+            f"the descriptors of {num_entries} entries were lost, after {num_before} of {num_kept} had been received; "
+            "this process may not have any more"
         )
         raise HandoverError(message)
 
@@ -226,7 +226,7 @@ def _check(metadata: Mapping[str, Any]) -> None:
     num_bytes = len(json.dumps(metadata))
     if num_bytes > keeper.METADATA_BYTES_MAX:
         message = (
-            f"the registration takes {num_bytes} bytes, the limit is {keeper.METADATA_BYTES_MAX}"
+            f"the registration has {num_bytes} bytes, but the limit is {keeper.METADATA_BYTES_MAX}"
         )
         raise TooLargeError(
             message, resource="registration_bytes", need=num_bytes, limit=keeper.METADATA_BYTES_MAX

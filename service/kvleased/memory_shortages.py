@@ -17,7 +17,7 @@ from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.memory import regions
 
-ADVICE: Final = "register it with fewer bytes, delete another cache, or have more memory, or huge pages, for the daemon"
+ADVICE: Final = "register it with fewer bytes, delete another cache, or give the daemon more memory or huge pages"
 """What to do about a shortage."""
 PAUSE_SECONDS: Final = 30.0
 """Seconds from the first failure until the memory may be tried for again; doubled by each further failure."""
@@ -46,7 +46,7 @@ class _Shortage:
     def told(self) -> str:
         times = f", {self.num_failures} times in a row" if self.num_failures > 1 else ""
         populated = f"{self.bytes_populated} of {self.of_bytes} bytes were populated"
-        return f"its memory could not be had: {self.reason} when {populated}{times}; {ADVICE}"
+        return f"its memory could not be allocated: {self.reason} when {populated}{times}; {ADVICE}"
 
 
 class MemoryShortages:
@@ -121,7 +121,7 @@ class MemoryShortages:
             return
         left_seconds = one.until - self._clock()
         if left_seconds > 0:
-            message = f"cache {name} is not made again for {left_seconds:.0f} s, because {one.told}"
+            message = f"cache {name} cannot be registered again for {left_seconds:.0f} s, because {one.told}"
             raise PoolFullError(
                 message,
                 resource="populated_bytes",

@@ -44,8 +44,8 @@ class Presence:
             if identity is None or _identity(path) != identity
         ]
         reason = (
-            f"{', '.join(map(str, lost))} was removed or replaced, so that no client can connect there; see to it that "
-            "nothing cleans --runtime-dir, and restart the daemon, which makes its sockets anew"
+            f"{', '.join(map(str, lost))} was removed or replaced, so no client can connect there; make sure that "
+            "nothing cleans up --runtime-dir, and restart the daemon, which then creates its sockets again"
             if lost
             else ""
         )

@@ -26,9 +26,9 @@ def run(argv: Sequence[str]) -> int:
     probe = argv[0] if argv else PROBES[0]
     if probe not in PROBES or len(argv) > 1:
         wrong = (
-            f"there is no probe {probe!r}"
+            f"{probe!r} is not a probe"
             if probe not in PROBES
-            else "one probe is asked at a time"
+            else "only one probe can be asked at a time"
         )
         sys.stderr.write(f"kvleased probe: {wrong}\n{_USAGE}")
         return 2

@@ -105,7 +105,7 @@ class Observer:
             BusyError: there are as many recordings as are allowed.
         """
         if len(self._recordings) >= WATCHERS_MAX:
-            message = f"{len(self._recordings)} traces of this cache are being recorded already"
+            message = f"{len(self._recordings)} traces of this cache are being recorded already, the most allowed"
             raise BusyError(message, resource="traces", need=1, available=0, limit=WATCHERS_MAX)
         return self._follow(_Recording(began_at=now, tokens_per_key=self._tokens_per_key))
 

@@ -310,7 +310,7 @@ class Registry:
         if caller.cache:
             return self.cache(caller.cache)
         if len(self.caches) > 1:
-            message = f"cache is not named; name one of {', '.join(sorted(self.caches))}"
+            message = f"no cache is named; name one of {', '.join(sorted(self.caches))}"
             raise InvalidError(message, resource="cache")
         if not self.caches:
             message = "there is no cache yet; register one first"
@@ -330,7 +330,7 @@ class Registry:
     def require_room_for_cache(self) -> None:
         """Refuse one cache too many."""
         if len(self.caches) >= self._max_caches:
-            message = f"no more caches are allowed than there are, {len(self.caches)}; delete one"
+            message = f"there are {len(self.caches)} caches already, as many as max_caches allows; delete one"
             raise BusyError(message, resource="caches", need=1, available=0, limit=self._max_caches)
 
     def add_cache(self, entry: CacheEntry) -> None:

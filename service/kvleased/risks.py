@@ -29,13 +29,13 @@ def warn(settings: Settings) -> None:
         value = getattr(settings, name)
         if value != Settings.model_fields[name].default and not getattr(settings, needed):
             _LOG.warning(
-                "setting_without_effect", setting=name, value=value, advice=f"give {needed}, too"
+                "setting_without_effect", setting=name, value=value, advice=f"set {needed} too"
             )
     if settings.insecure_tcp_without_tls:
         _LOG.warning(
             "tcp_without_tls",
             address=settings.tcp_host,
-            advice="whoever can read the network can read tokens; give tls_cert_file and tls_key_file",
+            advice="anyone who can read the network traffic can read tokens; set tls_cert_file and tls_key_file",
         )
     limit_bytes = memory_limit_bytes()
     if settings.memory_bytes_max > limit_bytes:
@@ -43,8 +43,8 @@ def warn(settings: Settings) -> None:
             "memory_bytes_max_above_limit",
             memory_bytes_max=settings.memory_bytes_max,
             limit_bytes=limit_bytes,
-            advice="pools of that size would be killed for memory; lower memory_bytes_max, so that about 1 GiB is left "
-            "for the processes, or raise the limit of the container or unit",
+            advice="with pools of that size, the daemon would be killed for lack of memory; lower memory_bytes_max so "
+            "that about 1 GiB is left for the processes, or raise the limit of the container or unit",
         )
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = descriptors_needed(settings)

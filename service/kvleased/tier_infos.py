@@ -41,8 +41,8 @@ def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
     elif tier is not Tier.REMOTE and (num_retired := entry.core.num_retired(tier)):
         info.status = DEGRADED
         info.reason = (
-            f"{are(num_retired, 'slot')} retired, and no others are in use: their bytes were not what they should be, "
-            "or could not be written; find out what ails the memory or the disk, delete the cache and register it again"
+            f"{are(num_retired, 'slot')} retired, and no others are in use: their bytes were wrong or could not be "
+            "written; find out what is wrong with the memory or the disk, delete the cache and register it again"
         )
     return info
 
@@ -63,5 +63,5 @@ def restrictions(registry: "Registry") -> dict[str, str]:
     return {
         "drained": ", ".join(entry.name for entry in registry if entry.is_draining),
         "all slots retired": ", ".join(worn_out),
-        "memory could not be had": ", ".join(registry.memory_shortages.names),
+        "memory could not be allocated": ", ".join(registry.memory_shortages.names),
     }

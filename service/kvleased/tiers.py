@@ -147,7 +147,7 @@ class Tiers:
         for probing in {id(one): one for one in self._probes.values()}.values():
             probing.deadline.cancel()
         self._probes.clear()
-        self._answer_purges("the daemon stops")
+        self._answer_purges("the daemon is stopping")
         for link in self.links.values():
             link.close()
 

@@ -216,7 +216,7 @@ def test_second_daemon_in_one_host_directory_is_refused(tmp_path: Path, host_dir
 
         assert other.process.wait(60) == 78
         other.log.close()
-        assert "another daemon serves in" in (tmp_path / "other" / "log").read_text()
+        assert "another daemon is using" in (tmp_path / "other" / "log").read_text()
 
 
 @needs_disk_mover

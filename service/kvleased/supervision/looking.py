@@ -13,7 +13,7 @@ from kvleased.directories import UnusableError
 LOOK_SECONDS_MAX: Final = 60.0
 """Seconds that a driver may take to wake a GPU; a driver that hangs would take for ever."""
 EX_CONFIG: Final = 78
-_ADVICE: Final = "; or leave --device out, for pools in CPU memory"
+_ADVICE: Final = "; or leave out --device, for pools in CPU memory"
 
 
 def look_at(device: str, seconds_max: float = LOOK_SECONDS_MAX) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def look_at(device: str, seconds_max: float = LOOK_SECONDS_MAX) -> dict[str, Any
             check=False,
         )
     except subprocess.TimeoutExpired:
-        message = f"--device {device}: the driver has not answered for {seconds_max:.0f} s; look at nvidia-smi{_ADVICE}"
+        message = f"--device {device}: the driver has not answered for {seconds_max:.0f} s; check nvidia-smi{_ADVICE}"
         raise UnusableError(message) from None
     if looked.returncode:
         reason = (

@@ -233,7 +233,7 @@ class Supervisor:
             "control_silent",
             seconds=self._silence.seconds,
             child_pid=child.process.pid,
-            advice="it is killed and started again over the same memory; see control_silent_seconds_max",
+            advice="it is being killed and started again with the same memory; see control_silent_seconds_max",
         )
         self._silence.end()
         self._is_too_silent = True

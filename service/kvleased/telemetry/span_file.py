@@ -28,7 +28,7 @@ class SpanFile:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            reason = "it is a pipe that nobody reads, or a socket"
+            reason = "it is a pipe that no process reads, or a socket"
             raise OSError(errno.ENXIO, reason, str(path)) from error
         self._pending = bytearray()
         self._is_torn = False
@@ -79,6 +79,6 @@ class SpanFile:
                 "spans_lost",
                 file=str(self._path),
                 error=error.strerror,
-                advice="make room for trace_file, or name another one; spans are lost until it can be written",
+                advice="free space for trace_file, or name another file; spans are lost until it can be written",
             )
         self._num_lost += num_lines

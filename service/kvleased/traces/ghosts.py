@@ -61,7 +61,7 @@ def read_ghosts(written: Sequence[str]) -> tuple[Ghost, ...]:
         InvalidError: a ghost is not written so or named twice, or there are too many.
     """
     if len(written) > GHOSTS_MAX:
-        message = f"there are {len(written)} ghosts; name {GHOSTS_MAX} at most"
+        message = f"{len(written)} ghosts are named; name at most {GHOSTS_MAX}"
         raise InvalidError(message, resource="ghosts", need=len(written), limit=GHOSTS_MAX)
     ghosts = tuple(map(_read, written))
     if len(set(ghosts)) < len(ghosts):
@@ -74,8 +74,8 @@ def _read(written: str) -> Ghost:
     name, at, blocks = written.partition("@")
     if name == BELADY:
         message = (
-            f"{BELADY} knows the future, which a ghost does not; record a trace, and see what "
-            "kvlease trace simulate prints"
+            f"{BELADY} needs to know the future, which a ghost cannot; record a trace and use kvlease trace simulate "
+            "instead"
         )
         raise InvalidError(message, resource="ghosts")
     policy = policy_named(name, POLICIES)
@@ -83,8 +83,8 @@ def _read(written: str) -> Ghost:
         return Ghost(policy=policy, num_blocks=0)
     if not (blocks.isascii() and blocks.isdecimal() and 0 < int(blocks[:18]) <= TOKENS_MAX):
         message = (
-            f"the ghost {written[:40]!r} has no number of blocks from 1 to {TOKENS_MAX} behind its @; "
-            f"write it as {policy}@20000, or {policy} for a pool as large as the cache's"
+            f"the ghost {written[:40]!r} does not have a number of blocks from 1 to {TOKENS_MAX} after its @; write it "
+            f"as {policy}@20000, or {policy} for a pool as large as the cache's"
         )
         raise InvalidError(message, resource="ghosts", limit=TOKENS_MAX)
     return Ghost(policy=policy, num_blocks=int(blocks))

@@ -117,6 +117,6 @@ def policy_named(name: str, known: tuple[str, ...] = POLICIES) -> str:
     if policy not in known:
         close = get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        message = f"there is no policy {name[:40]!r}; {hint}there are {', '.join(known)}"
+        message = f"{name[:40]!r} is not a policy; {hint}the policies are {', '.join(known)}"
         raise InvalidError(message, resource="policy")
     return policy

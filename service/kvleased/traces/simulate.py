@@ -32,7 +32,7 @@ def simulate(
     names = [policy_named(one, (*POLICIES, BELADY)) for one in policies or POLICIES]
     sizes = [checked_count("blocks", one, least=1, most=TOKENS_MAX) for one in sizes]
     if not len(trace.key_ids):
-        raise InvalidError("the trace has no keys; there is nothing to find", resource="trace")
+        raise InvalidError("the trace has no keys, so there is nothing to find", resource="trace")
     return _simulated(trace, _once(names), _once(sizes or default_sizes(trace)))
 
 

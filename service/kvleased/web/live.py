@@ -46,7 +46,9 @@ class Viewers:
             BusyError: there are as many viewers as are allowed.
         """
         if self.num_viewers >= VIEWERS_MAX:
-            message = f"{self.num_viewers} look already, the most that are allowed; close a page"
+            message = (
+                f"{self.num_viewers} viewers are watching already, the most allowed; close a page"
+            )
             raise BusyError(message, resource="viewers", need=1, available=0, limit=VIEWERS_MAX)
         self.gallery.pools(cache)
         return Live(request, self, cache, headers, check)

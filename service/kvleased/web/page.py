@@ -173,7 +173,7 @@ def _read(request: Request, names: tuple[str, ...]) -> _Asked:
     found = dict(asked)
     block = found.get("block", "0")
     if not (block.isascii() and block.isdecimal() and len(block) <= _INTEGER_DIGITS_MAX):
-        raise InvalidError("block must be a block's number", resource="block")
+        raise InvalidError("block must be the number of a block", resource="block")
     return _Asked(found.get("cache", ""), found.get("tier", "device"), int(block))
 
 

@@ -242,7 +242,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "image with two tags": ({"image": {"repository": "kvlease:0.1"}}, "/image/repository"),
     "tag that is none": ({"image": {"tag": "-x"}}, "/image/tag"),
     "label of pods that is there": (
-        {"podLabels": {"app.kubernetes.io/component": "x"}}, "podLabels has app.kubernetes.io/component, which is"),
+        {"podLabels": {"app.kubernetes.io/component": "x"}}, "podLabels has app.kubernetes.io/component, which the"),
     "label of the monitor that is there": (
         {"podMonitor": {"enabled": True, "labels": {"helm.sh/chart": "x"}}}, "podMonitor.labels has helm.sh/chart"),
     "label of rules that is there": (
@@ -271,8 +271,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
     "probes where no kubelet comes": ({"metrics": {"host": "127.0.0.1"}}, "metrics.host is 127.0.0.1, where"),
-    "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "set it to ::, or set metrics.enabled"),
-    "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "set it to ::, or set metrics.enabled"),
+    "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "set it to ::, or set metrics"),
+    "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "set it to ::, or set metrics"),
     "no address of probes": ({"metrics": {"host": "nonsense host"}}, "/metrics/host"),
     "no address of TLS": ({"tls": {"host": "example.com"}}, "/tls/host"),
     "TLS for nobody": ({"tls": {"existingSecret": "t", "host": "::1"}}, "tls.host is ::1, which cannot be reached"),
@@ -307,7 +307,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"resources": {"cpuLimit": "100m", "cpuRequest": "1"}}, "resources.cpuRequest (1) must be at most"),
     "engine's request above its limit": (
         {"engine": {"resources": {"cpuLimit": "1"}}}, "engine.resources.cpuRequest (2) must be at most"),
-    "path that goes up": ({**_DAEMONSET, "daemonset": {"hostPath": "/run/x/../y"}}, "(/run/x/../y) has .."),
+    "path that goes up": ({**_DAEMONSET, "daemonset": {"hostPath": "/run/x/../y"}}, "(/run/x/../y) contains .."),
     "disk that goes up": (
-        {**_DISK, "disk": {"kind": "hostPath", "path": "/run/.."}, "engine": {"maxSurge": 0}}, "(/run/..) has .."),
+        {**_DISK, "disk": {"kind": "hostPath", "path": "/run/.."}, "engine": {"maxSurge": 0}}, "(/run/..) contains .."),
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_directory_is_one_daemons_until_its_last_process_ends(
     )
     os.close(fd)
 
-    with pytest.raises(UnusableError, match="another daemon serves in"):
+    with pytest.raises(UnusableError, match="another daemon is using"):
         enter("--disk-dir", private)
     child.send_signal(signal.SIGKILL)
     child.wait()

@@ -187,7 +187,7 @@ async def test_readers_leave_places_for_operators() -> None:
     for watcher in watchers:
         await anext(watcher)
 
-    with pytest.raises(BusyError, match="2 more may be an operator's") as refused:
+    with pytest.raises(BusyError, match="2 more are kept for operators") as refused:
         events.watch(0, "", is_operator=False)
 
     assert refused.value.limit == 6

@@ -129,7 +129,7 @@ async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
             await node.ask("register_cache", request_of())
         with pytest.raises(UnknownCacheError, match=r"No space left on device.*fewer bytes"):
             await node.ask("get_cache", pb.GetCacheRequest(cache="main"))
-        assert daemon.readiness == (True, "degraded: memory could not be had: main")
+        assert daemon.readiness == (True, "degraded: memory could not be allocated: main")
 
 
 async def test_deleting_another_cache_ends_the_pause(
@@ -142,7 +142,7 @@ async def test_deleting_another_cache_ends_the_pause(
         request.getfixturevalue("_failing")
         await node.ask("register_cache", second)
         await given_up(daemon, "second")
-        with pytest.raises(PoolFullError, match="not made again"):
+        with pytest.raises(PoolFullError, match="cannot be registered again"):
             await node.ask("register_cache", second)
 
         await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
@@ -216,7 +216,7 @@ async def test_populating_that_ends_lives_is_given_up(node: Node) -> None:
         told = daemon.readiness
 
     assert [name for name in kept_in(node) if name.startswith("cache/")] == []
-    assert told == (True, "degraded: memory could not be had: main")
+    assert told == (True, "degraded: memory could not be allocated: main")
 
 
 async def test_cache_that_had_its_memory_is_not_given_up(

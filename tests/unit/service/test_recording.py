@@ -322,6 +322,6 @@ async def test_ghosts_that_are_no_longer_known_do_not_stop_a_start(
 async def test_ghost_that_is_none_is_refused_at_registration(node: Node) -> None:
     """A malformed ghost is refused, and the cache is not registered."""
     async with node.life() as daemon:
-        with pytest.raises(InvalidError, match="there are fifo, "):
+        with pytest.raises(InvalidError, match="the policies are fifo, "):
             await haunted(node, "mru")
         assert not daemon.registry.caches

@@ -133,8 +133,8 @@ def test_tenants_that_are_no_table_are_refused(
         load([])
 
     said = capsys.readouterr().err
-    assert "--tenants: this is no JSON such as" in said
-    assert "KVLEASED_TENANTS: this is no JSON such as" in said
+    assert "--tenants: this is not JSON such as" in said
+    assert "KVLEASED_TENANTS: this is not JSON such as" in said
 
 
 def test_control_process_gets_tenants_as_they_were_resolved() -> None:

@@ -43,7 +43,7 @@ def test_tracing_over_a_full_disk_stops(capsys: pytest.CaptureFixture[str]) -> N
 def test_pipe_that_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
     """A pipe without a reader is refused at once: opening it for writing would wait without a word."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="a pipe that nobody reads"):
+    with pytest.raises(OSError, match="a pipe that no process reads"):
         SpanFile(tmp_path / "pipe")
 
 

@@ -114,14 +114,18 @@ def test_ghosts_are_read_as_written() -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        pytest.param(["mru"], "there are fifo, ", id="policy"),
-        pytest.param(["belady@9"], "belady knows the future.*trace simulate", id="bound"),
-        pytest.param(["fifo@"], "no number of blocks", id="nothing"),
-        pytest.param(["fifo@0"], "no number of blocks", id="zero"),
-        pytest.param(["fifo@1e3"], "no number of blocks", id="float"),
-        pytest.param(["fifo@" + "9" * 5000], "no number of blocks", id="huge"),
+        pytest.param(["mru"], "the policies are fifo, ", id="policy"),
+        pytest.param(["belady@9"], "belady needs to know the future.*trace simulate", id="bound"),
+        pytest.param(["fifo@"], "not have a number of blocks", id="nothing"),
+        pytest.param(["fifo@0"], "not have a number of blocks", id="zero"),
+        pytest.param(["fifo@1e3"], "not have a number of blocks", id="float"),
+        pytest.param(["fifo@" + "9" * 5000], "not have a number of blocks", id="huge"),
         pytest.param(["fifo", "fifo"], "named twice", id="twice"),
-        pytest.param(["fifo@1", "fifo@2", "fifo@3", "fifo@4"], "4 ghosts; name 3", id="many"),
+        pytest.param(
+            ["fifo@1", "fifo@2", "fifo@3", "fifo@4"],
+            "4 ghosts are named; name at most 3",
+            id="many",
+        ),
     ],
 )
 def test_ghost_that_is_none_is_refused(written: list[str], why: str) -> None:
