@@ -42,7 +42,7 @@ class Observing:
             BusyError: there are too many recordings.
         """
         if caller.token:
-            message = "a trace tells of all workers' requests; send no token"
+            message = "a trace has the requests of all workers; send no token"
             raise NotYoursError(message, resource="token")
         return self._registry.cache(request.cache).observed().record(monotonic())
 

@@ -77,7 +77,7 @@ class Call:
         """
         packed = await self.read_next()
         if packed is None:
-            raise InvalidError("the call came without a message", resource="message")
+            raise InvalidError("the call has no message", resource="message")
         return packed
 
     async def read_next(self) -> bytes | None:

@@ -76,25 +76,29 @@ _QUERY: Final = {
         0,
     ),
     "limit": (
-        Annotated[int, Query(ge=0, description="Entries of the page at most; 0 means 256.")],
+        Annotated[int, Query(ge=0, description="The most entries of a page; 0 means 256.")],
         0,
     ),
     "with_snapshot": (
         Annotated[bool, Query(description="Whether a snapshot of each cache comes first.")],
         False,
     ),
-    "after_id": (Annotated[int, Query(ge=0, description="The last id of the page before.")], 0),
+    "after_id": (Annotated[int, Query(ge=0, description="The last id of the previous page.")], 0),
     "force": (
-        Annotated[bool, Query(description="Whether it may be one whose process is watched.")],
+        Annotated[
+            bool, Query(description="Whether the worker may be one whose process is watched.")
+        ],
         False,
     ),
     "purge": (
-        Annotated[int, Query(ge=0, le=1, description="1: its disk store is removed, too.")],
+        Annotated[
+            int, Query(ge=0, le=1, description="1: the disk store of the cache is removed too.")
+        ],
         0,
     ),
 }
 _MEANT: Final = Annotated[
-    str, Query(description="The cache that an operator means; needless where there is but one.")
+    str, Query(description="The cache that an operator means; not needed if there is only one.")
 ]
 _HEADERS: Final = (
     ("idempotency_key", "Retries of one call carry the same key.", str, ""),
@@ -146,7 +150,7 @@ def make_described_app() -> FastAPI:
             "scheme": "bearer",
             "description": (
                 "The token that attach returned, or that of a reader, a joiner or an operator; over the Unix socket "
-                "the operator sends none. Which of them may call an operation, its x-roles tell."
+                "the operator sends none. The x-roles of an operation say which of them may call it."
             ),
         }
     }
