@@ -69,13 +69,8 @@ class Populator:
             if num_ends == 1
             else f"the last {num_ends} control processes"
         )
-        self._fail(
-            entry,
-            (
-                f"{whose} ended while populating it, as happens when the kernel kills a process for "
-                "lack of memory,"
-            ),
-        )
+        reason = f"{whose} ended while populating it, as happens when the kernel kills a process for lack of memory,"
+        self._fail(entry, reason)
         return True
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:

@@ -140,8 +140,8 @@ def _in_use(state: CacheState, command: Resize, pool: Pool, count: int) -> PoolF
     told = ", ".join(f"{num_blocks} {name.replace('_', ' ')}" for name, num_blocks in held.items())
     advice = "; ".join(dict.fromkeys(_ADVICE[name] for name in held))
     msg = (
-        f"{count} blocks would have to leave the {command.tier.value} pool, but only {pool.num_available} can: of the "
-        f"others, {told}; {advice}"
+        f"{count} blocks would have to leave the {command.tier.value} pool, but only {pool.num_available} can: among "
+        f"the others are {told}; {advice}"
     )
     return PoolFullError(
         msg, resource=_NAMES[command.tier], need=count, available=pool.num_available,

@@ -101,9 +101,9 @@ _WHY = {
     "page_unification": "pages are padded to the size of other groups' pages, by up to {most} bytes of a block",
     "uneven_groups": (
         "the pages of groups fill different parts of a block; the least full group leaves "
-        "{most} bytes of it"
+        "{most} bytes of a block"
     ),
-    "block_padding": "blocks are rounded up to whole multiples, by {most} bytes each",
+    "block_padding": "blocks are rounded up to whole multiples, by {most} bytes in a block",
 }
 
 

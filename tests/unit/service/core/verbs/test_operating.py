@@ -357,7 +357,7 @@ def test_cached_blocks_leave_and_held_ones_do_not() -> None:
         "device_blocks", 5, 4,
     )  # fmt: skip
     assert cache.census().device["parked"] == 0
-    assert "4 can: of the others, 2 pinned; end pins with kvlease unpin" in str(refused.value)
+    assert "4 can: among the others are 2 pinned; end pins with kvlease unpin" in str(refused.value)
     assert "leases" not in str(refused.value)
 
     assert resize(cache, 2).num_evicted == 4
