@@ -222,7 +222,7 @@ def test_share_is_of_the_budget(model: Path) -> None:
         pytest.param(["--device-memory", "lots"], "INVALID", id="memory unclear"),
         pytest.param([], "give --device-memory, such as 80GiB, or --device-blocks", id="no budget"),
         pytest.param(["--longest-request", "long"], "number of tokens, or auto", id="no length"),
-        pytest.param(["--device-blocks", "9", "--what-if", "x=1"], "no setting", id="no change"),
+        pytest.param(["--device-blocks", "9", "--what-if", "x=1"], "not a setting", id="no change"),
         pytest.param(
             ["--device-blocks", "9", "--what-if", "tokens_per_block=x"],
             "tokens_per_block is 'x'",
