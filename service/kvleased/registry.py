@@ -81,7 +81,6 @@ class CacheEntry:
     """Monotonic seconds at which this life of the control process took it over; None if registered in this one."""
     observer: "Observer | None" = None
     """Notes the cache's requests, for ghosts and traces; None as long as nobody has asked for either."""
-
     tally: Tally = field(default_factory=Tally)
     """The counts of its calls."""
 

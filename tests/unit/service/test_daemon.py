@@ -175,6 +175,39 @@ async def test_retry_with_the_same_key_has_one_effect(node: Node) -> None:
             await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=8), caller)
 
 
+async def test_retry_names_no_blocks_that_others_may_have(node: Node) -> None:
+    """A reserve that is repeated after its lease has ended gets a lease, and not the blocks of the one that ended."""
+    async with node.life() as daemon:
+        await node.register()
+        token = (await node.attach()).token
+        caller = Caller(transport="rest", token=token, idempotency_key="k1")
+        worker = caller._replace(idempotency_key="")
+        request = pb.ReserveRequest(request_id="a", num_tokens=4)
+        first = await node.ask("reserve", request, caller)
+        await node.ask("release", pb.ReleaseRequest(lease_id=first.lease_id), worker)
+        other = await node.ask("reserve", pb.ReserveRequest(request_id="b", num_tokens=4), worker)
+
+        again = await node.ask("reserve", request, caller)
+
+        assert again.lease_id not in {first.lease_id, other.lease_id}
+        assert again.block_ids != other.block_ids
+        assert daemon.registry.cache("main").core.census().num_leases == 2
+
+
+async def test_key_of_a_call_about_one_cache_is_refused_for_another(node: Node) -> None:
+    """The answer to a call about one cache is no answer to the same call about another."""
+    async with node.life():
+        for name in ("main", "other"):
+            await node.register(name)
+        caller = OPERATOR._replace(idempotency_key="k1", cache="main")
+        request = pb.LookupRequest(keys=bytes(32))
+        first = await node.ask("lookup", request, caller)
+
+        assert await node.ask("lookup", request, caller) == first
+        with pytest.raises(IdReusedError):
+            await node.ask("lookup", request, caller._replace(cache="other"))
+
+
 async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
     """A call of another epoch is refused and changes nothing; only attach works, since it tells the new epoch."""
     async with node.life() as daemon:

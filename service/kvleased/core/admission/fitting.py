@@ -13,15 +13,12 @@ def never_fits(
 ) -> NeverFitsError:
     """Explain why no lease will ever cover so many tokens, and how many this tenant's can, if that would help."""
     shape, covering = state.shape, state.covering
-    longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.most(num_tokens)
+    longest, limit, most = covering.longest_tokens, shape.usable_blocks, covering.wanted(num_tokens)
     need, asked, at_most = sum(most), "", most_tokens(state, tenant, longest)
     helps = at_most >= least_tokens
     less = f"ask for at most {counted(at_most, 'token')}, or " if helps else ""
     remedies = (asking_for(at_most, num_keys, shape.hash_tokens),) if helps else ()
-    if covering.is_simple:
-        limit = min(shape.groups[0].table_blocks, limit)
-        need = -(-num_tokens // covering.tokens_per_block)
-    else:
+    if not covering.is_simple:
         worst = most.index(need_most := max(most))
         asked = f", {need_most} of them in group {worst}"
     if need <= limit:

@@ -91,7 +91,8 @@ def _in_time(state: CacheState, command: Reserve | Extend, lack: Shortage, least
     num_tokens = _num_tokens(state, command, lack, lack.available_soon)
     if num_tokens <= least:
         return []
-    wait_ms = command.wait_ms or min(state.shape.wait_ms_max, _WAIT_MS_LEAST)
+    # A wait that has just been too short would be so again.
+    wait_ms = min(state.shape.wait_ms_max, max(command.wait_ms, _WAIT_MS_LEAST))
     return [f"{one} wait_ms={wait_ms}" for one in _asking_for(state, command, lack, num_tokens)]
 
 

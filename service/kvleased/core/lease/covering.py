@@ -176,6 +176,15 @@ class Covering:
         """Return for each group the most blocks that a request of so many tokens holds at once."""
         return [most_blocks(group, num_tokens) for group in self.groups]
 
+    def wanted(self, num_tokens: int) -> list[int]:
+        """Return `most` as it would be if tables were long enough for any request."""
+        keeps_all = [group.keeps is Keeps.EVERYTHING for group in self.groups]
+        found = zip(self.groups, keeps_all, self.most(num_tokens), strict=True)
+        return [
+            -(-num_tokens // group.tokens_per_block) if keeps else most
+            for group, keeps, most in found
+        ]
+
     # Keys ---------------------------------------------------------------------------------------------------------
 
     def block_keys(self, at: int, words: Words, first_key: int = 0) -> tuple[int, Words]:

@@ -305,6 +305,27 @@ def test_endless_restarts_end(session: Session, clock: Clock) -> None:
         played.run(flows.told(session.link, calls.lookup(b"")))
 
 
+def test_reserve_that_restarts_overtake_keeps_its_one_deadline(
+    session: Session, clock: Clock
+) -> None:
+    """If a heartbeat attaches again before the answer is taken over, the next try ends no later than the first."""
+    played, sent = Played(session, clock), []
+
+    def answer(action: Any) -> Any:
+        sent.append(action)
+        clock.now += 2.0
+        session.link.epoch += 1
+        return granted(1) if action.verb == "reserve" else pb.ReleaseResponse()
+
+    played._answer = answer  # type: ignore[method-assign]
+
+    grant = played.run(verbs.reserve(session, SPEC, 0))
+
+    assert isinstance(grant.refusal, UnavailableError)
+    assert len(sent) > 1
+    assert {call.deadline_at for call in sent} == {100.0 + session.link.deadline_seconds}
+
+
 def test_forked_child_is_refused(session: Session, clock: Clock) -> None:
     """A session belongs to the process that opened it, because the daemon watches the life of that process."""
     session.link.process_id -= 1

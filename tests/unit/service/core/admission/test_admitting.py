@@ -1,9 +1,12 @@
 """Laws of what a cache can ever grant: requests up to a number of tokens, in all blocks but the null blocks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kvlease.errors import NeverFitsError, PoolFullError
+from kvlease.groups import Keeps, keeps_everything
 from kvlease.ids import Epoch, LeaseId
 from kvleased.core import Cache
 from kvleased.core import commands as c
@@ -13,6 +16,7 @@ from kvleased.core.verbs.stepping import StepVerb
 from tests.unit.service.core.builders import (
     EPOCH,
     TENANT,
+    TOKENS_PER_BLOCK,
     WORKER,
     a_cache,
     answer,
@@ -82,15 +86,37 @@ def test_step_stops_at_the_longest_request() -> None:
     assert np.frombuffer(stepped.codes, np.int32).tolist() == [NeverFitsError.number]
 
 
-def test_more_blocks_than_admissible_name_the_blocks() -> None:
-    """If there are too many blocks, the refusal counts blocks, and its message names the tokens that would fit."""
+@pytest.mark.parametrize(
+    ("num_tokens", "resource", "need", "limit"),
+    [(9, "longest_request_tokens", 9, 7), (33, "device_blocks", 9, 8)],
+)
+def test_refusal_names_what_would_have_to_be_larger(
+    num_tokens: int, resource: str, need: int, limit: int
+) -> None:
+    """The pool is named only if it is too small; else its table is, and in both cases the tokens that would fit."""
     cache = a_cache(8, table_blocks=2, longest_request_tokens=7)
 
     with pytest.raises(NeverFitsError, match="at most 7 tokens") as refusal:
-        ask(cache, 9)
+        ask(cache, num_tokens)
 
     assert (refusal.value.resource, refusal.value.need, refusal.value.limit) == (
-        "device_blocks", 3, 2,
+        resource, need, limit,
+    )  # fmt: skip
+
+
+def test_refusal_counts_the_blocks_that_no_table_has() -> None:
+    """In a cache of several groups, too, a request that needs more blocks than the pool has is told to have more."""
+    full = keeps_everything(TOKENS_PER_BLOCK, 5)
+    window = replace(full, keeps=Keeps.WINDOW, kept_tokens=TOKENS_PER_BLOCK, max_blocks=3)
+    cache = a_cache(8, groups=(full, window))
+    longest = cache.longest_request_tokens
+    assert longest == 5 * TOKENS_PER_BLOCK
+
+    with pytest.raises(NeverFitsError, match="register a larger pool") as refusal:
+        ask(cache, longest + 1)
+
+    assert (refusal.value.resource, refusal.value.need, refusal.value.limit) == (
+        "device_blocks", 9, 8,
     )  # fmt: skip
 
 

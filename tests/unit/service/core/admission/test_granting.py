@@ -17,6 +17,7 @@ from kvleased.core.blocks.states import State
 from kvleased.core.effects import Reserved
 from tests.unit.service.core.builders import (
     STRANGER,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     WORKER,
     a_cache,
@@ -74,7 +75,8 @@ def test_longest_request_bounds_a_lease() -> None:
     with pytest.raises(NeverFitsError) as refusal:
         extend(cache, lease.lease_id, 4)
 
-    assert refusal.value.limit == 3
+    assert refusal.value.resource == "longest_request_tokens"
+    assert refusal.value.limit == 3 * TOKENS_PER_BLOCK
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
