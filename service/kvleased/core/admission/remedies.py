@@ -119,5 +119,17 @@ def _asking_for(
         return []
     num_keys = len(command.keys) // BYTES_PER_KEY if isinstance(command, Reserve) else 0
     asked = asking_for(num_tokens, num_keys, state.shape.hash_tokens)
-    # With fewer keys, less would be found in the lower tiers.
-    return [] if "num_keys" in asked and len(lack.prefix.below) else [asked]
+    if "num_keys" in asked and not _finds_as_much(state, lack, num_tokens):
+        return []
+    return [asked]
+
+
+def _finds_as_much(state: CacheState, lack: Shortage, num_tokens: int) -> bool:
+    """Tell whether a call that has no keys behind so many tokens still finds the same prefix."""
+    if len(lack.prefix.below):
+        # Less would be found in the lower tiers.
+        return False
+    groups, hit_tokens = state.shape.groups, lack.prefix.hit_tokens
+    # A draft model needs one block behind the prefix, too.
+    behind = max((one.tokens_per_block for one in groups if one.is_drafted), default=0)
+    return not hit_tokens or num_tokens >= hit_tokens + behind

@@ -1,6 +1,7 @@
 """Laws of remedies: a call that follows a refusal's remedy is granted, and what would not help is not named."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,17 @@ from tests.unit.service.core.builders import (
     wait_for,
     woken,
 )
-from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WINDOW, cache_of, chain
+from tests.unit.service.core.grouped import (
+    FULL,
+    GUESSING,
+    STATE,
+    WIDE,
+    WINDOW,
+    cache_of,
+    chain,
+    commit_tokens,
+    reserve_tokens,
+)
 from tests.unit.service.core.tier_builders import probed, the_probe
 
 LONGEST = "no call may wait longer than 5000 ms"
@@ -80,6 +91,30 @@ def test_what_a_remote_store_may_forget_is_not_counted_on() -> None:
 
     # With 24 tokens from the store, 28 tokens need 3 blocks; without them they need 4.
     assert (error.need, error.available, error.remedies) == (4, 3, ())
+
+
+def test_prefix_is_not_made_shorter_by_the_keys_that_are_left_out() -> None:
+    """A draft model reads one block behind a prefix, so its key counts, too, when fewer tokens are recommended."""
+    cache = cache_of(FULL, replace(WIDE, is_drafted=True), num_blocks=24)
+    lease = reserve_tokens(cache, 24, "document")
+    commit_tokens(cache, lease.lease_id, 24, chain(24))
+    reserve_tokens(cache, 32, "other")
+    reader = c.Reserve(worker_id=WORKER, request_id="r", keys=chain(56), num_tokens=56)
+
+    # With 16 tokens found, two free blocks would suffice for 20 tokens; with 5 of the keys, only 8 are found.
+    assert why(refused(cache, reader)) == ("blocks", ())
+
+
+def test_no_wait_is_named_again_that_was_too_short() -> None:
+    """A call that has waited for a moment, for blocks that a copy is about to leave, is told to wait for longer."""
+    cache = a_cache(4)
+    reserve(cache, 3, "held")
+    evict(cache, reserve(cache, 1, "leaving").lease_id)
+
+    ticket = cache.handle(a_reserve(2, "r", wait_ms=1), 0.0).ticket
+    error = woken(tick(cache, 0.001), ticket, PoolFullError)
+
+    assert error.remedies == ("num_tokens=4 wait_ms=2000",)
 
 
 def test_fork_is_not_told_to_forget_what_was_computed() -> None:
