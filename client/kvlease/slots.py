@@ -194,13 +194,15 @@ def _looked_up(
         (asked, num_rows, "row_outside_table", "row", "rows in the table"),
         (index, width, "position_outside_table", "block", "blocks in a row"),
     ):
-        if is_real.any() and (values.min() < 0 or values.max() >= limit):
-            message = f"a token is in {what} {values.max()}, but the number of {count} is {limit}"
+        least, most = int(values.min(initial=0)), int(values.max(initial=0))
+        if is_real.any() and (least < 0 or most >= limit):
+            wrong = most if most >= limit else least
+            message = f"a token is in {what} {wrong}, but the number of {count} is {limit}"
             raise InvalidError(
                 message,
                 resource="block_table",
                 rule=rule,
-                need=int(values.max()) + 1,
+                need=most + 1 if most >= limit else least,
                 available=limit,
             )
     if not is_real.any():

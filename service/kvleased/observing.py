@@ -42,7 +42,10 @@ class Observing:
             BusyError: there are too many recordings.
         """
         if caller.token:
-            message = "a trace has the requests of all workers; send no token"
+            message = (
+                "a trace has the requests of all workers; send a reader's or an operator's token, or none over a Unix "
+                "socket"
+            )
             raise NotYoursError(message, resource="token")
         return self._registry.cache(request.cache).observed().record(monotonic())
 

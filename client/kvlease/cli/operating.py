@@ -221,8 +221,9 @@ def resize(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
+    unit = "blocks can be granted" if tier == "device" else "slots can be used"
     say(
-        f"{found.num_blocks} blocks can be granted, {found.num_parked} are out of use; {found.num_evicted} cached "
+        f"{found.num_blocks} {unit}, {found.num_parked} are out of use; {found.num_evicted} cached "
         f"blocks were dropped, and {found.bytes_given_back:,} bytes were given back"
     )
 

@@ -179,7 +179,7 @@ def _check_dates(cert_file: Path, now: float) -> None:
     if now < found.begins_at:
         message = (
             f"the certificate in {cert_file} is not valid before {_moment(found.begins_at)}, and it is now "
-            f"{_moment(now)}; it will be in use by then"
+            f"{_moment(now)}"
         )
         raise OutOfDateError(message, valid_at=found.begins_at)
 

@@ -121,19 +121,22 @@ def test_turns_that_do_not_divide_a_block_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "rule"),
+    ("request_", "rule", "told"),
     [
-        pytest.param((0, 48, 1), "position_outside_table", id="behind the row"),
-        pytest.param((2, 0, 1), "row_outside_table", id="row too high"),
-        pytest.param((-2, 0, 1), "row_outside_table", id="row too low"),
+        pytest.param((0, 48, 1), "position_outside_table", "block 3", id="behind the row"),
+        pytest.param((2, 0, 1), "row_outside_table", "row 2", id="row too high"),
+        pytest.param((-2, 0, 1), "row_outside_table", "row -2", id="row too low"),
     ],
 )
-def test_token_outside_of_the_table_is_refused(request_: tuple[int, int, int], rule: str) -> None:
-    """A token outside the table is refused, as it has no entry."""
+def test_token_outside_of_the_table_is_refused(
+    request_: tuple[int, int, int], rule: str, told: str
+) -> None:
+    """A token outside the table is refused, as it has no entry; the message names what is outside."""
     with pytest.raises(InvalidError) as refusal:
         run_slots(TABLE, runs(request_), tokens_per_block=16)
 
     assert refusal.value.rule == rule
+    assert refusal.value.message.startswith(f"a token is in {told},")
 
 
 def test_padding_below_the_tokens_is_refused() -> None:

@@ -187,7 +187,7 @@ async def test_trace_is_the_operators(node: Node) -> None:
         await node.register()
         worker = await node.attach()
 
-        with pytest.raises(NotYoursError, match="send no token"):
+        with pytest.raises(NotYoursError, match="operator's token"):
             daemon.stream("trace", TRACE, worker)
         with pytest.raises(UnknownCacheError):
             daemon.stream("trace", pb.TraceRequest(cache="other"), OPERATOR)

@@ -37,6 +37,7 @@ UNREAD_SECONDS_MAX: Final = 2.0
 """Seconds after which a stranger that does not read its answer loses its connection, if another needs the place."""
 
 _RETRY_AFTER_MS: Final = 100
+_STRANGERS_ADVICE: Final = "wait, or call with a token"
 _EPOCH_MAX: Final = 2**63 - 1
 """The largest epoch that the protocol can carry, as over the other transports."""
 
@@ -196,7 +197,7 @@ class Calls:
         who = caller.token or caller.role
         num_calls = self._num_of.get(who, 0)
         if num_calls >= self._calls_max:
-            raise _too_many(self._calls_max)
+            raise _too_many(self._calls_max, "wait until some have ended")
         self._num_of[who] = num_calls + 1
         at_end(context, lambda _: self._leave(who))
         return call
@@ -230,9 +231,9 @@ class Calls:
             oldest = next((one for one in self._of_strangers if one.waits), None)
             if oldest is not None:
                 del self._of_strangers[oldest]
-                oldest.end(_too_many(CALLS_OF_STRANGERS_MAX))
+                oldest.end(_too_many(CALLS_OF_STRANGERS_MAX, _STRANGERS_ADVICE))
             elif not self._hang_up_unread():
-                raise _too_many(CALLS_OF_STRANGERS_MAX)
+                raise _too_many(CALLS_OF_STRANGERS_MAX, _STRANGERS_ADVICE)
         self._of_strangers[call] = None
         at_end(context, lambda _: self._of_strangers.pop(call, None))
 
@@ -257,8 +258,8 @@ def at_end(context: Context, done: Callable[[Context], object]) -> None:
     context.add_done_callback(cast(Any, done))  # the stubs' type fits no function
 
 
-def _too_many(limit: int) -> BusyError:
-    message = f"{are(limit, 'call')} open already; wait, or call with a token"
+def _too_many(limit: int, advice: str) -> BusyError:
+    message = f"{are(limit, 'call')} open already; {advice}"
     return BusyError(message, resource="calls", limit=limit, retry_after_ms=_RETRY_AFTER_MS)
 
 

@@ -120,7 +120,7 @@ def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[st
 
 def _because(lack: Shortage, *, is_capped_itself: bool) -> str:
     if lack.reason is Reason.KEPT_LEASES:
-        return "a lease of this tenant must end first"
+        return "a lease must end first, of this tenant if it has one"
     if lack.reason is Reason.TENANT_LEASES:
         return "one of them must end first"
     if lack.num_ahead:
@@ -255,8 +255,9 @@ def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
     if lease.phase is not Phase.LOADING or request is None:
         return _late(state, flights, lease.tenant, _LONGER)
     if state.is_draining:
+        whose = "daemon" if state.drains_daemon else "cache"
         return _late(
-            state, flights, lease.tenant, "the daemon is being drained; ask another daemon"
+            state, flights, lease.tenant, f"the {whose} is being drained; ask another daemon"
         )
     if not is_granted_again(state, lease):
         then = "its tenant may no longer have as many blocks; end another lease of the tenant, then try again"

@@ -684,7 +684,7 @@ def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
         ),
         pytest.param(
             lambda cache, _: cache.handle(c.Drain(), 0.0),
-            "the daemon is being drained",
+            "the cache is being drained",
             id="draining",
         ),
         pytest.param(limited_to(1), "may no longer have as many blocks", id="limited since"),
