@@ -117,6 +117,23 @@ def test_reset_amid_stores_and_loads(is_async: bool, daemon: Daemon, tmp_path: P
     assert_next_life_is_right(daemon, tmp_path)
 
 
+def test_requests_that_a_reset_preempts_load_again_at_once(daemon: Daemon, tmp_path: Path) -> None:
+    """A reset that keeps the pool preempts requests, which load in the very step that tells of their preemption."""
+    job = offloading(daemon, engine=PIECES)
+    wanted = reference(job, TAILS)
+    with living(job, tmp_path) as life:
+        first = life.generate(TAILS)
+        life.begin(TAILS, pause_at_step=_STEP_WITHOUT_LOADS)
+        assert life.paused() == _STEP_WITHOUT_LOADS
+        assert life.reset_prefix_cache(reset_running_requests=True, reset_connector=False)
+        life.go_on()
+        again = life.result()
+
+    assert [differences(one, wanted) for one in (first, again)] == [[], []]
+    assert "Traceback" not in told(life)
+    assert_nothing_is_left(daemon)
+
+
 def test_reset_behind_windows_brings_no_other_request_to_light(
     daemon: Daemon, tmp_path: Path
 ) -> None:

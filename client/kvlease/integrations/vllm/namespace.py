@@ -20,7 +20,7 @@ from kvlease.integrations.vllm.weights import digest_of_weights
 
 FIELDS: Final = (
     "format", "model", "revision", "weights", "load_format", "dtype", "quantization", "overrides", "config", "kv_dtype",
-    "block_tokens", "hash_tokens", "layout", "hash_algorithm", "hash_seed", "ranks", "draft", "device",
+    "block_tokens", "hash_tokens", "layout", "hash_algorithm", "hash_seed", "ranks", "draft", "adapters", "device",
 )  # fmt: skip
 """The fields of an identity, in the order of their short digests."""
 
@@ -37,6 +37,11 @@ _OF_MEDIA: Final = (
     "video_pruning_rate", "video_pruning_method",
 )  # fmt: skip
 """Settings of an engine that change what it makes of an image, of which vLLM's hash of the image knows nothing."""
+_OF_ADAPTERS: Final = (
+    "lora_dtype", "target_modules", "default_mm_loras", "enable_tower_connector_lora", "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)  # fmt: skip
+"""Settings of an engine that change what an adapter (LoRA) does, or to what."""
 _NAME_CHARACTERS: Final = 24
 _DIGEST_CHARACTERS: Final = 12
 
@@ -134,7 +139,7 @@ def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, s
         "weights": weights or digest_of_weights(str(model.model)),
         "load_format": _loading_of(model, getattr(vllm_config, "load_config", None)),
         "dtype": str(model.dtype),
-        "quantization": str(getattr(model, "quantization", None)),
+        "quantization": _quantization_of(model),
         "overrides": f"{_plain(getattr(model, 'hf_overrides', None))}{_media_of(model)}",
         "config": f"{_config_of(model)}{_rope_of(model)}",
         "kv_dtype": _kv_dtype_of(cache),
@@ -145,6 +150,7 @@ def _fields(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str, s
         "hash_seed": _seed_of(algorithm),
         "ranks": _ranks_of(vllm_config.parallel_config),
         "draft": _draft_of(getattr(vllm_config, "speculative_config", None), weights),
+        "adapters": _adapters_of(getattr(vllm_config, "lora_config", None)),
         "device": _device_of(vllm_config),
     }
 
@@ -232,6 +238,19 @@ def _media_of(model: Any) -> str:
     return f", {_plain(kept)}" if kept else ""
 
 
+def _quantization_of(model: Any) -> str:
+    """Return how weights are quantised; some ways are refined by settings that are not in the model's files."""
+    settings = getattr(model, "quantization_config", None)
+    said = str(getattr(model, "quantization", None))
+    return f"{said}, {_plain(settings)}" if settings else said
+
+
+def _adapters_of(lora: Any) -> str:
+    if lora is None:
+        return ""
+    return ", ".join(f"{name} {getattr(lora, name, None)}" for name in _OF_ADAPTERS)
+
+
 def _kv_dtype_of(cache: Any) -> str:
     """Return the element types of K and V, and of recurrent states."""
     names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
@@ -240,10 +259,11 @@ def _kv_dtype_of(cache: Any) -> str:
 
 
 def _backend_of(vllm_config: Any) -> str:
-    """Return the attention backends that were asked for: some pack a page in their own way."""
+    """Return what was asked of attention: some backends pack a page in their own way, or compute other bytes."""
     attention = getattr(vllm_config, "attention_config", None)
-    found = (getattr(attention, name, None) for name in ("backend", "backend_per_kind"))
-    return "".join(f", {one}" for one in found if one)
+    names = ("backend", "backend_per_kind", "use_non_causal")
+    found = {name: getattr(attention, name, None) for name in names}
+    return "".join(f", {name} {one}" for name, one in found.items() if one)
 
 
 def _device_of(vllm_config: Any) -> str:
@@ -296,4 +316,4 @@ def _plain(overrides: Any) -> str:
     """Return overrides of the model's configuration as text; for a function, its qualified name."""
     if callable(overrides):
         return f"{overrides.__module__}.{overrides.__qualname__}"
-    return json.dumps(overrides or {}, sort_keys=True, default=str)
+    return json.dumps(overrides or {}, sort_keys=True, default=_steady)

@@ -65,6 +65,8 @@ _FIELDS_WITHOUT_BYTES: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields of a kind that say nothing about bytes, such as how many heads a state has or which states are kept."""
 
 _LAYER_INDEX: Final = re.compile(r"\.(\d+)(?:\.|$)")
+_OF_A_DRAFT: Final = "draft_model."
+"""How the names of a draft model's layers begin, if it is a model of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,19 +174,19 @@ def _as_packed(layer: LayerSpec, spec: Any) -> LayerSpec:
 
 
 def _layers(kv_cache_config: Any) -> tuple[LayerSpec, ...]:
-    """Return all layers in the order of the numbers in their names; a draft's layers are numbered after the model's."""
+    """Return all layers in the order of the numbers in their names; those of a draft come after the model's."""
     found = [
         layer_of(name, spec)
         for group in kv_cache_config.kv_cache_groups
         for name, spec in _specs_of(group, kv_cache_config).items()
     ]
-    return tuple(sorted(found, key=lambda layer: _index_of(layer.name)))
+    return tuple(sorted(found, key=lambda layer: _order_of(layer.name)))
 
 
-def _index_of(name: str) -> int:
-    """Return the first number between dots in a layer's name; 0 where there is none."""
+def _order_of(name: str) -> tuple[bool, int]:
+    """Return what orders layers: whether a draft model numbers them anew, and the first number between dots, or 0."""
     found = _LAYER_INDEX.search(f".{name}")
-    return int(found[1]) if found else 0
+    return name.startswith(_OF_A_DRAFT), int(found[1]) if found else 0
 
 
 def _specs_of(group: Any, kv_cache_config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Own what tells the weights of two engines apart: names, sizes, times and samples of the files that they lie in."""
+"""Own what tells the weights of two engines apart: names, sizes, times and samples of files, and all configurations."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,15 @@ from typing import Final
 from blake3 import blake3
 
 _ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
+_CONFIGS: Final = frozenset(
+    {
+        "config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
+    }
+)
+"""Files that say what the weights compute, or what is made of an image before; code of the model's own says it, too."""
 _CONTENT_NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """How a store that names files by a digest of their content calls them."""
 _NUM_SAMPLES: Final = 5
@@ -16,7 +25,7 @@ _SAMPLE_BYTES: Final = 4096
 
 
 def digest_of_weights(model: str) -> str:
-    """Return a digest of a model's configuration and weight files; empty if `model` is no path.
+    """Return a digest of a model's weight files, its own code and what configures both; empty if `model` is no path.
 
     A link into a store that names files by content counts by that name alone. Any other file counts by its size, the
     time of its last change and samples of its bytes, so that other weights are told apart even if a copy kept the time.
@@ -39,8 +48,8 @@ def digest_of_weights(model: str) -> str:
 
 def _told(path: Path) -> bytes:
     """Return what a file tells of the weights; empty if it tells nothing."""
-    if path.name == "config.json":
-        return path.read_bytes()
+    if path.name in _CONFIGS or path.suffix == ".py":
+        return path.name.encode() + path.read_bytes()
     if path.suffix not in _ENDINGS or not path.is_file():
         return b""
     stored = path.resolve().name

@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
-from kvlease.integrations.vllm.offload import streaming
+from kvlease.integrations.vllm.offload import preemptions, streaming
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
@@ -41,6 +41,7 @@ from kvlease.integrations.vllm.offload.pool import (
     row_disagreements,
     too_small,
 )
+from kvlease.integrations.vllm.offload.preemptions import changed
 from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
@@ -137,13 +138,9 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         # Layers with windows may have given up blocks by the next step, so their stores are not put off.
         first = {one.req_id for one in new} if self._is_plain else set[str]()
         due = self._progress.due(scheduled, first)
-        seen = scheduler_output
+        seen = preemptions.without_loads(self.scheduler, scheduler_output)
         if first or len(due) < len(scheduled):
-            # Others see the same output, such as those below MultiConnector; `copy.copy` is several times slower.
-            seen = object.__new__(type(scheduler_output))
-            seen.__dict__.update(scheduler_output.__dict__)
-            seen.num_scheduled_tokens = due
-            seen.scheduled_new_reqs = self._start(new)
+            seen = changed(seen, num_scheduled_tokens=due, scheduled_new_reqs=self._start(new))
         streaming.forget_replaced(self.scheduler, seen.scheduled_new_reqs)
         meta = super().build_connector_meta(seen)
         self._progress.forget(scheduler_output.finished_req_ids or ())

@@ -77,6 +77,19 @@ def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
             "revision",
             id="revision",
         ),
+        pytest.param(
+            {"model_config__quantization_config": {"linear": "fp8_per_block"}},
+            "quantization",
+            id="settings of quantisation",
+        ),
+        pytest.param(
+            {"lora_config": SimpleNamespace(lora_dtype="float32", target_modules=["o_proj"])},
+            "adapters",
+            id="what adapters change",
+        ),
+        pytest.param(
+            {"attention_config": SimpleNamespace(use_non_causal=True)}, "layout", id="attention"
+        ),
         pytest.param({"model_config__dtype": "torch.float32"}, "dtype", id="dtype"),
         pytest.param({"model_config__quantization": "fp8"}, "quantization", id="quantization"),
         pytest.param({"model_config__hf_overrides": {"rope": 2}}, "overrides", id="overrides"),
@@ -269,6 +282,31 @@ def test_weights_that_were_written_anew_in_place_are_noticed(tmp_path: Path, at:
     os.utime(model, ns=(5, 5))
 
     assert weights_differ(first, Identity.of(changed, layout()))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("processor_config.json", True),
+        ("preprocessor_config.json", True),
+        ("video_preprocessor_config.json", True),
+        ("modeling_own.py", True),
+        ("generation_config.json", False),
+        ("README.md", False),
+    ],
+)
+def test_files_that_say_what_is_computed_count_whole(
+    tmp_path: Path, name: str, counts: bool
+) -> None:
+    """Whatever says what becomes of an image, or is the model's own code, makes another identity when it changes."""
+    (tmp_path / "config.json").write_text("{}")
+    changed = config(model_config__model=str(tmp_path))
+    found = []
+    for text in ("mean 0.4", "mean 0.5"):
+        (tmp_path / name).write_text(text)
+        found.append(Identity.of(changed, layout()))
+
+    assert weights_differ(*found) is counts
 
 
 def test_weights_that_are_streamed_are_refused_unless_they_are_said() -> None:
