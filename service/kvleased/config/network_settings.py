@@ -5,7 +5,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from kvleased.config.strict_numbers import StrictNumbers
 
 NETWORK_PATHS: Final = (
     "tls_cert_file", "tls_key_file", "tls_client_ca_file",
@@ -17,7 +19,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
-class NetworkSettings(BaseModel):
+class NetworkSettings(StrictNumbers):
     """A part of the settings of `kvleased serve`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

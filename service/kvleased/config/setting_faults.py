@@ -197,6 +197,8 @@ def _shown(value: object) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return _printable(str(value)[:_SHOWN_MAX]) or "empty"
 
 

@@ -7,13 +7,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvlease._runtime import runtime_directory
 from kvleased.access.roles import Role
 from kvleased.config.addresses import check_address
 from kvleased.config.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
 from kvleased.config.setting_kinds import BYTES_MAX, WRITTEN, Bytes, Count, Percent, TenantName
+from kvleased.config.strict_numbers import StrictNumbers
 from kvleased.supervision.silence import SECONDS_MIN
 
 MIB = 1 << 20
@@ -29,7 +30,7 @@ _SOCKET_PATH_BYTES_MAX: Final = 107
 """The longest path of a Unix socket in bytes: the room in `sockaddr_un`, without the zero at its end."""
 
 
-class TenantSettings(BaseModel):
+class TenantSettings(StrictNumbers):
     """The limits of one tenant in the device pool of each cache; a tenant that is not named has the defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

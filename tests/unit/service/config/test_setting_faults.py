@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from kvleased.config.settings import Settings, TenantSettings
 from kvleased.config.sources import load
 
 
@@ -129,6 +131,42 @@ def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
         "tenants.chat.min_percent: it is a table; write a number from 0 to 100",
         "max_lease: there is no such setting; did you mean max_leases?",
     ]
+
+
+def test_truth_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any number that a file or JSON gives as true or false is refused, and what is true or false may be so."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text(
+        "serve_grpc = false\nhttp_port = true\nmemory_bytes_max = true\npopulate_chunk_bytes = true\n"
+        "drain_seconds = true\nremote_ttl_seconds = false\nmax_leases = true\ndevice = true\n"
+    )
+
+    lines = said(capsys, "--config", str(file), '--tenants={"a": {"weight": true}}')
+
+    bytes_max, like = f"{1 << 60:,}", "with a unit where you like, as in 8GiB"
+    assert [line.removeprefix(f"{file}: ") for line in lines] == [
+        "http_port: it is true; write a whole number from 0 to 65,535",
+        "device: it is true; write a text",
+        f"memory_bytes_max: it is true; write a number of bytes from 0 to {bytes_max}, {like}",
+        f"populate_chunk_bytes: it is true; write a number of bytes from 1,048,576 to {bytes_max}, {like}",
+        "remote_ttl_seconds: it is false; write a whole number from 0 to 31,622,400",
+        "drain_seconds: it is true; write a number from 0 to 3,600",
+        "max_leases: it is true; write a whole number from 1 to 1,048,576",
+        "--tenants: a.weight: it is true; write a number above 0 and at most 1,000",
+    ]
+
+
+@pytest.mark.parametrize("kind", [Settings, TenantSettings])
+def test_truth_is_no_number_of_any_setting(kind: type[BaseModel]) -> None:
+    """No setting that is a number takes true."""
+    numbers = {
+        name for name, field in kind.model_fields.items() if field.annotation in {int, float}
+    }
+
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(dict.fromkeys(numbers, True))
+
+    assert {one["loc"][0] for one in refused.value.errors()} == numbers
 
 
 def test_fault_is_told_of_the_source_that_counts(
