@@ -4,9 +4,10 @@
 """
 
 import difflib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -81,12 +82,35 @@ def complaints(error: "ValidationError", origins: Sequence[Origin]) -> list[str]
 def no_such(setting: str, prefix: str = "") -> str:
     """Say that there is no such setting, and which one was perhaps meant."""
     table, _, name = setting.rpartition(".")
-    names = list(TenantSettings.model_fields) if table else [*Settings.model_fields, "config"]
+    names = list(TenantSettings.model_fields if table else Settings.model_fields)
+    if prefix:
+        names.append("config")
     found = difflib.get_close_matches(name, names, n=1)
     if not found:
         return "there is no such setting"
     meant = f"{prefix}{found[0].upper()}" if prefix else found[0]
     return f"there is no such setting; did you mean {meant}?"
+
+
+def in_two_cases(names: Iterable[str]) -> str:
+    """Say which setting a file has twice, once in capitals, as capitals do not count; empty if there is none."""
+    first: dict[str, str] = {}
+    for name in names:
+        setting = name.lower()
+        if setting in Settings.model_fields and first.setdefault(setting, name) != name:
+            return f"{first[setting]} and {name} are the same setting; write it once"
+    return ""
+
+
+def of_tenants(written: str) -> str:
+    """Say what is wrong with a text that is not an object in JSON; empty if it is one."""
+    try:
+        value: object = json.loads(written)
+    except ValueError:
+        return NO_JSON
+    if isinstance(value, dict):
+        return ""
+    return f"it is {_shown(value)}; write {_wanted_of_tenants(['tenants'])}"
 
 
 def of_command_line(message: str) -> str:
@@ -197,8 +221,8 @@ def _shown(value: object) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return _printable(str(value)[:_SHOWN_MAX]) or "empty"
 
 

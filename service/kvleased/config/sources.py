@@ -24,8 +24,11 @@ from kvleased.config.setting_faults import (
     PREFIX,
     Origin,
     complaints,
+    flag,
+    in_two_cases,
     no_such,
     of_command_line,
+    of_tenants,
 )
 from kvleased.config.setting_kinds import WRITTEN
 from kvleased.config.settings import Settings
@@ -76,6 +79,7 @@ def load(argv: Sequence[str]) -> Settings:
     parser = _parser()
     # The file must be known before the sources are put together.
     config = _config_file(parser, argv)
+    _check_tenants(parser, argv)
 
     origins: dict[Literal["flags", "environment", "file"], PydanticBaseSettingsSource] = {}
 
@@ -94,17 +98,18 @@ def load(argv: Sequence[str]) -> Settings:
             origins["flags"] = _flags(settings_cls, parser, argv)
             origins["environment"] = EnvSettingsSource(settings_cls)
             if config is not None:
-                origins["file"] = TomlConfigSettingsSource(settings_cls, config)
+                origins["file"] = file = TomlConfigSettingsSource(settings_cls, config)
+                if twice := in_two_cases(file.toml_data):
+                    parser.error(f"{config}: {twice}")
             return tuple(origins.values())
 
     try:
         loaded = Loaded()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         parser.error(f"--config {config}: this is not valid TOML: {error}")
-    except SettingsError as error:
-        # Only `tenants` is read as JSON; every other setting is a plain value.
-        is_variable = EnvSettingsSource.__name__ in str(error).split('"')
-        parser.error(f"{f'{PREFIX}TENANTS' if is_variable else '--tenants'}: {NO_JSON}")
+    except SettingsError:
+        # Only `tenants` is read as JSON, and the flag by a reader of its own.
+        parser.error(f"{flag('tenants')}: {NO_JSON}")
     except ValidationError as error:
         found = [Origin(kind, source(), config or "") for kind, source in origins.items()]
         parser.error(f"\n{parser.prog}: ".join(complaints(error, found)))
@@ -221,6 +226,19 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
             f"--config {config}: {'this is not a file' if is_there else 'there is no such file'}"
         )
     return config
+
+
+def _check_tenants(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Exit with status 2 if flags or environment give tenants as anything but an object: it could pass for none."""
+    scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # The parser itself says that a value is missing.
+    scout.add_argument("--tenants", action="append", nargs="?", const="{}", default=[])
+    known, _ = scout.parse_known_args(argv)
+    written = [(flag("tenants"), text) for text in known.tenants]
+    written += [one for one in os.environ.items() if one[0].upper() == f"{PREFIX}TENANTS"]
+    for name, text in written:
+        if wrong := of_tenants(text):
+            parser.error(f"{name}: {wrong}")
 
 
 def is_setting(variable: str) -> bool:

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from kvleased.config.setting_faults import NO_JSON
 from kvleased.config.settings import Settings, TenantSettings
 from kvleased.config.sources import load
+
+LIMITS = 'limits such as {"min_percent": 20}'
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -131,6 +134,58 @@ def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
         "tenants.chat.min_percent: it is a table; write a number from 0 to 100",
         "max_lease: there is no such setting; did you mean max_leases?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        pytest.param("[]", f"it is a list; write {LIMITS} for each tenant", id="empty list"),
+        pytest.param("[{}]", f"it is a list; write {LIMITS} for each tenant", id="list"),
+        pytest.param("null", f"it is null; write {LIMITS} for each tenant", id="null"),
+        pytest.param("5", f"it is 5; write {LIMITS} for each tenant", id="number"),
+        pytest.param("", NO_JSON, id="empty"),
+        pytest.param("{}{}", NO_JSON, id="two objects"),
+    ],
+)
+def test_tenants_that_are_no_object_are_refused(
+    written: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tenants in another form than an object of JSON are refused, by the flag and by the variable, and not left out."""
+    by_flag = said(capsys, f"--tenants={written}")
+    monkeypatch.setenv("kvleased_tenants", written)
+    by_variable = said(capsys)
+
+    assert by_flag == [f"--tenants: {says}"]
+    assert by_variable == [f"kvleased_tenants: {says}"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param("max_leases = 3\nMAX_LEASES = 4\n", id="numbers"),
+        pytest.param("max_leases = 3\nMAX_LEASES = 3\n", id="the same number"),
+    ],
+)
+def test_setting_that_a_file_has_in_two_cases_is_refused(
+    written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that has one setting twice, in small letters and in capitals, is refused, and both names are told."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text(written)
+
+    lines = said(capsys, "--config", str(file))
+
+    assert lines == [f"{file}: max_leases and MAX_LEASES are the same setting; write it once"]
+
+
+def test_file_is_offered_no_setting_that_a_file_cannot_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that names another file is told that there is no such setting, and not to write the same again."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text('config = "x"\n')
+
+    assert said(capsys, "--config", str(file)) == [f"{file}: config: there is no such setting"]
 
 
 def test_truth_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
