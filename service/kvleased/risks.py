@@ -13,13 +13,24 @@ from kvleased.memory.limits import memory_limit_bytes
 
 _FDS_BESIDE: Final = 64
 """Descriptors for all but connections and workers: listeners, pools, movers, the log, files that are read."""
+_TCP: Final = ("listen_tcp",)
 _NEEDS: Final = {
-    "disk_bytes_max": "disk_dir",
-    "remote_ttl_seconds": "remote_url",
-    "remote_ms_max": "remote_url",
-    "probe_port": "probe_host",
+    "disk_bytes_max": ("disk_dir",),
+    "remote_ttl_seconds": ("remote_url",),
+    "remote_ms_max": ("remote_url",),
+    "probe_port": ("probe_host",),
+    "tcp_host": _TCP,
+    "http_port": _TCP,
+    "grpc_port": ("listen_tcp", "serve_grpc"),
+    "tls_cert_file": _TCP,
+    "tls_key_file": _TCP,
+    "tls_client_ca_file": _TCP,
+    "insecure_tcp_without_tls": _TCP,
+    "operator_token_file": _TCP,
+    "joiner_token_file": _TCP,
+    "reader_token_file": _TCP,
 }
-"""Settings that have no effect without another one, and which that is."""
+"""Settings that have no effect without others, and which these are."""
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 
 
@@ -27,11 +38,11 @@ def warn(settings: Settings) -> None:
     """Log what the settings put at risk, and which of them have no effect."""
     for name, needed in _NEEDS.items():
         value = getattr(settings, name)
-        if value != Settings.model_fields[name].default and not getattr(settings, needed):
-            _LOG.warning(
-                "setting_without_effect", setting=name, value=value, advice=f"set {needed} too"
-            )
-    if settings.insecure_tcp_without_tls:
+        missing = [one for one in needed if not getattr(settings, one)]
+        if missing and value != Settings.model_fields[name].default:
+            advice = f"set {' and '.join(missing)} too"
+            _LOG.warning("setting_without_effect", setting=name, value=value, advice=advice)
+    if settings.insecure_tcp_without_tls and settings.listen_tcp:
         _LOG.warning(
             "tcp_without_tls",
             address=settings.tcp_host,
