@@ -1,7 +1,7 @@
 """Own how many blocks the pool of every rank has, and the longest request that they admit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlease.errors import NeverFitsError
 from kvlease.geometry import floor_div
@@ -15,6 +15,7 @@ from kvleased.planning.groups.grouping import Group
 from kvleased.planning.layers import RankLayers
 from kvleased.planning.limits import check_number
 from kvleased.planning.pool import bytes_per_block
+from kvleased.planning.rows import covered_tokens, row_too_long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def sized(
     """Return the pools with as many blocks as every rank has room for; if no rank keeps anything, with one block.
 
     Raises:
-        InvalidError: a block or a pool is larger than can be counted.
+        InvalidError: a block or a pool is larger than can be counted, or the longest request's row is too long.
         NeverFitsError: a rank has no usable block, or the longest request does not fit.
     """
     parts = _parts(inputs, layout, groups, ranks)
@@ -159,13 +160,20 @@ def _memory(inputs: PlanInputs, rank: int, part: PoolPart, device_bytes: int) ->
 
 
 def _longest_request(inputs: PlanInputs, capacity: Capacity) -> int:
+    """Return the tokens of the longest request for which there are blocks, and places in a row of the block table."""
     asked = inputs.longest_request_tokens
     if inputs.fit_longest_request:
         longest = capacity.fit_request(asked or TOKENS_MAX)
         capacity.check_memory()
-        return longest
-    capacity.check_memory()
-    if not asked:
-        return capacity.fit_request(TOKENS_MAX)
-    capacity.check_request(asked)
-    return asked
+    else:
+        capacity.check_memory()
+        longest = asked or capacity.fit_request(TOKENS_MAX)
+    demand = replace(capacity.demand, num_tokens=longest)
+    covered = covered_tokens(capacity.specs_by_group, demand, longest)
+    # A refusal for lack of blocks names the longest request for which there are enough: it must have places, too.
+    if capacity.request_blocks(covered) > capacity.usable_blocks:
+        capacity.check_request(longest)
+    is_asked = asked and not inputs.fit_longest_request
+    if not covered or (is_asked and covered < asked):
+        raise row_too_long(capacity.specs_by_group, demand)
+    return covered

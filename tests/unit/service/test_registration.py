@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access import secret
 from kvleased.config.settings import Settings
+from kvleased.planning.rows import PLACES_MAX
 from kvleased.verbs import making
 from tests.unit.service.registering import SLOT_BYTES, request_of
 
-from .conftest import Node
+from .conftest import TOKENS_PER_BLOCK, Node
 
 OPTIONS = pb.CacheOptions(
     integrity="none", write_policy="after-n-hits", write_after_hits=3, ghosts=["leaf-lru@20"]
@@ -152,6 +154,37 @@ async def test_pool_beyond_the_memory_is_refused_by_what_it_was_given_as(
             await node.ask("register_cache", request_of(**(both | asked)))
 
     assert refusal.value.resource == "memory_bytes"
+
+
+async def test_requests_without_an_end_are_registered_with_little_memory(node: Node) -> None:
+    """Windows alone bound no request, so its row of the block table ends it, and the daemon keeps little for that."""
+    windows = [
+        pb.LayerSpec(
+            name=f"window of {tokens}",
+            kind="sliding_window",
+            num_kv_heads=1,
+            head_size=16,
+            dtype="float32",
+            window_tokens=tokens,
+        )
+        for tokens in (40, 10)
+    ]
+    async with node.life():
+        tracemalloc.start()
+        try:
+            info = await node.register(
+                layers=windows,
+                device_blocks=64,
+                null_blocks=1,
+                engine=pb.EngineInputs(tokens_per_step=8),
+            )
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert sum(group.table_blocks for group in info.plan.groups) == PLACES_MAX
+    assert info.plan.longest_request_tokens == PLACES_MAX // 2 * TOKENS_PER_BLOCK
+    assert peak_bytes < 40 * PLACES_MAX
 
 
 class TestStores:

@@ -173,6 +173,14 @@ def _of_match(_: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
     yield Proposal(settings=[(Fraction(1), "match_tokens=none"), *settings], wanted=3)
 
 
+def _of_row(inputs: PlanInputs, refusal: KVLeaseError) -> Iterator[Proposal]:
+    """Yield as many tokens as a row covers, and other blocks."""
+    most = max(1, refusal.limit or 1)
+    distance = Fraction(refusal.need or most, most)
+    yield Proposal(settings=[(distance, f"{refusal.resource}={most}")])
+    yield Proposal(settings=_other_blocks(inputs))
+
+
 def _of_context(_: PlanInputs, __: KVLeaseError) -> Iterator[Proposal]:
     yield Proposal(settings=[(Fraction(1), "context_ranks=1")])
 
@@ -231,6 +239,7 @@ _BY_RULE: Final[Mapping[str, _Seek]] = {
     "kv_dtype_not_for_model": _of_kv_dtype,
     "more_stages_than_layers": _of_stages,
     "ranks_do_not_divide": _of_tensor_ranks,
+    "row_too_long": _of_row,
 }
 """The function that seeks remedies for a refusal, by the rule that was broken."""
 _BY_RESOURCE: Final[Mapping[str, _Seek]] = {

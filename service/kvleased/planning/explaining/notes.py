@@ -5,14 +5,37 @@ from dataclasses import replace
 
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan, PlanInputs
-from kvlease.spec import FullAttention
+from kvlease.spec import FullAttention, LayerSpec
+from kvlease.units import TOKENS_MAX
+from kvleased.planning.model_inputs import with_model_facts
 from kvleased.planning.models import model_facts
 from kvleased.planning.planner import plan as planned
+from kvleased.planning.rows import PLACES_MAX, row_places
+from kvleased.planning.sizing import demand_of
 
 
 def notes(inputs: PlanInputs, plan: CachePlan) -> tuple[str, ...]:
     """Return what people may not expect of the plan of these inputs; settings are written name=value."""
-    return (*_of_prefixes(inputs, plan), *_of_windows(plan), *_of_positions(inputs, plan))
+    return (
+        *_of_prefixes(inputs, plan),
+        *_of_windows(plan),
+        *_of_positions(inputs, plan),
+        *_of_rows(inputs, plan),
+    )
+
+
+def ends_with_its_row(inputs: PlanInputs, plan: CachePlan) -> bool:
+    """Tell whether the longest request was shortened to what a row of the block table has places for."""
+    asked = with_model_facts(inputs).longest_request_tokens or TOKENS_MAX
+    longest = plan.longest_request_tokens
+    if not plan.groups or longest >= asked:
+        return False
+    specs: list[dict[LayerSpec, None]] = [{} for _ in plan.groups]
+    for rank in plan.ranks:
+        for layer in rank.layers:
+            specs[layer.group][layer.spec] = None
+    demand = demand_of(with_model_facts(inputs), longest + 1)
+    return row_places([tuple(one) for one in specs], demand) > PLACES_MAX
 
 
 def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
@@ -47,6 +70,16 @@ def _of_positions(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
         yield (
             f"the longest request has {plan.longest_request_tokens} tokens, more than the {positions} positions of "
             "the model"
+        )
+
+
+def _of_rows(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
+    """Yield a note if the longest request ends where its row in the block table does."""
+    if ends_with_its_row(inputs, plan):
+        yield (
+            f"the longest request has {plan.longest_request_tokens} tokens, because its row of the block table has at "
+            f"most {PLACES_MAX} places over all groups; a larger tokens_per_block makes it longer, and "
+            "longest_request_tokens shorter"
         )
 
 

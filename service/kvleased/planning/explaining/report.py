@@ -12,7 +12,7 @@ from typing import Final
 from kvlease.plan import CachePlan, GroupPlan, PlanInputs, RankPlan
 from kvlease.plan_report import Equation, PlanReport
 from kvlease.spec import LayerSpec, StateSpace
-from kvleased.planning.explaining.notes import notes
+from kvleased.planning.explaining.notes import ends_with_its_row, notes
 from kvleased.planning.explaining.page_terms import page_term, state_term, states_term, token_term
 from kvleased.planning.explaining.pool_terms import (
     block_term,
@@ -156,10 +156,11 @@ def _requests(
 ) -> Iterator[Equation]:
     """Yield what the longest request takes, and how many such requests fit."""
     longest = plan.longest_request_tokens
-    is_wanted = longest == inputs.longest_request_tokens
-    source = (
-        "as asked for, or as the model takes" if is_wanted else "the most that fits usable_blocks"
-    )
+    source = "the most that fits usable_blocks"
+    if longest == inputs.longest_request_tokens:
+        source = "as asked for, or as the model takes"
+    elif ends_with_its_row(inputs, plan):
+        source = "the most that fits a row of the block table"
     yield _says("longest_request_tokens", number(source, longest), longest)
     for index, (group, counts) in enumerate(zip(plan.groups, specs, strict=True)):
         blocks = most([blocks_term(spec, inputs, longest) for spec in counts])

@@ -200,7 +200,7 @@ def test_without_a_longest_request_as_much_as_fits_is_planned() -> None:
 
 def test_longest_request_stops_where_the_table_counts() -> None:
     """The longest request is never so long that its tokens exceed the block table's int32."""
-    made = plan(inputs(device_bytes=0, device_blocks=2**31 - 1))
+    made = plan(inputs(tokens_per_block=1024, device_bytes=0, device_blocks=2**31 - 1))
 
     assert made.longest_request_tokens == TOKENS_MAX
 

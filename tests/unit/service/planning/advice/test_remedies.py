@@ -93,6 +93,14 @@ def test_remedies_of_golden_refusals_work(vector: dict[str, Any]) -> None:
         assert all(is_planned(inputs, setting) for setting in error.remedies)
 
 
+def test_row_that_is_too_long_names_what_it_covers() -> None:
+    """A request whose row is too long is told the longest that has places, and a block with which it has them."""
+    wide = replace(window("w"), tokens_per_block=None)
+    asked = inputs_of(layers=(wide,), device_bytes=2**26, longest_request_tokens=2**27)
+
+    assert refusal_of(asked).remedies == ("longest_request_tokens=67108864", "tokens_per_block=32")
+
+
 @given(
     st.integers(1, 5000),
     st.integers(1, 2**21),

@@ -104,6 +104,35 @@ def test_request_beyond_the_positions_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"longest_request_tokens": 0}, id="automatic"),
+        pytest.param({"longest_request_tokens": 2**30, "fit_longest_request": True}, id="fitted"),
+    ],
+)
+def test_request_that_ends_with_its_row_is_told(changes: dict[str, Any]) -> None:
+    """If the longest request is shortened to what a row has places for, a note says so, and what makes it longer."""
+    (note,) = notes_of(window("a"), **changes)
+
+    assert note == (
+        "the longest request has 67108864 tokens, because its row of the block table has at most 4194304 places over "
+        "all groups; a larger tokens_per_block makes it longer, and longest_request_tokens shorter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "longest"),
+    [
+        pytest.param(window("a"), 2**26, id="as asked"),
+        pytest.param(full("a"), 0, id="as fits the blocks"),
+    ],
+)
+def test_request_that_ends_for_other_reasons_is_not_told(layer: LayerSpec, longest: int) -> None:
+    """A request as long as asked for, or as blocks allow, has no note about its row."""
+    assert notes_of(layer, longest_request_tokens=longest) == ()
+
+
 def test_notes_travel() -> None:
     """The plan's message carries its notes."""
     inputs = PlanInputs(

@@ -217,6 +217,27 @@ def test_window_is_explained_by_its_formula() -> None:
     assert of_group.arithmetic == "ceil(min(128 - 1 + 2 + 64 * 2, 10000) / 16) + 1"
 
 
+@pytest.mark.parametrize(
+    ("layer", "asked", "source"),
+    [
+        pytest.param(full(), 100, "as asked for, or as the model takes", id="asked"),
+        pytest.param(full(), 0, "the most that fits usable_blocks", id="blocks"),
+        pytest.param(window(), 0, "the most that fits a row of the block table", id="row"),
+    ],
+)
+def test_longest_request_is_explained_by_what_ends_it(
+    layer: LayerSpec, asked: int, source: str
+) -> None:
+    """The longest request says whether it is as asked for, or what it was shortened to."""
+    inputs = PlanInputs(
+        layers=(layer,), tokens_per_block=16, device_blocks=1000, longest_request_tokens=asked
+    )
+
+    (equation,) = named(report(inputs, plan(inputs)), "longest_request_tokens")
+
+    assert equation.formula == source
+
+
 def test_compressed_token_is_an_exact_fraction() -> None:
     """Bytes per token of compressed layers are an exact fraction."""
     equation = one(
