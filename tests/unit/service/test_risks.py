@@ -65,7 +65,7 @@ def test_advice_names_all_that_is_missing(tmp_path: Path) -> None:
 
     said = {line["setting"]: line["advice"] for line in lines if "setting" in line}
     assert said == {
-        "grpc_port": "give listen_tcp and serve_grpc, too",
-        "insecure_tcp_without_tls": "give listen_tcp, too",
+        "grpc_port": "set listen_tcp and serve_grpc too",
+        "insecure_tcp_without_tls": "set listen_tcp too",
     }
     assert "tcp_without_tls" not in [line["event"] for line in lines]

@@ -110,6 +110,11 @@ class StoreShape:
         file_id: bytes = np.frombuffer(head, _HEAD)["file_id"].tobytes()
         return file_id if head == self.head(file_id) else None
 
+    def has_head_with(self, start: bytes) -> bool:
+        """Tell whether a first cell of this shape, with any file id, starts with these bytes; each starts with none."""
+        padded = start.ljust(BYTES_PER_CELL, b"\0")
+        return self.head(np.frombuffer(padded, _HEAD)["file_id"].tobytes()).startswith(start)
+
     def cell_offset_bytes(self, slot: int) -> int:
         """Return where a slot's cell starts."""
         return (1 + slot) * BYTES_PER_CELL

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -236,6 +237,9 @@ class DiskEngine(Engine):
 
     def _turn_off(self, tier: _Tier, reason: str) -> None:
         if tier.store is not None and self._place is not None:
+            # Once it is closed, only its head shows that it is ours; here that is written anew if it was lost.
+            with suppress(StoreError):
+                self._place.check(tier.store)
             self._place.close(tier.store)
             tier.store = None
         tier.next_try = time.monotonic() + self._seconds_between_tries

@@ -83,11 +83,19 @@ class StoreFile:
             os.close(fd)
         self._cells_fd = self._payload_fd = -1
 
-    def check(self) -> os.stat_result:
-        """Look whether the file is still there and whole; return what the kernel says of it.
+    def check(self) -> None:
+        """Look whether the file is still there and whole.
 
         Raises:
             StoreError: the file is removed, not whole, or cannot be looked at.
+        """
+        self.check_bytes(self.look())
+
+    def look(self) -> os.stat_result:
+        """Return what the kernel says of the file.
+
+        Raises:
+            StoreError: the file is removed, or cannot be looked at.
         """
         try:
             status = os.fstat(self._cells_fd)
@@ -95,13 +103,20 @@ class StoreFile:
             raise _failed("look at", error) from error
         if not status.st_nlink:
             raise StoreError("the store's file was removed")
+        return status
+
+    def check_bytes(self, status: os.stat_result) -> None:
+        """Check that the file was whole when the kernel said this of it.
+
+        Raises:
+            StoreError: it was cut off, or more was written behind its end.
+        """
         if status.st_size != self.shape.file_bytes:
             message = f"the store's file has {status.st_size} bytes, not {self.shape.file_bytes}"
             raise StoreError(message)
-        return status
 
     def renew_head(self, file_id: bytes) -> bool:
-        """Write the file's head anew, with a new id, if it was overwritten: nobody knows what else was.
+        """Write the file's head anew, with a new id, if it was overwritten or cut off: nobody knows what else was.
 
         Tells whether that was needed.
 

@@ -81,13 +81,13 @@ class StorePlace:
     def check(self, store: StoreFile) -> None:
         """Check that an open store is still what its path leads to, is whole, private, and begins as it did.
 
-        If its beginning was overwritten, the store counts as another file from then on, like one that was cut off.
-        Otherwise the next daemon would not know it, and it would be in that daemon's way.
+        If its beginning was overwritten or cut off, it is written anew, and the store counts as another file from then
+        on. Otherwise the next daemon would not know it, and it would be in that daemon's way.
 
         Raises:
             StoreError: it is not, so the next daemon would not find what is written to it.
         """
-        status, name = store.check(), self._names[store]
+        status, name = store.look(), self._names[store]
         try:
             self._check_directory()
             named = (self._path / name).stat(follow_symlinks=False)
@@ -96,7 +96,9 @@ class StorePlace:
         if not os.path.samestat(named, status):
             raise StoreError(f"{self._path / name} is not the same file as before")
         _check_private(status, self._path / name)
-        if store.renew_head(_new_file_id()):
+        is_new = store.renew_head(_new_file_id())
+        store.check_bytes(status)
+        if is_new:
             message = (
                 f"{self._path / name} was overwritten; what is left in it is being searched for"
             )
@@ -222,9 +224,9 @@ class StorePlace:
         raise StoreError(message)
 
     def _take(self, fd: int, name: str, shape: StoreShape) -> bytes:
-        """Take an existing file that is a store of this shape, and give it back any bytes that it lost.
+        """Take an existing file that is a store of this shape, and make it as long as it was.
 
-        A file that was cut off counts as another file from then on: what is left in it must be found anew.
+        A file of another length counts as another file from then on: what is left in it must be found anew.
 
         Raises:
             OSError: it cannot be read, or there is no room for its bytes; it is closed.
@@ -235,9 +237,12 @@ class StorePlace:
             _check_private(os.fstat(fd), path)
             _lock(fd, f"another process is using {path}; end that process")
             file_id, status = _checked_store(fd, path, shape)
-            if status.st_size < shape.file_bytes:
+            if status.st_size != shape.file_bytes:
                 file_id = _new_file_id()
                 write_whole(fd, [shape.head(file_id)], 0)
+                if status.st_size > shape.file_bytes:
+                    os.ftruncate(fd, shape.file_bytes)
+                status = os.fstat(fd)
             if status.st_size < shape.file_bytes or _is_sparse(status):
                 self._make_room(shape.file_bytes - status.st_size, name)
                 allocate(fd, shape.file_bytes)
@@ -343,18 +348,17 @@ def _new_file_id() -> bytes:
 
 
 def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.stat_result]:
-    """Return the id and the status of a file that is a store of this shape, perhaps cut off.
+    """Return the id and the status of a file that is a store of this shape; without an id if its head is cut off.
 
     Raises:
-        StoreError: it is another file, or longer than a store.
+        StoreError: it is another file.
     """
-    file_id = shape.file_id_of(os.pread(fd, BYTES_PER_CELL, 0))
+    status, head = os.fstat(fd), os.pread(fd, BYTES_PER_CELL, 0)
+    file_id = shape.file_id_of(head)
+    if file_id is None and status.st_size < BYTES_PER_CELL and shape.has_head_with(head):
+        file_id = b""
     if file_id is None:
         raise StoreError(f"{path} is in the way: it is not a store of this cache; remove it")
-    status = os.fstat(fd)
-    if status.st_size > shape.file_bytes:
-        message = f"{path} has {status.st_size} bytes, not {shape.file_bytes}; remove it"
-        raise StoreError(message)
     return file_id, status
 
 

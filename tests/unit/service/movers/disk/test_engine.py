@@ -434,22 +434,43 @@ def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) 
         assert sorted(driver.look()) == sorted(SLOTS)
 
 
-def test_truncated_store_loses_only_what_was_cut_off(tmp_path: Path) -> None:
-    """A truncated file turns the store off without a crash; filled up again, it has all that was not cut off."""
-    pools = Pools()
-    with _served(tmp_path / "disk", pools) as driver:
+_SHAPE = Pools().shape
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "lost"),
+    [
+        pytest.param([_SHAPE.slot_offset_bytes(9)], [9, 15], id="among its slots"),
+        pytest.param([BYTES_PER_CELL], SLOTS, id="behind its head"),
+        pytest.param([100], SLOTS, id="within its head"),
+        pytest.param([0], SLOTS, id="to nothing"),
+        pytest.param([0, 500], SLOTS, id="to nothing, and written to"),
+        pytest.param([_SHAPE.file_bytes + 5000], [], id="made longer"),
+    ],
+)
+def test_truncated_store_loses_only_what_was_cut_off(
+    tmp_path: Path, lengths: list[int], lost: list[int], *, is_asked: bool
+) -> None:
+    """A file of another length turns the store off without a crash; made whole, it has all that was not cut off."""
+    with _served(
+        tmp_path / "disk", Pools(), seconds_between_looks=60 if is_asked else 0.02
+    ) as driver:
         _stored(driver)
         driver.until_on()
-        os.truncate(_file(tmp_path / "disk"), pools.shape.slot_offset_bytes(9))
+        for num_bytes in lengths:
+            os.truncate(_file(tmp_path / "disk"), num_bytes)
 
-        refused = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
-        reason = driver.until_off()
+        if is_asked:
+            assert not driver.load(SLOTS, labels_of(SLOTS), BLOCKS).is_done
+        assert "bytes, not" in driver.until_off()
         driver.until_on()
         done = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 
-        assert not refused.is_done
-        assert "bytes, not" in reason
-        assert done.failed == (SLOTS.index(9), SLOTS.index(15))
+        assert done.failed == tuple(sorted(SLOTS.index(slot) for slot in lost))
+        assert _file(tmp_path / "disk").stat().st_size == _SHAPE.file_bytes
+        _stored(driver)
+        assert not driver.load(SLOTS, labels_of(SLOTS), BLOCKS).failed
 
 
 def test_overwritten_store_is_on_again_with_what_was_left(tmp_path: Path) -> None:

@@ -183,14 +183,13 @@ def _other_head(path: Path) -> None:
     path.chmod(0o600)
 
 
-def _too_long(path: Path) -> None:
-    path.write_bytes(HEAD + bytes(SHAPE.file_bytes))
+def _short(path: Path) -> None:
+    path.write_bytes(HEAD[:50] + b"mine")
     path.chmod(0o600)
 
 
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-    path.chmod(0o600)
+def _empty_and_readable(path: Path) -> None:
+    path.touch(0o644)
 
 
 def _pipe(path: Path) -> None:
@@ -209,9 +208,9 @@ def _socket(path: Path) -> None:
         (_hard_link, "another name"),
         (_other_content, "not a store of this cache"),
         (_other_head, "not a store of this cache"),
-        (_too_long, "bytes, not"),
-        (_empty, "not a store of this cache"),
-        (_pipe, "not a regular file"),
+        (_short, "not a store of this cache"),
+        (_empty_and_readable, "0644"),
+        (_pipe, "no file"),
         (_socket, "a socket"),
         (Path.mkdir, "directory"),
     ],
@@ -339,15 +338,21 @@ def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
     assert (directory / "notes").exists()
 
 
-def test_file_cut_off_is_filled_up_again(directory: Path) -> None:
-    """A store that was cut off gets its bytes back as zeros."""
+@pytest.mark.parametrize(
+    "num_bytes",
+    [0, 1, 60, 75, 127, 128, SHAPE.file_bytes - 5000, SHAPE.file_bytes + 1, 2 * SHAPE.file_bytes],
+)
+def test_file_of_another_length_is_made_whole(directory: Path, num_bytes: int) -> None:
+    """A store that was cut off gets its bytes back as zeros, one that is too long is cut: it counts as another file."""
     with _entered(directory) as earlier:
-        earlier.open(SHAPE)
-    os.truncate(_name(directory), SHAPE.file_bytes - 5000)
+        before = earlier.open(SHAPE).file_id
+    os.truncate(_name(directory), num_bytes)
 
     with _entered(directory, SHAPE.file_bytes) as ours:
-        ours.open(SHAPE)
+        store = ours.open(SHAPE)
+        ours.check(store)
 
+    assert store.file_id != before
     status = _name(directory).stat()
     assert status.st_size == SHAPE.file_bytes <= status.st_blocks * 512
 
