@@ -124,6 +124,16 @@ class StoreShape:
         return self.payload_offset_bytes + slot * self.stride_bytes
 
 
+def is_head(cell: bytes) -> bool:
+    """Tell whether a cell is the first one of a store, of whatever shape."""
+    if len(cell) != BYTES_PER_CELL:
+        return False
+    (head,) = np.frombuffer(cell, _HEAD)
+    return bool(
+        head["magic"] == _STORE_MAGIC and head["seal"] == _seal(memoryview(cell)[:_SEALED_BYTES])
+    )
+
+
 def make_cells(
     shape: StoreShape,
     slots: NDArray[np.int32],

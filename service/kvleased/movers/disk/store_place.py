@@ -24,6 +24,7 @@ from kvleased.movers.disk.cells import (
     BYTES_PER_FILE_ID,
     StoreShape,
 )
+from kvleased.movers.disk.claiming import is_ours
 from kvleased.movers.disk.errors import told
 from kvleased.movers.disk.store_file import StoreError, StoreFile, write_whole
 
@@ -256,17 +257,20 @@ class StorePlace:
 
         Raises:
             OSError: there is no room for its bytes; nothing is left of it.
-            StoreError: it would exceed the limit.
+            StoreError: it would exceed the limit, or a file of others is in the way.
         """
         unfinished, file_id = name + _UNFINISHED, _new_file_id()
+        if not is_ours(unfinished, self._directory_fd):
+            raise StoreError(self._foreign(unfinished))
         self._remove(unfinished)
         self._make_room(shape.file_bytes, name)
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
         fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
         try:
             _lock(fd, f"another process is using {self._path / unfinished}; end that process")
-            allocate(fd, shape.file_bytes)
+            # The head goes first, so that what is left of this after a kill says what it is.
             write_whole(fd, [shape.head(file_id)], 0)
+            allocate(fd, shape.file_bytes)
             os.fsync(fd)
             directory_fd = self._directory_fd
             os.rename(unfinished, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -280,17 +284,23 @@ class StorePlace:
     def _make_room(self, num_bytes: int, name: str) -> None:
         """Make room for so many bytes below the limit: unused stores are removed, those unused for longest first.
 
+        A file that only has a store's name counts, and stays.
+
         Raises:
             OSError: the file system does not say how large it is.
-            StoreError: the stores in use leave too few bytes.
+            StoreError: the stores in use, and files of others, leave too few bytes.
         """
         bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
         stores = dict(self._stores())
         used_bytes = sum(status.st_size for status in stores.values())
         unused = stores.keys() - {name, *self._names.values()}
+        foreign = ""
         for other in sorted(unused, key=lambda other: stores[other].st_mtime_ns):
             if used_bytes + num_bytes <= bytes_max:
                 return
+            if not is_ours(other, self._directory_fd):
+                foreign = f"; {self._foreign(other)}"
+                continue
             self._remove(other)
             used_bytes -= stores[other].st_size
         if used_bytes + num_bytes > bytes_max:
@@ -298,7 +308,10 @@ class StorePlace:
                 f"the store needs {show_bytes(num_bytes)}, but {show_bytes(used_bytes)} of the {show_bytes(bytes_max)} "
                 "that disk_bytes_max allows are in use"
             )
-            raise StoreError(message)
+            raise StoreError(message + foreign)
+
+    def _foreign(self, name: str) -> str:
+        return f"{self._path / name} is in the way: it is not a store; move it away"
 
     def _stores(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files that are ours by name, kind and owner."""

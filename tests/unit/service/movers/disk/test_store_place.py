@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import StoreShape
 from kvleased.movers.disk.store_file import StoreError
 from kvleased.movers.disk.store_place import STORES_OF_A_SHAPE_MAX, StorePlace
@@ -357,14 +358,80 @@ def test_file_of_another_length_is_made_whole(directory: Path, num_bytes: int) -
     assert status.st_size == SHAPE.file_bytes <= status.st_blocks * 512
 
 
-def test_left_over_of_a_creation_is_replaced(place: StorePlace, directory: Path) -> None:
-    """A store whose creation was not finished is created anew."""
+def _foreign_files(directory: Path) -> list[Path]:
+    """Put files of others where stores may lie: one that is no store, and others whose heads are not quite heads."""
+    contents = (b"mine" * 1000, HEAD[:-1] + b"\0" + bytes(4000), HEAD[:100], b"m")
+    paths = [directory / f"{number:032x}.0.store" for number in range(len(contents))]
+    paths.append(paths[0].with_suffix(".store.new"))
+    for path, content in zip(paths, (*contents, contents[0]), strict=True):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        os.utime(path, (1, 1))
+    return paths
+
+
+def test_file_of_others_gives_way_to_no_store(directory: Path) -> None:
+    """A file that only has a store's name counts against the limit and is never removed; if need be, it is named."""
+    shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(2)]
+    with _entered(directory) as earlier:
+        earlier.open(shapes[0])
+    paths = _foreign_files(directory)
+    contents = [path.read_bytes() for path in paths]
+    num_bytes = sum(map(len, contents))
+
+    with _entered(directory, SHAPE.file_bytes + num_bytes - 1) as ours:
+        reason = _refusal(ours, shapes[1])
+    with _entered(directory, SHAPE.file_bytes + num_bytes) as ours:
+        ours.open(shapes[1])
+
+    assert "disk_bytes_max" in reason
+    assert any(f"{path} is in the way" in reason for path in paths)
+    assert [path.read_bytes() for path in paths] == contents
+    assert _name(directory, shapes[1]).exists()
+
+
+def _begun(_: Path) -> None:
+    return
+
+
+def _set_aside(path: Path) -> None:
+    with path.open("r+b") as file:
+        allocate(file.fileno(), SHAPE.file_bytes)
+
+
+def _given_its_head(path: Path) -> None:
+    _set_aside(path)
+    with path.open("r+b") as file:
+        file.write(HEAD)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize("go_on", [_begun, _set_aside, _given_its_head])
+def test_left_over_of_a_creation_is_replaced(
+    directory: Path, go_on: Callable[[Path], None], *, is_same: bool
+) -> None:
+    """A store whose creation was not finished is created anew, and gives way to another store."""
     _private(directory)
-    _name(directory).with_suffix(".store.new").write_bytes(b"begun")
+    left_over = _name(directory, SHAPE).with_suffix(".store.new")
+    left_over.touch(0o600)
+    go_on(left_over)
+    shape = SHAPE if is_same else replace(SHAPE, layout=bytes(32))
 
-    place.open(SHAPE)
+    with _entered(directory, SHAPE.file_bytes) as place:
+        place.open(shape)
 
-    assert _files(directory) == {_name(directory).name: SHAPE.file_bytes}
+    kept = {name: num_bytes for name, num_bytes in _files(directory).items() if num_bytes}
+    assert kept == {_name(directory, shape).name: SHAPE.file_bytes}
+
+
+def test_left_over_that_is_no_store_is_not_replaced(place: StorePlace, directory: Path) -> None:
+    """A foreign file under the name of a store's creation stays, and the reason names it."""
+    _private(directory)
+    path = _name(directory).with_suffix(".store.new")
+    path.write_bytes(b"mine")
+
+    assert f"{path} is in the way" in _refusal(place)
+    assert _files(directory) == {path.name: 4}
 
 
 _IN_ITS_OWN_MOUNTS = """
