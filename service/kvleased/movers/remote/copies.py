@@ -15,7 +15,7 @@ from kvleased.movers.pools import OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion
 from kvleased.movers.remote.caller import RemoteCaller
 from kvleased.movers.remote.pacing import Pace
-from kvleased.movers.remote.store import RemoteError, RemoteStore
+from kvleased.movers.remote.store import IS_THERE, RemoteError, RemoteStore
 from kvleased.movers.remote.value import BlockName, Value, ValueForm, blocks_of
 from kvleased.movers.rows import checksum
 from kvleased.telemetry import logs
@@ -42,7 +42,7 @@ class RemoteBatch:
     sums: list[int] = field(default_factory=list)
     """Checksums of the positions dealt with so far: 0 if a value is not where it should be now."""
     is_below: bytes | None = None
-    """Of a share: which values the store had before; None until that was asked."""
+    """Of a share: which values the store had before, as `exists` tells it; None until that was asked."""
     num_moved: int = 0
     nanoseconds: int = 0
 
@@ -170,7 +170,7 @@ class RemoteCopies:
         names, values, positions = [], [], []
         sums = [1] * len(blocks)
         for position, block in enumerate(blocks):
-            if work.is_below[start + position]:
+            if work.is_below[start + position] == IS_THERE:
                 continue
             slot = work.slot(start + position)
             sums[position] = checksum(slot)

@@ -144,18 +144,22 @@ class RemoteEngine(Engine):
             self._link.sendall(work.completion.encode())
 
     def _is_present(self, ask: Ask) -> bytes:
-        """Return which of some blocks the store has; empty if nobody knows."""
+        """Return which of some blocks the store has; empty if nobody knows.
+
+        It also has those whose values are spoiled: the fetch that meets them counts them and has them dropped.
+        """
         form = self._form(ask.pool)
         if form is None:
             return b""
         names = [form.name(block) for block in blocks_of(ask.labels)]
         value_bytes = form.value_bytes
         try:
-            return self._caller.call(
+            found = self._caller.call(
                 lambda store: store.exists(names, value_bytes), self._seconds_max
             )
         except RemoteError:
             return b""
+        return bytes(map(bool, found))
 
     def _begin(self, batch: Batch) -> None:
         if (work := self._work(batch)) is not None:

@@ -19,7 +19,13 @@ from redis.retry import Retry
 
 from kvleased.config.addresses import TLS_FILES, RemoteUrl
 from kvleased.movers.remote import redis_faults
-from kvleased.movers.remote.store import VALUE_BYTES_MAX, RemoteError, no_answer
+from kvleased.movers.remote.store import (
+    IS_SPOILED,
+    IS_THERE,
+    VALUE_BYTES_MAX,
+    RemoteError,
+    no_answer,
+)
 from kvleased.movers.remote.value import Value, ValueParts
 from kvleased.telemetry import logs
 
@@ -60,9 +66,12 @@ class RedisStore:
         return redis_faults.IF_NO_TLS if is_shaking_hands and not self._was_answered else ""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name, 1 if it has a value of `value_bytes`."""
+        """Return a byte for each name: `IS_THERE` if it has `value_bytes`, `IS_SPOILED` if it has others, or 0."""
         found = self._ask([("STRLEN", name) for name in names])
-        return bytes(one == value_bytes for one in found)
+        counts = [one if isinstance(one, int) else 0 for one in found]
+        return bytes(
+            IS_THERE if count == value_bytes else IS_SPOILED if count else 0 for count in counts
+        )
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
         """Return the value of each name; of a value that is too long, only as much as shows that."""

@@ -12,6 +12,10 @@ VALUE_BYTES_MAX: Final = 512 << 20
 """Bytes of the largest value that Redis takes."""
 CALL_BYTES_MAX: Final = 2 << 20
 """Bytes of the values in one call, unless a single value has more: they should still be in the cache when used."""
+IS_THERE: Final = 1
+"""Of a name: it has a value, which may be what it should be."""
+IS_SPOILED: Final = 2
+"""Of a name: it has a value that cannot be what it should be, because of its bytes in all."""
 _REASON_CHARACTERS_MAX: Final = 240
 
 
@@ -49,7 +53,7 @@ class RemoteStore(Protocol):
         """What to do if the current call of another thread takes too long; empty if nothing is known."""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name, 1 if it has a value; a store that knows sizes compares `value_bytes`, too."""
+        """Return a byte for each name: `IS_THERE`, or `IS_SPOILED` if it is known not to have `value_bytes`, or 0."""
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
         """Return the value of each name, None if it has none; views live until the next call."""

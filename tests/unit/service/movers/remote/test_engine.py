@@ -22,6 +22,7 @@ from tests.unit.service.movers.remote.remote_node import (
     labels,
     served,
     served_by_process,
+    wait_until,
 )
 
 EVERY_SLOT = list(range(NUM_SLOTS))
@@ -221,6 +222,44 @@ def test_spoiled_value_is_a_miss_and_goes(
     assert np.array_equal(node.block(6), node.slots[1])
     assert again.failed == healed.failed == ()
     assert np.array_equal(node.block(5), node.slots[0])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda value: _flip(value, 0), id="flipped"),
+        pytest.param(lambda value: value[:-1], id="truncated"),
+        pytest.param(lambda value: value + b"\0", id="too long"),
+    ],
+)
+def test_spoiled_value_is_found_out_by_the_fetch_that_follows_a_question(
+    redis: RedisServer, spoil: Callable[[bytes], bytes]
+) -> None:
+    """A spoiled value of whatever length is said to be there, so that it is fetched, counted as a miss, and dropped."""
+    with served(redis.url) as node, redis.client() as client:
+        node.share([0, 1], [0, 1])
+        name = _name_of(client, node.slots[0].tobytes())
+        client.set(name, spoil(client.get(name)))
+
+        asked = node.ask([0, 1, 99])
+        fetched = node.fetch([5, 6], [0, 1])
+        wait_until(lambda: not client.exists(name))
+
+        assert (asked, fetched.failed) == (bytes([1, 1, 0]), (0,))
+        assert node.ask([0, 1]) == bytes([0, 1])
+
+
+def test_value_of_another_length_is_replaced(redis: RedisServer) -> None:
+    """A block is shared although its name has a value of another length, which it takes the place of."""
+    with served(redis.url) as node, redis.client() as client:
+        node.share([0], [0])
+        (name,) = client.keys()
+        client.set(name, client.get(name)[:-1])
+
+        again = node.share([0], [0])
+
+        assert (again.failed, again.num_bytes) == ((), node.slot_bytes)
+        assert not node.fetch([5], [0]).failed
 
 
 def test_swapped_values_are_misses(redis: RedisServer) -> None:
