@@ -11,6 +11,7 @@ from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Silence, Tier
+from kvleased.core.shape import WritePolicy
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.runner import Respond
@@ -125,7 +126,7 @@ class Explainer:
 def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     """Return what happened, and what to change."""
     if miss.reason is Reason.EVICTED:
-        return _evicted(miss, now, tenant, has_host=entry.plan.num_slots > 0)
+        return _evicted(miss, now, tenant, entry)
     if miss.reason is Reason.NEVER_COMMITTED:
         return _never(miss, now, entry)
     return _SENTENCES[miss.reason].format(
@@ -136,7 +137,8 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     )
 
 
-def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
+def _evicted(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
+    has_host = entry.plan.num_slots > 0
     left = f"{_ago(miss, now)} to make room for {tenant}" if tenant else _ago(miss, now)
     if miss.is_below:
         return (
@@ -159,11 +161,19 @@ def _evicted(miss: Missed, now: float, tenant: str, *, has_host: bool) -> str:
         return f"an evict call took them off the device{left}; {kept}"
     kept = "a larger device pool or a higher priority would keep them longer"
     also = (
-        "a call with wait_ms would copy them to the host pool first"
+        f"a call with wait_ms would copy {_copied(entry)} to the host pool first"
         if has_host
         else "so would a host pool"
     )
     return f"{miss.policy} chose them for eviction{left}; {kept}, and {also}"
+
+
+def _copied(entry: CacheEntry) -> str:
+    """Return which blocks the write policy copies before they leave."""
+    shape = entry.core.shape
+    if shape.write_policy is not WritePolicy.AFTER_N_HITS:
+        return "them"
+    return f"blocks that were found {_count(shape.write_after_hits, 'time')}"
 
 
 def _never(miss: Missed, now: float, entry: CacheEntry) -> str:

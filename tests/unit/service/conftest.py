@@ -82,10 +82,13 @@ class Node:
         answer = self.daemon.call(verb, request, caller)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    async def register(self, cache: str = "main", **changes: Any) -> pb.CacheInfo:
+    async def register(
+        self, cache: str = "main", options: pb.CacheOptions | None = None, **changes: Any
+    ) -> pb.CacheInfo:
         """Register a cache and wait until its memory is there."""
         await self.ask(
-            "register_cache", pb.RegisterCacheRequest(cache=cache, inputs=inputs(**changes))
+            "register_cache",
+            pb.RegisterCacheRequest(cache=cache, inputs=inputs(**changes), options=options),
         )
         async with asyncio.timeout(10):
             while self.daemon.registry.cache(cache).status != "ready":  # noqa: ASYNC110 -- nothing tells of it

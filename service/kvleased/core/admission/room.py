@@ -33,9 +33,9 @@ def room(
 ) -> Ids | None:
     """Return `count` free blocks for a tenant, evicting others as needed; or None if there are not enough yet.
 
-    If the caller may wait, cached blocks are written back before they leave, as far as there are slots; if it may not,
-    they are dropped. Either way, None means that everything that can make room has been started. The caller's own
-    prefix stays.
+    If the caller may wait, cached blocks are written back before they leave, as far as there are slots and the write
+    policy wants copies of them; if it may not, they are dropped. Either way, None means that everything that can make
+    room has been started. The caller's own prefix stays.
     """
     state.history.tenant = tenant
     found = _room(state, count, tenant, kept, may_wait=may_wait)
@@ -155,11 +155,12 @@ def num_at_once(state: CacheState, tenant: int, protected: Ids) -> int:
 def write_back(state: CacheState, victims: Ids, below: Ids = NOWHERE) -> bool:
     """Start copying the victims that have no copy below; tell whether there is anything to wait for.
 
-    If there is, all other victims have been evicted: those that have a copy, and those for which there is no slot.
+    If there is, all other victims have been evicted: those that have a copy, those that have not been found often
+    enough for one, and those for which there is no slot.
 
     The copies take no host slots among `below`, so that a caller that makes room does not lose its own prefix.
     """
-    is_dirty = are_dirty(state, victims)
+    is_dirty = are_dirty(state, victims) & state.dirt.are_worth_copying(victims)
     own_slots = below[parted(state, below).host]
     slots = host_slots(state, int(np.count_nonzero(is_dirty)), own_slots, at_most=True)
     if slots is None or not len(slots):

@@ -2,8 +2,9 @@
 
 A slot is copied to a store once in its life; otherwise, a store that pushes blocks out for lack of room would get the
 same blocks for ever. Which blocks were shared is written in the records, because the store would have to be asked to
-find out again. All other marks are in ordinary memory: a restart takes everything for dirty, and the lower tiers tell
-what they have already. Blocks that the disk store had pushed out by then are copied there once more.
+find out again. All other marks are in ordinary memory: a restart takes everything for dirty and for found often enough,
+and the lower tiers tell what they have already. Blocks that the disk store had pushed out by then are copied there once
+more.
 """
 
 from typing import Final
@@ -36,7 +37,7 @@ class Dirt:
         self.writes_through = num_slots > 0 and shape.write_policy is WritePolicy.WRITE_THROUGH
         """Whether blocks are copied down as soon as they are committed."""
         self.counts_hits = num_slots > 0 and shape.write_policy is WritePolicy.AFTER_N_HITS
-        """Whether blocks are copied down once they have been found a given number of times."""
+        """Whether blocks are copied down once they have been found a given number of times, and not before."""
         self.stores = num_slots > 0 and shape.num_disk_slots > 0
         self.shares = num_slots > 0 and shape.uses_remote
         self.is_any = self.writes_through or self.counts_hits or self.stores or self.shares
@@ -64,6 +65,8 @@ class Dirt:
         """Movers that have just failed, and the time until which they get no background copies."""
         self._hits: NDArray[np.uint16] = np.zeros(num_blocks if self.counts_hits else 0, np.uint16)
         self._hits_wanted = min(max(1, shape.write_after_hits), _MOST_HITS)
+        self._is_earned: Marks = np.zeros(len(self._hits), np.bool_)
+        """Blocks that were found often enough, or were below before: these are written back before they leave."""
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class Dirt:
             self.offload[blocks] = True
         if self.counts_hits:
             self._hits[blocks] = 0
-            self.offload[blocks] = False
+            self.offload[blocks] = self._is_earned[blocks] = False
 
     def hit(self, blocks: Ids) -> None:
         """Count that blocks were found."""
@@ -83,8 +86,14 @@ class Dirt:
         self._hits[blocks] = hits
         often = blocks[hits == self._hits_wanted]
         if len(often):
-            self.offload[often] = True
+            self.offload[often] = self._is_earned[often] = True
             self.is_due = True
+
+    def are_worth_copying(self, blocks: Ids) -> Marks:
+        """Tell which blocks the write policy copies down before they leave to make room."""
+        if self.counts_hits:
+            return self._is_earned[blocks]
+        return np.ones(len(blocks), np.bool_)
 
     # Copies -----------------------------------------------------------------------------------------------------------
 
@@ -102,7 +111,7 @@ class Dirt:
             # Blocks that came up from a lower tier need no copy down.
             self.offload[targets] = False
         if direction in SOURCE_TIERS and self.counts_hits:
-            self._hits[targets] = 0
+            self._hits[targets], self._is_earned[targets] = 0, True
         if self.shares:
             self._note_remote(direction, flight.sources[keyed[: len(flight.sources)]], targets)
 
@@ -156,6 +165,8 @@ class Dirt:
         self.is_due = self.is_any
         if self.writes_through:
             self.offload[:] = blocks == State.READY
+        if self.counts_hits:
+            self._is_earned[:] = blocks == State.READY
         self.store_again(slots)
         if self.shares:
             self.share[:] = (slots == State.READY) & ~self.remote[1]

@@ -135,10 +135,12 @@ async def test_leases_of_others_are_not_explained(node: Node) -> None:
 # Sentences ------------------------------------------------------------------------------------------------------------
 
 
-async def sentence(node: Node, miss: Missed, **changes: Any) -> str:
+async def sentence(
+    node: Node, miss: Missed, options: pb.CacheOptions | None = None, **changes: Any
+) -> str:
     """Return the sentence that a worker gets about a run of misses; a tenant in it is the worker's own."""
     async with node.life() as daemon:
-        await node.register(**changes)
+        await node.register(options=options, **changes)
         caller = await node.attach()
         worker = daemon.registry.worker(caller.token)
         explainer = Explainer(daemon.registry, worker.entry, worker)
@@ -253,6 +255,18 @@ async def test_span_of_departures_is_told(node: Node) -> None:
     assert told.startswith("leaf-lru chose them for eviction 1 h to ")
     assert told.endswith(
         " ago; a larger device pool or a higher priority would keep them longer, and so would a host pool"
+    )
+
+
+async def test_hits_that_a_copy_takes_are_told(node: Node) -> None:
+    """Under after-n-hits, the sentence says how often a block must be found to be copied before it leaves."""
+    options = pb.CacheOptions(write_policy="after-n-hits", write_after_hits=3)
+
+    told = await sentence(node, replace(MISSED, policy="leaf-lru"), options)
+
+    assert told == (
+        "leaf-lru chose them; a larger device pool or a higher priority keeps them longer, "
+        "a call with wait_ms copies blocks that were found 3 times to the host pool first"
     )
 
 

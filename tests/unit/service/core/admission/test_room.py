@@ -8,16 +8,18 @@ import pytest
 from kvlease.errors import (
     PoolFullError,
 )
-from kvlease.ids import CopyId
+from kvlease.ids import BYTES_PER_KEY, CopyId, Epoch
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Outcome, Reserved, Tier
 from kvleased.core.limits import TenantLimits
+from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.builders import (
     STRANGER,
     TENANT,
     TOKENS_PER_BLOCK,
     WAIT_MS,
+    WORKER,
     a_cache,
     a_full_cache,
     a_reserve,
@@ -27,11 +29,14 @@ from tests.unit.service.core.builders import (
     copies,
     evict,
     evicted,
+    fail,
     found,
     ids,
     keys,
     land,
     on_host,
+    records,
+    release,
     reserve,
     started,
     the_copy,
@@ -115,6 +120,116 @@ def test_coldest_blocks_are_those_that_get_no_slot() -> None:
     land(cache, the_copy(outcome))
 
     assert [found(cache, keys(number)) for number in (1, 2, 3, 4)] == [(0, 0)] * 3 + [(0, 1)]
+
+
+def a_counting_cache(num_blocks: int, num_slots: int = 8, write_after_hits: int = 2) -> Cache:
+    """Return a cache that copies blocks to the host pool once they were found so often."""
+    policy = {
+        "write_policy": WritePolicy.AFTER_N_HITS,
+        "write_after_hits": write_after_hits,
+    }
+    return a_cache(num_blocks, num_slots, **policy)
+
+
+def found_once(cache: Cache, packed: bytes) -> Outcome:
+    """Reserve and release blocks of keys that are on the device; return what the reserve started."""
+    outcome = cache.handle(a_reserve(len(packed) // BYTES_PER_KEY, "finder", packed), 0.0)
+    release(cache, answer(outcome, Reserved).lease_id)
+    return outcome
+
+
+def test_block_that_was_not_found_often_enough_leaves_without_a_copy() -> None:
+    """Under after-n-hits, blocks with too few hits are dropped for a patient call, which waits for nothing."""
+    cache = a_counting_cache(4)
+    cached(cache, keys(0, 1, 2, 3))
+    found_once(cache, keys(0))
+
+    outcome = cache.handle(a_reserve(4, wait_ms=WAIT_MS), 0.0)
+
+    assert len(ids(answer(outcome, Reserved).block_ids)) == 4
+    assert copies(outcome) == []
+    assert cache.census().counters["blocks_dropped"] == 4
+    assert cache.check() == []
+
+
+def test_only_what_was_found_often_enough_is_written_back() -> None:
+    """Under after-n-hits, a patient call waits for copies of blocks with enough hits, and of no others."""
+    cache = a_counting_cache(4)
+    cached(cache, keys(1))
+    cached(cache, keys(2, 3, 4))
+    found_once(cache, keys(1))
+    fail(cache, the_copy(found_once(cache, keys(1))))
+
+    outcome = cache.handle(a_reserve(4, wait_ms=WAIT_MS), 0.0)
+    assert len(ids(the_copy(outcome).source_ids)) == 1
+    land_until_woken(cache, outcome, 1)
+
+    assert [found(cache, keys(number)) for number in (1, 2, 3, 4)] == [(0, 1)] + [(0, 0)] * 3
+    assert cache.check() == []
+
+
+def test_hits_of_an_earlier_block_keep_nothing() -> None:
+    """Hits are those of one block: what is committed in its place later has none, and leaves without a copy."""
+    cache = a_counting_cache(1, write_after_hits=1)
+    cached(cache, keys(1))
+    land(cache, the_copy(found_once(cache, keys(1))))
+    cached(cache, keys(2))
+
+    outcome = cache.handle(a_reserve(1, wait_ms=WAIT_MS), 0.0)
+
+    assert copies(outcome) == []
+    assert found(cache, keys(2)) == (0, 0)
+
+
+def test_what_came_up_from_below_counts_as_found_often_enough() -> None:
+    """Under after-n-hits, a block that was loaded is copied again if the host pool has lost it meanwhile."""
+    cache = a_counting_cache(1, num_slots=1)
+    on_host(cache, keys(1))
+    loaded = cache.handle(a_reserve(1, "a", keys(1), wait_ms=WAIT_MS), 0.0)
+    lease_id = woken(land(cache, the_copy(loaded)), loaded.ticket, Reserved).lease_id
+    cache.handle(c.Clear(), 0.0)
+    release(cache, lease_id)
+
+    outcome = cache.handle(a_reserve(1, "b", wait_ms=WAIT_MS), 0.0)
+    land_until_woken(cache, outcome, 1)
+
+    assert found(cache, keys(1)) == (0, 1)
+    assert cache.check() == []
+
+
+def test_what_a_restart_finds_counts_as_found_often_enough() -> None:
+    """Under after-n-hits, hits before a restart are not known, so blocks of before it are copied before they leave."""
+    cache = a_counting_cache(2)
+    cached(cache, keys(1, 2))
+    again = Cache.recovered(cache.shape, records(cache), Epoch(2), {WORKER: TENANT}, 0.0)
+
+    outcome = again.handle(a_reserve(2, wait_ms=WAIT_MS), 0.0)
+    land_until_woken(again, outcome, 1)
+
+    assert found(again, keys(1, 2)) == (0, 2)
+    assert again.check() == []
+
+
+@pytest.mark.parametrize("asked", [{"keys": keys(1, 2)}, {"num_blocks": 2}])
+def test_evict_call_copies_what_nobody_found(asked: dict[str, Any]) -> None:
+    """Under after-n-hits, an evict call moves cached blocks whatever their hits: its caller wants them kept."""
+    cache = a_counting_cache(2)
+    cached(cache, keys(1, 2))
+
+    land(cache, the_copy(cache.handle(c.Evict(**asked), 0.0)))
+
+    assert found(cache, keys(1, 2)) == (0, 2)
+
+
+def test_evicted_lease_keeps_bytes_that_nobody_found() -> None:
+    """Under after-n-hits, an evict of a lease moves all its blocks, committed or not, whatever their hits."""
+    cache = a_counting_cache(4)
+
+    evicted(cache, keys(1, 2), more=1)
+
+    assert found(cache, keys(1, 2)) == (0, 2)
+    assert cache.census().host["free"] == 8 - 3
+    assert cache.check() == []
 
 
 def test_full_host_pool_does_not_keep_anybody_waiting() -> None:
