@@ -35,7 +35,9 @@ SHORTAGES: Final[Mapping[str, str]] = {
 PARTINGS: Final[Mapping[str, str]] = {
     "evicted": "the policy chose it, for want of room",
     "displaced": "an evict call, or a worker, asked for it",
-    "dropped": "a clear, a resize, or the loss of its file took it",
+    "cleared": "a clear took it",
+    "resized": "a resize made the tier smaller",
+    "store_lost": "the disk store's file was lost, or another one took its place",
     "damaged": "its bytes were not what their checksum says",
 }
 MISSED: Final[Mapping[str, str]] = {

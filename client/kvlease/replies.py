@@ -282,8 +282,8 @@ class Miss:
     """Index of the first of these blocks in the request's chain of keys."""
     num_blocks: int
     reason: str
-    """"never_committed", "evicted", "dropped", "checksum", "tier_off", "other_tenant", "behind_a_miss" or
-    "shorter_than_a_block"."""
+    """"never_committed", "evicted", "cleared", "resized", "store_lost", "dropped", "checksum", "tier_off",
+    "other_tenant", "behind_a_miss" or "shorter_than_a_block"."""
     tier: str
     """The tier that they left last; empty if they left none."""
     policy: str

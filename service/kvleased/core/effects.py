@@ -61,6 +61,9 @@ class Reason(Enum):
 
     NEVER_COMMITTED = "never_committed"
     EVICTED = "evicted"
+    CLEARED = "cleared"
+    RESIZED = "resized"
+    STORE_LOST = "store_lost"
     DROPPED = "dropped"
     CHECKSUM = "checksum"
     TIER_OFF = "tier_off"

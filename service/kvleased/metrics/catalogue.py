@@ -238,8 +238,9 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _counter(
             "missed_blocks",
             "Blocks of prefixes that were not found, by reason: evicted before and needed now, displaced on request, "
-            "dropped, damaged, cached behind a miss, or unknown. They are looked up a moment after the grant, and only "
-            "once a block has left a tier: before that, all would be unknown, and none is counted.",
+            "cleared, taken by a resize or lost with their store, damaged, cached behind a miss, or unknown. They are "
+            "looked up a moment after the grant, and only once a block has left a tier: before that, all would be "
+            "unknown, and none is counted.",
             "cache", "reason",
         ),
         _counter("missed_blocks_not_looked_up", "Missed blocks whose reason there was no time to look up.", "cache"),

@@ -26,7 +26,18 @@ ANOTHER_TENANT: Final = "another tenant"
 """What workers are told instead of another tenant's name."""
 _SECONDS_SHOWN_MIN: Final = 0.1
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+_BELOW: Final = "they left the device{left}, and a lower tier has them; reserve with a wait_ms, or a longer one, to load them"
+"""The sentence of blocks that a call which waits would get."""
+_LEFT: Final = (Reason.CLEARED, Reason.RESIZED, Reason.STORE_LOST)
+"""Reasons that do not matter if a lower tier has the blocks."""
 _SENTENCES: Final = {
+    Reason.CLEARED: "a clear took them from the {tier} tier{ago}; compute them again",
+    Reason.RESIZED: (
+        "a resize took them from the {tier} tier{ago}; a larger {tier} tier would keep them"
+    ),
+    Reason.STORE_LOST: (
+        "the {tier} store was lost or replaced{ago}, and they with it; compute them again"
+    ),
     Reason.DROPPED: (
         "the {tier} tier had them, but they could not be copied from there; compute them again"
     ),
@@ -129,6 +140,8 @@ def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
         return _evicted(miss, now, tenant, entry)
     if miss.reason is Reason.NEVER_COMMITTED:
         return _never(miss, now, entry)
+    if miss.is_below and miss.reason in _LEFT:
+        return _BELOW.format(left=_ago(miss, now))
     return _SENTENCES[miss.reason].format(
         tier="" if miss.tier is None else miss.tier.value,
         ago=_ago(miss, now),
@@ -141,10 +154,7 @@ def _evicted(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     has_host = entry.plan.num_slots > 0
     left = f"{_ago(miss, now)} to make room for {tenant}" if tenant else _ago(miss, now)
     if miss.is_below:
-        return (
-            f"they left the device{left}, and a lower tier has them; reserve with a wait_ms, or a longer one, to load "
-            "them"
-        )
+        return _BELOW.format(left=left)
     if miss.tier is not Tier.DEVICE:
         assert miss.tier is not None, "what was evicted was somewhere"
         tier = miss.tier.value

@@ -37,9 +37,13 @@ class Parting(IntEnum):
     """The tier's policy chose it, because there was no room."""
     DISPLACED = 1
     """An evict call asked for it."""
-    DROPPED = 2
-    """Its bytes were lost."""
-    DAMAGED = 3
+    CLEARED = 2
+    """A clear took it."""
+    RESIZED = 3
+    """A resize made the tier smaller."""
+    STORE_LOST = 4
+    """The tier's store was lost, or is another one now."""
+    DAMAGED = 5
     """Its bytes were not what their checksum says."""
 
 

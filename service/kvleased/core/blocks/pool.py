@@ -357,9 +357,9 @@ class Pool:
         """
         (lost,) = (self.records.state == _READY).nonzero()
         idle = self.holds[lost] == 0
-        self.evict(lost[idle], Parting.DROPPED)
+        self.evict(lost[idle], Parting.STORE_LOST)
         held = lost[~idle]
-        self._note(held, Parting.DROPPED)
+        self._note(held, Parting.STORE_LOST)
         self.order.evicted(held)
         self.index.discard(held)
         (retired,) = (self.records.state == State.BAD).nonzero()

@@ -44,20 +44,26 @@ class _Code(IntEnum):
 
     EVICTED = Parting.EVICTED
     DISPLACED = Parting.DISPLACED
-    DROPPED = Parting.DROPPED
+    CLEARED = Parting.CLEARED
+    RESIZED = Parting.RESIZED
+    STORE_LOST = Parting.STORE_LOST
     DAMAGED = Parting.DAMAGED
-    CACHED = 4
-    FOREIGN = 5
-    TIER_OFF = 6
-    UNKNOWN = 7
-    SHORT = 8
+    DROPPED = 6
+    CACHED = 7
+    FOREIGN = 8
+    TIER_OFF = 9
+    UNKNOWN = 10
+    SHORT = 11
 
 
 _REASONS: Final = {
     _Code.EVICTED: Reason.EVICTED,
     _Code.DISPLACED: Reason.EVICTED,
-    _Code.DROPPED: Reason.DROPPED,
+    _Code.CLEARED: Reason.CLEARED,
+    _Code.RESIZED: Reason.RESIZED,
+    _Code.STORE_LOST: Reason.STORE_LOST,
     _Code.DAMAGED: Reason.CHECKSUM,
+    _Code.DROPPED: Reason.DROPPED,
     _Code.CACHED: Reason.BEHIND_A_MISS,
     _Code.FOREIGN: Reason.OTHER_TENANT,
     _Code.TIER_OFF: Reason.TIER_OFF,

@@ -17,7 +17,7 @@ from kvleased.core.state import CacheState
 
 KEYS_AT_ONCE: Final = 2048
 """Keys that one tick looks up."""
-REASONS: Final = ("evicted", "displaced", "dropped", "damaged", "cached", "unknown")
+REASONS: Final = (*(one.name.lower() for one in Parting), "cached", "unknown")
 """Why blocks were missed: first the reasons of `Parting`; then cached blocks behind a miss, and unknown blocks."""
 
 _CACHED: Final = len(Parting)

@@ -40,7 +40,7 @@ def _cached(pool: Pool, tenant: int | None) -> Ids:
 
 def _drop(pool: Pool, blocks: Ids) -> int:
     """Make cached blocks that nobody holds free; return how many there are."""
-    pool.evict(blocks, Parting.DROPPED)
+    pool.evict(blocks, Parting.CLEARED)
     return len(blocks)
 
 

@@ -160,7 +160,7 @@ def _park(state: CacheState, pool: Pool, count: int) -> int:
             else pool.victims(deficit, NOWHERE)
         )
         assert len(leaving) == deficit, "as many as can be had"
-        pool.evict(leaving, Parting.DROPPED)
+        pool.evict(leaving, Parting.RESIZED)
         state.counters["blocks_cleared"] += deficit
         state.tell("blocks_evicted", num_blocks=deficit)
     park(pool, np.sort(pool.free.ids)[-count:])

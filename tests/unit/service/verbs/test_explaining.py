@@ -181,6 +181,26 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             id="host",
         ),
         pytest.param(
+            {"reason": Reason.CLEARED, "last_left_at": HOUR_AGO, "first_left_at": HOUR_AGO},
+            "a clear took them from the device tier 1 h ago; compute them again",
+            id="cleared",
+        ),
+        pytest.param(
+            {"reason": Reason.RESIZED, "tier": Tier.HOST},
+            "a resize took them from the host tier; a larger host tier keeps them",
+            id="resized",
+        ),
+        pytest.param(
+            {"reason": Reason.STORE_LOST, "tier": Tier.DISK},
+            "the disk store was lost or replaced, and they with it; compute them again",
+            id="store lost",
+        ),
+        pytest.param(
+            {"reason": Reason.RESIZED, "is_below": True},
+            "they left the device, and a lower tier has them; reserve with (more) wait_ms to load them",
+            id="resized and below",
+        ),
+        pytest.param(
             {"reason": Reason.DROPPED, "tier": Tier.HOST},
             "the host tier had them, but they could not be copied from there; compute them again",
             id="dropped",

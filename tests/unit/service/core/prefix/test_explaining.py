@@ -53,7 +53,9 @@ from tests.unit.service.core.builders import (
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_remote_cache,
+    a_tiered_cache,
     doc,
+    on_disk,
     probed,
     the_copies,
     the_probe,
@@ -309,6 +311,43 @@ def test_damaged_slot_is_a_checksum_miss() -> None:
 
     (miss,) = woken(ended, outcome.ticket, Reserved).misses
     assert (miss.reason, miss.tier) == (Reason.CHECKSUM, Tier.HOST)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason", "tier"),
+    [
+        pytest.param(c.Clear(), Reason.CLEARED, Tier.DISK, id="clear"),
+        pytest.param(
+            c.Resize(tier=Tier.DEVICE, num_blocks=1), Reason.RESIZED, Tier.DEVICE, id="resize"
+        ),
+        pytest.param(
+            c.Resize(tier=Tier.HOST, num_blocks=0),
+            Reason.RESIZED,
+            Tier.HOST,
+            id="resize of a host pool",
+        ),
+        pytest.param(
+            c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True),
+            Reason.STORE_LOST,
+            Tier.DISK,
+            id="loss of a store",
+        ),
+    ],
+)
+def test_who_took_blocks_from_a_tier_is_told(
+    command: c.Command, reason: Reason, tier: Tier
+) -> None:
+    """What a clear, a resize or the loss of a store took has a reason of its own: no copy of it has failed."""
+    cache = a_tiered_cache(2) if tier is Tier.DISK else a_cache(2)
+    put = {Tier.DEVICE: cached, Tier.HOST: on_host, Tier.DISK: on_disk}[tier]
+    put(cache, keys(1, 2))
+    cache.handle(command, 0.0)
+
+    (miss,) = told(cache, 1, keys(2))
+
+    assert (miss.reason, miss.tier, miss.policy) == (reason, tier, "")
+    assert miss.last_left_at is not None
+    assert cache.check() == []
 
 
 def test_failed_copy_makes_a_block_useless() -> None:

@@ -8,6 +8,7 @@ import pytest
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.blocks.history import _STEPS_MAX, History, Parting
+from kvleased.core.effects import Tier
 from kvleased.core.lease import missing as module
 from kvleased.core.lease.leases import Lease
 from kvleased.core.lease.missing import MissingKeys
@@ -76,6 +77,23 @@ def test_blocks_that_were_asked_to_leave_are_told_apart() -> None:
     reserve(cache, 1, "again", keys(1))
 
     assert missed(cache) == {"displaced": 1}
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        pytest.param(c.Clear(), "cleared", id="clear"),
+        pytest.param(c.Resize(tier=Tier.DEVICE, num_blocks=1), "resized", id="resize"),
+    ],
+)
+def test_blocks_that_an_operator_took_are_told_apart(command: c.Command, reason: str) -> None:
+    """What a clear or a resize took counts under a reason of its own."""
+    cache = a_cache(2, 0)
+    cached(cache, keys(1, 2))
+    cache.handle(command, 0.0)
+    reserve(cache, 1, "again", keys(2))
+
+    assert missed(cache) == {reason: 1}
 
 
 def test_nothing_is_put_aside_where_nothing_can_be_regretted() -> None:
