@@ -26,7 +26,10 @@ ANOTHER_TENANT: Final = "another tenant"
 """What workers are told instead of another tenant's name."""
 _SECONDS_SHOWN_MIN: Final = 0.1
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
-_BELOW: Final = "they left the device{left}, and a lower tier has them; reserve with a wait_ms, or a longer one, to load them"
+_BELOW: Final = (
+    "they left the device{left}, and a lower tier has them; reserve with a wait_ms, or a longer "
+    "one, to load them"
+)
 """The sentence of blocks that a call which waits would get."""
 _LEFT: Final = (Reason.CLEARED, Reason.RESIZED, Reason.STORE_LOST)
 """Reasons that do not matter if a lower tier has the blocks."""

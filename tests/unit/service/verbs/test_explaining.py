@@ -187,7 +187,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.RESIZED, "tier": Tier.HOST},
-            "a resize took them from the host tier; a larger host tier keeps them",
+            "a resize took them from the host tier; a larger host tier would keep them",
             id="resized",
         ),
         pytest.param(
@@ -197,7 +197,8 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.RESIZED, "is_below": True},
-            "they left the device, and a lower tier has them; reserve with (more) wait_ms to load them",
+            "they left the device, and a lower tier has them; reserve with a wait_ms, or a longer one, to load "
+            "them",
             id="resized and below",
         ),
         pytest.param(
