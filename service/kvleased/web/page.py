@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from kvlease.errors import InvalidError, KVLeaseError
 from kvleased import checks
 from kvleased.access.roles import OF_PATH
+from kvleased.api.rest import texts
 from kvleased.api.rest.endpoints import Answer, admitted, refusal
 from kvleased.api.seam import Backend
 from kvleased.verbs.picturing import Gallery, PoolName
@@ -167,8 +167,7 @@ def _read(request: Request, names: tuple[str, ...]) -> _Asked:
     Raises:
         InvalidError: a parameter is unknown, given twice, or malformed.
     """
-    query = request.scope["query_string"].decode("latin-1")
-    asked = parse_qsl(query, keep_blank_values=True)
+    asked = texts.query(request)
     checks.parameters([name for name, _ in asked], names)
     found = dict(asked)
     block = found.get("block", "0")

@@ -115,6 +115,7 @@ async def test_block_is_told(paged: Served) -> None:
         pytest.param("map?cache=main&tier=disk", 422, id="no-such-tier"),
         pytest.param("map?cache=main&what=1", 422, id="no-such-parameter"),
         pytest.param("map?cache=main&cache=main", 422, id="parameter-twice"),
+        pytest.param("map?cache=%ff", 422, id="no-utf-8"),
         pytest.param("block?cache=main&block=16", 422, id="no-such-block"),
         pytest.param("block?cache=main&block=-1", 422, id="no-number"),
         pytest.param("live?cache=nowhere", 404, id="stream-of-no-cache"),

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -23,6 +22,7 @@ from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
+from kvleased.api.rest import texts
 from kvleased.api.rest.bodies import refusal_of, require_plain, schema_of
 from kvleased.api.rest.conversion import to_json
 from kvleased.api.rest.routes import Route
@@ -157,11 +157,10 @@ class Endpoint:
     def _named(self, request: Request) -> tuple[dict[str, object], str]:
         """Return the fields in path and query, and the cache that the query names."""
         fields: dict[str, object] = {
-            name: value if name in _TEXTS else _integer(name, value)
+            name: texts.text(name, value) if name in _TEXTS else _integer(name, value)
             for name, value in request.path_params.items()
         }
-        query = request.scope["query_string"].decode("latin-1")
-        asked = parse_qsl(query, keep_blank_values=True)
+        asked = texts.query(request)
         cache_too = ("cache",) if self._route.takes_cache else ()
         checks.parameters([name for name, _ in asked], (*self._route.query, *cache_too))
         cache = ""

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
-from urllib.parse import unquote_to_bytes
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
+from kvleased.api.rest import texts
 from kvleased.api.rest.routes import Route
 
 Answers = Callable[[Request], Awaitable[Response]]
@@ -112,10 +112,7 @@ def _parts(scope: Scope) -> list[str]:
     written: bytes = scope.get("raw_path") or b""
     if b"%" not in written:
         return str(scope["path"]).split("/", _PARTS_MAX)[1:]
-    return [
-        unquote_to_bytes(one).decode(errors="replace")
-        for one in written.split(b"/", _PARTS_MAX)[1:]
-    ]
+    return [texts.part(one) for one in written.split(b"/", _PARTS_MAX)[1:]]
 
 
 @dataclass(slots=True)

@@ -211,3 +211,34 @@ async def test_tenant_may_have_a_slash_in_its_name(served: Served, tenant: str) 
     answer = await http(served, "GET", f"/v1/tenants/{quote(tenant, safe='')}")
 
     assert (answer.status, served.daemon.calls[0][1]) == (200, pb.GetTenantRequest(tenant=tenant))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "resource"),
+    [
+        pytest.param("PUT", "/v1/tenants/%ff", "tenant", id="tenant"),
+        pytest.param("PUT", "/v1/tenants/a%ed%a0%80", "tenant", id="surrogate"),
+        pytest.param("DELETE", "/v1/caches/%c3", "cache", id="cache"),
+        pytest.param("GET", "/v1/stats?cache=%ff", "cache", id="value in a query"),
+        pytest.param("GET", "/v1/stats?%ff=demo", "query", id="name in a query"),
+    ],
+)
+async def test_path_that_is_not_utf_8_is_refused(
+    served: Served, method: str, path: str, resource: str
+) -> None:
+    """Bytes that are not UTF-8 are no name, and do not become one: whoever sends them is told so."""
+    answer = await http(served, method, path, {"limits": {}} if method == "PUT" else None)
+
+    assert (answer.status, answer.json["code"]) == (422, "INVALID")
+    assert answer.json["resource"] == resource
+    assert answer.json["detail"] == (
+        f"{resource} has bytes that are not UTF-8; send the text as UTF-8, percent-encoded"
+    )
+    assert not served.daemon.calls
+
+
+async def test_name_in_a_query_is_utf_8(served: Served) -> None:
+    """A name in a query is the one that its percent-encoded UTF-8 says, as in a path."""
+    await http(served, "GET", f"/v1/stats?cache={quote('café')}")
+
+    assert served.daemon.calls[0][1] == pb.StatsRequest(cache="café")
