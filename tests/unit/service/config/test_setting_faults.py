@@ -201,7 +201,7 @@ def test_truth_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     bytes_max, like = f"{1 << 60:,}", "with a unit where you like, as in 8GiB"
     assert [line.removeprefix(f"{file}: ") for line in lines] == [
         "http_port: it is true; write a whole number from 0 to 65,535",
-        "device: it is true; write a text",
+        "device: it is true; write a string",
         f"memory_bytes_max: it is true; write a number of bytes from 0 to {bytes_max}, {like}",
         f"populate_chunk_bytes: it is true; write a number of bytes from 1,048,576 to {bytes_max}, {like}",
         "remote_ttl_seconds: it is false; write a whole number from 0 to 31,622,400",

@@ -286,8 +286,8 @@ async def test_hits_that_a_copy_takes_are_told(node: Node) -> None:
     told = await sentence(node, replace(MISSED, policy="leaf-lru"), options)
 
     assert told == (
-        "leaf-lru chose them; a larger device pool or a higher priority keeps them longer, "
-        "a call with wait_ms copies blocks that were found 3 times to the host pool first"
+        "leaf-lru chose them for eviction; a larger device pool or a higher priority would keep them longer, "
+        "and a call with wait_ms would copy blocks that were found 3 times to the host pool first"
     )
 
 

@@ -211,7 +211,7 @@ def _socket(path: Path) -> None:
         (_other_head, "not a store of this cache"),
         (_short, "not a store of this cache"),
         (_empty_and_readable, "0644"),
-        (_pipe, "no file"),
+        (_pipe, "not a regular file"),
         (_socket, "a socket"),
         (Path.mkdir, "directory"),
     ],
