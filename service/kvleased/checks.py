@@ -114,7 +114,12 @@ def parameters(named: Sequence[str], known: Sequence[str]) -> None:
             message = f"{name[:40]!r} is not a query parameter here; {there_are} {', '.join(known) or 'none'}"
             raise InvalidError(message, resource="query")
         if named.count(name) > 1:
-            raise InvalidError(f"{name} was sent twice; send it once", resource="query")
+            raise repeated(name, resource="query")
+
+
+def repeated(name: str, *, resource: str) -> InvalidError:
+    """Return the refusal of a parameter or a header that is there twice: neither value must count by chance."""
+    return InvalidError(f"{name} was sent twice; send it once", resource=resource)
 
 
 def tenant(value: str) -> str:

@@ -18,6 +18,7 @@ import grpc
 from grpc_status import rpc_status
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, UnknownWorkerError
+from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
@@ -266,7 +267,7 @@ def _too_many(limit: int, advice: str) -> BusyError:
 def _caller(context: Context, role: Role, address: str) -> Caller:
     """Return the caller that the metadata of a call describe; they are read in one pass, as every call comes here."""
     token = key = cache = traceparent = ""
-    epoch, has_token = 0, False
+    epoch, has_token, has_key = 0, False, False
     for name, value in context.invocation_metadata() or ():
         text = value if isinstance(value, str) else value.decode("latin-1")
         if name == "authorization":
@@ -274,7 +275,9 @@ def _caller(context: Context, role: Role, address: str) -> Caller:
                 raise InvalidError("authorization was sent twice; send it once", resource="token")
             token, has_token = _token(text), True
         elif name == "idempotency-key":
-            key = text
+            if has_key:
+                raise checks.repeated("Idempotency-Key", resource="Idempotency-Key")
+            key, has_key = text, True
         elif name == "kvlease-epoch":
             epoch = _epoch(text)
         elif name == "kvlease-cache":

@@ -235,7 +235,7 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
                 )
             fields["token"] = _token(value)
         elif name == b"idempotency-key":
-            fields["idempotency_key"] = value.decode("latin-1")
+            fields["idempotency_key"] = _key(value, is_first="idempotency_key" not in fields)
         elif name == b"traceparent":
             fields["traceparent"] = value.decode("latin-1")
         elif name == b"kvlease-epoch":
@@ -258,6 +258,12 @@ def _token(header: bytes) -> str:
     if scheme.lower() != "bearer" or not token:
         raise UnknownWorkerError("the Authorization header must be Bearer, a space and the token")
     return token.strip()
+
+
+def _key(header: bytes, *, is_first: bool) -> str:
+    if not is_first:
+        raise checks.repeated("Idempotency-Key", resource="Idempotency-Key")
+    return header.decode("latin-1")
 
 
 def _epoch(written: str) -> int:

@@ -123,6 +123,12 @@ async def test_retry_info_only_when_a_retry_helps(
             "INVALID",
             id="two of them",
         ),
+        pytest.param(
+            b"", (("idempotency-key", "a"), ("idempotency-key", "b")), "INVALID", id="two keys"
+        ),
+        pytest.param(
+            b"", (("idempotency-key", ""), ("idempotency-key", "a")), "INVALID", id="an empty key"
+        ),
     ],
 )
 async def test_bad_input_is_refused(
