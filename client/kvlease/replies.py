@@ -310,7 +310,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """A hold on cached blocks; a pin of no blocks needs no unpin."""
+    """A hold on cached blocks; a pin of no blocks has the id 0 and needs no unpin, which says that there was none."""
 
     pin_id: int = 0
     num_blocks: int = 0

@@ -99,6 +99,8 @@ def life_of_a_request(daemon: Serving, scheme: str) -> list[object]:
                 ]
             pinned = worker.pin(keys)
             said += [pinned.num_blocks, worker.unpin(pinned.pin_id), worker.unpin(pinned.pin_id)]
+            nothing = worker.pin(bytes(32))
+            said += [nothing.num_blocks, worker.unpin(nothing.pin_id)]
             too_much = worker.reserve("t", num_tokens=10**6).refusal
             assert isinstance(too_much, NeverFitsError)
             said += [str(too_much), too_much.need, too_much.limit, worker.num_leases]

@@ -179,6 +179,8 @@ def move(run: Run, token: str, lease_id: int) -> None:
     run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
     run.call("unpin", pb.UnpinRequest(pin_id=pin_id))
     run.call("unpin", pb.UnpinRequest(pin_id=-1))
+    none = run.call("pin", pb.PinRequest(keys=keys(90, 2)), cache=CACHE)
+    assert run.call("unpin", pb.UnpinRequest(pin_id=none.pin_id)) == pb.UnpinResponse()
     run.call("evict", pb.EvictRequest())
     run.call("evict", pb.EvictRequest(keys=keys(1, 1), num_blocks=1))
     run.call("evict", pb.EvictRequest(lease_id=lease_id))

@@ -109,8 +109,10 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
     method, path = _route_of(call.verb, fields)
     for name in ("cache", "what", "lease_id", "pin_id", "worker_id", "tenant"):
         if f"{{{name}}}" in path:
-            _check_in_path(call.verb, name, str(fields.get(name, "")))
-            path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, "")), safe=""))
+            # A number that is not set is 0, which a path can carry.
+            value = str(fields.pop(name, getattr(call.request, name, "")))
+            _check_in_path(call.verb, name, value)
+            path = path.replace(f"{{{name}}}", quote(value, safe=""))
     query = {"cache": call.cache} if call.cache else {}
     if method in ("GET", "DELETE"):
         query |= {

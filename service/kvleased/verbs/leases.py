@@ -191,8 +191,8 @@ class LeaseVerbs:
         )
 
     def unpin(self, request: pb.UnpinRequest, caller: Caller) -> Answer:
-        """End a pin."""
-        if request.pin_id <= 0:
+        """End a pin; there is none under 0, which pin returns if it held no block."""
+        if request.pin_id < 0:
             message = f"pin_id is {request.pin_id}; it must be a pin_id that pin returned"
             raise InvalidError(message, resource="pin_id")
         command = c.Unpin(pin_id=PinId(request.pin_id), tenant_digest=self._tenant(caller))

@@ -70,7 +70,7 @@ MALFORMED: list[tuple[str, Any, type[Exception], str]] = [
     ("evict", pb.EvictRequest(), InvalidError, "lease_id, keys, num_blocks"),
     ("evict", pb.EvictRequest(num_blocks=1, keys=bytes(32)), InvalidError, "keys, num_blocks"),
     ("reload", pb.ReloadRequest(), InvalidError, "lease_id, keys"),
-    ("unpin", pb.UnpinRequest(), InvalidError, "pin_id"),
+    ("unpin", pb.UnpinRequest(pin_id=-1), InvalidError, "pin_id"),
     ("heartbeat", pb.HeartbeatRequest(lease_ids=b"1234567"), InvalidError, "lease_ids"),
     ("heartbeat", pb.HeartbeatRequest(newest_lease_id=-1), InvalidError, "newest_lease_id"),
     ("step", pb.StepRequest(verbs=b"\x01", lease_ids=bytes(8)), InvalidError, "num_tokens"),
