@@ -198,7 +198,7 @@ def test_truth_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
     lines = said(capsys, "--config", str(file), '--tenants={"a": {"weight": true}}')
 
-    bytes_max, like = f"{1 << 60:,}", "with a unit where you like, as in 8GiB"
+    bytes_max, like = f"{1 << 60:,}", "with or without a unit, as in 8GiB"
     assert [line.removeprefix(f"{file}: ") for line in lines] == [
         "http_port: it is true; write a whole number from 0 to 65,535",
         "device: it is true; write a string",
