@@ -71,9 +71,13 @@ def bytes_are_not_checked() -> None:
     store_file.checksum = lambda block: _Anything(checksum(block))
 
 
-def unfinished_store_has_its_name() -> None:
-    """A store is made under the very name by which the next life looks for it."""
-    store_place._UNFINISHED = ""  # type: ignore[misc]
+def left_over_is_not_known() -> None:
+    """What is left of a store that was being made is taken for a file of others, so that it stays."""
+
+    def is_ours(name: str, directory_fd: int) -> bool:
+        return not name.endswith(".new") or name not in os.listdir(directory_fd)
+
+    store_place.is_ours = is_ours
 
 
 class _Anything(int):
@@ -93,6 +97,6 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
         short_write_is_done,
         failed_write_is_done,
         bytes_are_not_checked,
-        unfinished_store_has_its_name,
+        left_over_is_not_known,
     )
 }

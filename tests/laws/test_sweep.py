@@ -20,7 +20,7 @@ _SYMPTOMS = {
     "short_write_is_done": "lost",
     "failed_write_is_done": "lost",
     "bytes_are_not_checked": "wrong",
-    "unfinished_store_has_its_name": "leaked",
+    "left_over_is_not_known": "leaked",
 }
 _EMPTY_WORLD, _WORLD = 0, 1
 
@@ -42,7 +42,7 @@ def test_no_fault_loses_leaks_or_corrupts() -> None:
 @pytest.mark.parametrize("bug", BUGS)
 def test_sweep_finds_seeded_bug(bug: str) -> None:
     """The sweep detects a store that does one thing wrong."""
-    world = _EMPTY_WORLD if bug == "unfinished_store_has_its_name" else _WORLD
+    world = _EMPTY_WORLD if bug == "left_over_is_not_known" else _WORLD
     words = [sys.executable, "-m", "tests.laws.sweep", "--bug", bug]
     words += ["--seed", str(world), "--syscalls", "pwritev2,fallocate"]
 
