@@ -4,10 +4,12 @@ import pytest
 
 from kvleased.core import cache
 from kvleased.core.admission import room
-from kvleased.core.commands import Reserve
+from kvleased.core.commands import CopyDone, Reserve
+from kvleased.core.copies import landing
 from kvleased.core.ids import Ids
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy import tenants
+from kvleased.core.tier.flights import HELD_BY_LEASES, Flight
 from kvleased.core.waiting import WaitingRoom
 from tests.laws.mended import Mutation
 
@@ -63,6 +65,16 @@ def starting_over_is_starting_last(patch: pytest.MonkeyPatch) -> None:
 def weights_do_not_count(patch: pytest.MonkeyPatch) -> None:
     """All tenants' calls count alike, whatever their weights."""
     patch.setattr(CacheState, "weight_of", lambda *_: 1.0)
+
+
+def calls_start_over_where_nothing_serves_them(patch: pytest.MonkeyPatch) -> None:
+    """A large copy of a lease that comes back ends in parts, even if calls that joined it start over."""
+
+    def is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
+        starts_over = command.failed and flight.purpose not in HELD_BY_LEASES
+        return flight.num_pairs > state.shape.blocks_at_once and not starts_over
+
+    patch.setattr(landing, "_is_apart", is_apart)
 
 
 OF_TURNS: tuple[tuple[Mutation, str], ...] = (

@@ -17,6 +17,7 @@ from tests.unit.service.core.admission import test_group_guesses as group_guesse
 from tests.unit.service.core.admission import test_remedies as remedies
 from tests.unit.service.core.admission import test_room as room
 from tests.unit.service.core.copies import test_cleaning as cleaning
+from tests.unit.service.core.copies import test_landing as landing
 from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
 from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
@@ -63,6 +64,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_ranks.rank_that_never_learned_of_a_lease_has_come: (
         rank_parts.test_rank_whose_call_ended_while_the_lease_was_loading_is_yet_to_come
+    ),
+    of_turns.calls_start_over_where_nothing_serves_them: (
+        landing.test_call_that_starts_over_is_served_by_the_end_of_the_copy_that_it_joined
     ),
     of_turns.copy_counts_as_a_holder: (
         tenants.test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_minimum

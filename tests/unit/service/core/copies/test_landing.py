@@ -49,6 +49,34 @@ def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, i
     return the_copy(outcome), outcome.ticket
 
 
+# Calls that start over ------------------------------------------------------------------------------------------------
+
+
+def test_call_that_starts_over_is_served_by_the_end_of_the_copy_that_it_joined() -> None:
+    """A call that joined the large copy of a lease that comes back is served at once if that copy is damaged."""
+    cache = a_cache(blocks_at_once=1)
+    lease = committed(cache, keys(1, 2, 3), "evicted")
+    evict(cache, lease.lease_id)
+    land(cache, settled(cache))
+    cache.settle()
+    reload(cache, lease.lease_id)
+    back = settled(cache)
+    joined = cache.handle(a_reserve(3, "joined", keys(1, 2, 3), wait_ms=WAIT_MS), 0.0)
+    assert copies(joined) == []
+
+    ended = land(cache, back, failed=(2,))
+
+    granted = woken(ended, joined.ticket, Reserved)
+    assert granted.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def settled(cache: Cache) -> Copy:
+    """Do what a large move has put off, and return the copy that it starts."""
+    cache.settle()
+    (copy,) = [one for one in cache.take_effects() if isinstance(one, Copy)]
+    return copy
+
+
 # Checksums ------------------------------------------------------------------------------------------------------------
 
 
