@@ -114,7 +114,7 @@ def test_worker_whose_loop_has_ended_is_closed_in_any(daemon: Serving, scheme: s
 
     worker = asyncio.run(begin())
 
-    with pytest.raises(InvalidError, match="close it") as caught:
+    with pytest.raises(InvalidError, match="close the worker") as caught:
         asyncio.run(worker.reserve("s", num_tokens=16))
     assert caught.value.rule == "other_loop"
     asyncio.run(worker.close())

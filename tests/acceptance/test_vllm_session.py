@@ -374,7 +374,7 @@ def test_cache_that_is_no_more_is_told_of(tmp_path: Path) -> None:
             heard = [heard_last(registering), heard_last(waiting)]
             with Client(serving.address("unix"), on_doubt="raise") as client:
                 client.register("vllm-test", replace(INPUTS, device_blocks=4))
-            until(lambda: "another engine's" in registering.refusal, "the refusal")
+            until(lambda: "belongs to another engine" in registering.refusal, "the refusal")
             later = [registering.poll(), waiting.poll()]
     finally:
         serving.stop()
