@@ -313,12 +313,12 @@ def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Pa
         with attached(serving, small()) as (client, worker):
             disk_dir.rename(away)
             disk_dir.mkdir(mode=0o700)
-            serving.until(lambda: "another directory" in reason(client, "disk"))
+            serving.until(lambda: "not the same directory" in reason(client, "disk"))
             os.kill(child(serving, "disk-mover"), signal.SIGKILL)
             log = Path(serving.log.name)
             serving.until(lambda: log.read_text().count("disk_store_off") == 2)
             off = [line for line in log.read_text().splitlines() if "disk_store_off" in line]
-            assert "another directory" in off[-1]
+            assert "not the same directory" in off[-1]
             assert not list(disk_dir.iterdir())
 
             disk_dir.rmdir()
