@@ -94,12 +94,10 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
 
 def _is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
     """Tell whether a copy is so large that it ends in parts; not if calls start over, for nothing would serve them."""
-    if flight.num_pairs <= state.shape.blocks_at_once:
-        return False
     # A new lease may also have joined the copy of a lease that comes back.
-    return not command.failed or not any(
-        lease.phase is Phase.LOADING for lease in waiting_for(state, flight)
-    )
+    waiting = waiting_for(state, flight) if command.failed else []
+    starts_over = any(lease.phase is Phase.LOADING for lease in waiting)
+    return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
 
 def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> None:
