@@ -16,7 +16,7 @@ setup: .venv/.ready ## make .venv, once
 	@touch $@
 
 demo: setup ## generate with a real model through the daemon, with faults, and check every token
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(if $(DEVICE),--device $(DEVICE))
 
 serve: setup ## run the daemon in the foreground on CPU memory
 	@$(BIN)/kvleased serve

@@ -31,12 +31,17 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="fewer requests and shorter answers, the same faults"
     )
-    is_quick = parser.parse_args().quick
-    requests = workload.requests(is_quick=is_quick)
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where the model and the pools are: cpu, or a GPU such as cuda:0 (default: %(default)s)",
+    )
+    told = parser.parse_args()
+    requests = workload.requests(is_quick=told.quick)
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="kvlease-demo-") as name:
         with Stage(tally, sum(map(len, requests.values()))) as stage:
-            asyncio.run(_guarded(stage, requests, Path(name), is_quick=is_quick))
+            asyncio.run(_guarded(stage, requests, Path(name), told))
         if tally.failed_checks:
             _show_logs(stage, Path(name))
     stage.console.print(tally.table())
@@ -46,7 +51,10 @@ def main() -> int:
 
 
 async def _guarded(
-    stage: Stage, requests: dict[str, list[workload.Request]], directory: Path, *, is_quick: bool
+    stage: Stage,
+    requests: dict[str, list[workload.Request]],
+    directory: Path,
+    told: argparse.Namespace,
 ) -> None:
     """Run to the end or to the deadline, and count what goes wrong as a check that failed."""
     running = asyncio.current_task()
@@ -56,23 +64,28 @@ async def _guarded(
         asyncio.get_running_loop().add_signal_handler(ending, running.cancel)
     try:
         async with asyncio.timeout(_DEMO_SECONDS_MAX):
-            await _play(stage, requests, directory, is_quick=is_quick)
+            await _play(stage, requests, directory, told)
     except (TimeoutError, RuntimeError, KVLeaseError, OSError) as error:
         stage.check(False, f"no {type(error).__name__}: {error}")
 
 
 async def _play(
-    stage: Stage, requests: dict[str, list[workload.Request]], directory: Path, *, is_quick: bool
+    stage: Stage,
+    requests: dict[str, list[workload.Request]],
+    directory: Path,
+    told: argparse.Namespace,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        reference = await stack.enter_async_context(Reference(directory, is_quick=is_quick))
+        reference = await stack.enter_async_context(
+            Reference(directory, told.device, is_quick=told.quick)
+        )
         answers = asyncio.create_task(reference.answers())
-        daemon = await stack.enter_async_context(Daemon(directory))
+        daemon = await stack.enter_async_context(Daemon(directory, told.device))
         operator = await stack.enter_async_context(AsyncClient(daemon.address))
         await _register(operator)
 
         async def start_worker(name: str) -> Worker:
-            worker = Worker(name, daemon.address, directory, stage.stepped)
+            worker = Worker(name, daemon, directory, stage.stepped)
             return await stack.enter_async_context(worker)
 
         play = Play(

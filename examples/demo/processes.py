@@ -89,10 +89,12 @@ class Child:
 class Daemon(Child):
     """`kvleased serve` with a directory of its own and no TCP port."""
 
-    def __init__(self, directory: Path) -> None:
-        """Note where the sockets go."""
+    def __init__(self, directory: Path, device: str) -> None:
+        """Note where the sockets go, and on which device the pools are."""
+        self.device = device
         self.address = f"unix://{directory}/kvlease.sock"
         options = ["--runtime-dir", str(directory), "--no-listen-tcp", "--no-serve-grpc"]
+        options += ["--device", device]
         super().__init__(
             "kvleased", [sys.executable, "-m", "kvleased", "serve", *options], directory
         )
@@ -117,9 +119,9 @@ class Daemon(Child):
 class Reference(Child):
     """Plain Transformers over the same requests."""
 
-    def __init__(self, directory: Path, *, is_quick: bool) -> None:
+    def __init__(self, directory: Path, device: str, *, is_quick: bool) -> None:
         """Note what to start."""
-        options = ["--quick"] if is_quick else []
+        options = ["--device", device, *(["--quick"] if is_quick else [])]
         super().__init__(
             "reference", [sys.executable, str(_HERE / "reference.py"), *options], directory
         )
@@ -133,10 +135,11 @@ class Worker(Child):
     """One worker process and the events that it tells."""
 
     def __init__(
-        self, name: str, address: str, directory: Path, on_step: Callable[[], None]
+        self, name: str, daemon: Daemon, directory: Path, on_step: Callable[[], None]
     ) -> None:
         """Note what to start; `on_step` is called at every token."""
-        super().__init__(name, [sys.executable, str(_HERE / "worker.py"), address, name], directory)
+        command = [sys.executable, str(_HERE / "worker.py"), daemon.address, name, daemon.device]
+        super().__init__(name, command, directory)
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._on_step = on_step
         self._reader: asyncio.Task[None] | None = None

@@ -1,7 +1,7 @@
 """Own the truth that the demo is compared with: plain Transformers, no kvlease, in a process of its own."""
 
+import argparse
 import json
-import sys
 
 import torch
 import workload
@@ -9,10 +9,14 @@ import workload
 
 def main() -> None:
     """Print one JSON line a request: its id and the tokens that follow its prompt."""
-    model = workload.build_model()
-    parts = workload.requests(is_quick="--quick" in sys.argv)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", required=True)
+    told = parser.parse_args()
+    model = workload.build_model(told.device)
+    parts = workload.requests(is_quick=told.quick)
     for request in (request for part in parts.values() for request in part):
-        prompt = torch.tensor([request.token_ids])
+        prompt = torch.tensor([request.token_ids], device=told.device)
         output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),

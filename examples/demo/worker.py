@@ -17,8 +17,8 @@ from kvlease.integrations.transformers import LeasedCache, generate
 
 def main() -> None:
     """Attach, serve orders until told to stop or until stdin ends, and detach."""
-    address, name = sys.argv[1:]
-    model = workload.build_model()
+    address, name, device = sys.argv[1:]
+    model = workload.build_model(device)
     with (
         kvlease.Client(address) as client,
         client.attach(workload.CACHE, worker_name=name) as worker,

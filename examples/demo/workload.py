@@ -94,12 +94,12 @@ def model_config() -> str:
     return json.dumps(_MODEL)
 
 
-def build_model() -> LlamaForCausalLM:
-    """Build the model with its random weights, the same in every process."""
+def build_model(device: str) -> LlamaForCausalLM:
+    """Build the model on a device, which is named as torch does; its random weights are the same in every process."""
     # Imported here, for the driver needs no torch.
     import torch  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     torch.set_num_threads(1)
     torch.manual_seed(_MODEL_SEED)
-    return LlamaForCausalLM(LlamaConfig(**_MODEL)).eval()
+    return LlamaForCausalLM(LlamaConfig(**_MODEL)).eval().to(device)

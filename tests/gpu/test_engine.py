@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Iterator
 from threading import Thread
-from typing import Final
 
 import numpy as np
 import pytest
@@ -17,51 +16,57 @@ from kvleased.movers import protocol
 from kvleased.movers.gpu.allotting import Allocate, Allocated
 from kvleased.movers.gpu.engine import CudaEngine
 from kvleased.movers.protocol import Batch, Completion, Piece, PoolMap
+from kvleased.movers.rows import checksum
 from tests.gpu.contents import read, write
 
-NUM_BLOCKS, NUM_SLOTS, PAGE_BYTES, NUM_LAYERS = 64, 64, 4096, 4
-BYTES_PER_BLOCK: Final = PAGE_BYTES * NUM_LAYERS
-DEVICE_BYTES: Final = NUM_BLOCKS * BYTES_PER_BLOCK
-POOLS: Final = PoolMap(
-    pool=1,
-    num_blocks=NUM_BLOCKS,
-    num_slots=NUM_SLOTS,
-    bytes_per_slot=BYTES_PER_BLOCK,
-    # The second rank has no layer.
-    device_bytes=(DEVICE_BYTES, 0),
-    pieces=tuple(
-        Piece(
-            rank=0,
-            offset_bytes=layer * NUM_BLOCKS * PAGE_BYTES,
-            block_stride_bytes=PAGE_BYTES,
-            num_bytes=PAGE_BYTES,
-            slot_offset_bytes=layer * PAGE_BYTES,
-        )
-        for layer in range(NUM_LAYERS)
-    ),
-)
+NUM_BLOCKS, NUM_SLOTS, NUM_LAYERS = 72, 72, 4
+
+
+def pools_of(page_bytes: int) -> PoolMap:
+    """Return pools with pages of these bytes, layer after layer."""
+    return PoolMap(
+        pool=1,
+        num_blocks=NUM_BLOCKS,
+        num_slots=NUM_SLOTS,
+        bytes_per_slot=NUM_LAYERS * page_bytes,
+        # The second rank has no layer.
+        device_bytes=(NUM_LAYERS * NUM_BLOCKS * page_bytes, 0),
+        pieces=tuple(
+            Piece(
+                rank=0,
+                offset_bytes=layer * NUM_BLOCKS * page_bytes,
+                block_stride_bytes=page_bytes,
+                num_bytes=page_bytes,
+                slot_offset_bytes=layer * page_bytes,
+            )
+            for layer in range(NUM_LAYERS)
+        ),
+    )
 
 
 class Node:
     """A mover in a thread, the daemon's end of its link, and the memory of one cache."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, page_bytes: int) -> None:
+        pools = pools_of(page_bytes)
+        self.page_bytes, self.bytes_per_block = page_bytes, pools.bytes_per_slot
+        self.device_bytes = pools.device_bytes[0]
         self.link, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(20)
         self.engine = CudaEngine.opened(self.theirs, device)
         self.thread = Thread(target=self.engine.run)
         self.thread.start()
         assert self.link.recv(protocol.PACKET_BYTES_MAX) == protocol.HERE
-        self.link.send(Allocate(number=7, num_bytes=DEVICE_BYTES).encode())
+        self.link.send(Allocate(number=7, num_bytes=self.device_bytes).encode())
         packet, fds, _, _ = socket.recv_fds(self.link, protocol.PACKET_BYTES_MAX, 1)
         self.made = Allocated.decode(packet)
         host_fd = os.memfd_create("host", os.MFD_CLOEXEC)
-        os.posix_fallocate(host_fd, 0, NUM_SLOTS * BYTES_PER_BLOCK)
+        os.posix_fallocate(host_fd, 0, NUM_SLOTS * self.bytes_per_block)
         empty_fd = os.memfd_create("empty", os.MFD_CLOEXEC)
-        first, pieces = POOLS.packets()
+        first, pieces = pools.packets()
         socket.send_fds(self.link, [first], [fds[0], empty_fd, host_fd])
         self.link.send(pieces)
-        self.memory: DeviceMemory = Gpu.opened(device).map(fds[0], DEVICE_BYTES)
+        self.memory: DeviceMemory = Gpu.opened(device).map(fds[0], self.device_bytes)
         self.host_fd = host_fd
         for fd in (*fds, empty_fd):
             os.close(fd)
@@ -86,32 +91,33 @@ class Node:
 
     def fill(self) -> NDArray[np.uint8]:
         """Fill the device pool with random bytes, and return them, indexed by layer, block and byte."""
-        content = np.random.default_rng(3).integers(0, 256, DEVICE_BYTES, np.uint8)
+        content = np.random.default_rng(3).integers(0, 256, self.device_bytes, np.uint8)
         write(self.memory, content)
-        return content.reshape(NUM_LAYERS, NUM_BLOCKS, PAGE_BYTES)
+        return content.reshape(NUM_LAYERS, NUM_BLOCKS, self.page_bytes)
 
     def blocks(self) -> NDArray[np.uint8]:
         """Return the device pool, indexed by layer, block and byte."""
-        return read(self.memory).reshape(NUM_LAYERS, NUM_BLOCKS, PAGE_BYTES)
+        return read(self.memory).reshape(NUM_LAYERS, NUM_BLOCKS, self.page_bytes)
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
         """Return a slot, indexed by layer and byte."""
-        found = os.pread(self.host_fd, BYTES_PER_BLOCK, slot * BYTES_PER_BLOCK)
-        return np.frombuffer(found, np.uint8).reshape(NUM_LAYERS, PAGE_BYTES)
+        found = os.pread(self.host_fd, self.bytes_per_block, slot * self.bytes_per_block)
+        return np.frombuffer(found, np.uint8).reshape(NUM_LAYERS, self.page_bytes)
 
     def close(self) -> None:
-        """End the mover."""
-        self.link.shutdown(socket.SHUT_RDWR)
+        """Let the mover unpin the memory, since its process goes on here, and end it."""
+        self.link.send(protocol.encode_unmap(1))
+        self.link.shutdown(socket.SHUT_WR)
         self.thread.join()
         self.link.close()
         self.theirs.close()
         os.close(self.host_fd)
 
 
-@pytest.fixture
-def node(device: str) -> Iterator[Node]:
-    """Run a mover with one cache."""
-    node = Node(device)
+@pytest.fixture(params=[4 << 10, 64 << 10], ids=["small slots", "large slots"])
+def node(device: str, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Run a mover with one cache; threads sum large slots, and a whole pool of them is offloaded in parts."""
+    node = Node(device, request.param)
     yield node
     node.close()
 
@@ -120,7 +126,7 @@ def test_mover_says_what_it_made(node: Node) -> None:
     """The mover sends, with the descriptor, all that another process needs to map the memory."""
     assert node.made.number == 7
     assert node.made.device_uuid == node.memory.device.uuid
-    assert node.made.mapped_bytes >= DEVICE_BYTES
+    assert node.made.mapped_bytes >= node.device_bytes
     assert not node.made.reason
 
 
@@ -150,8 +156,10 @@ def test_blocks_go_down_and_come_back(node: Node) -> None:
 
     assert (down.number, scrubbed.number, up.number) == (1, 2, 3)
     assert all(one.is_done for one in (down, scrubbed, up))
-    assert len(down.checksums) == 24
-    assert down.num_bytes == 3 * BYTES_PER_BLOCK
+    images = [np.ascontiguousarray(before[:, block]) for block in (5, 6, 40)]
+    sums = np.frombuffer(down.checksums, np.uint64).tolist()
+    assert sums == [checksum(image.data) for image in images]
+    assert down.num_bytes == 3 * node.bytes_per_block
     assert (node.slot(9) == before[:, 6]).all()
     assert not zeros[:, [5, 6, 40]].any()
     assert (node.blocks() == before).all()
@@ -198,5 +206,8 @@ def test_pools_are_let_go_of_after_what_was_sent_before(node: Node) -> None:
 
     done, refused = node.answer(), node.answer()
     assert (done.is_done, refused.is_done) == (True, False)
-    assert (node.slot(63) == before[:, 63]).all()
+    images = [np.ascontiguousarray(before[:, block]) for block in range(NUM_BLOCKS)]
+    sums = np.frombuffer(done.checksums, np.uint64).tolist()
+    assert sums == [checksum(image.data) for image in images]
+    assert all((node.slot(slot) == before[:, slot]).all() for slot in range(NUM_SLOTS))
     assert (node.blocks() == before).all()

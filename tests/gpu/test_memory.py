@@ -14,7 +14,12 @@ import pytest
 from kvlease.cuda import DeviceMemory, device_at, device_of, import_memory
 from kvlease.errors import InvalidError
 from kvleased.memory.cuda import Gpu
-from kvleased.movers.gpu.streams import COPIES_A_CALL_MAX, GpuStream, GpuStreams
+from kvleased.movers.gpu.streams import (
+    COPIES_A_CALL_MAX,
+    GpuStream,
+    GpuStreams,
+    batched_copy,
+)
 from kvleased.movers.spans import Spans
 from tests.gpu.contents import read, write
 
@@ -150,7 +155,8 @@ def test_scattered_copies_move_their_bytes_and_no_others(
 ) -> None:
     """Batched or one by one, in both directions, every span arrives and nothing else changes."""
     streams, memory = GpuStreams.opened(gpu), _made(gpu)
-    stream = GpuStream(gpu, streams.others._handle, is_batched=is_batched)
+    batched = batched_copy() if is_batched else None
+    stream = GpuStream(gpu, streams.others._handle, batched)
     host = np.frombuffer(bytearray(PATTERN.tobytes()), np.uint8)
     gpu.pin(host.ctypes.data, len(host))
     write(memory, np.zeros(NUM_BYTES, np.uint8))

@@ -63,18 +63,19 @@ class LeasedCache(Cache):
 
         `items` stand for tokens of the prompt and are placed from its start; reserve the lease with the same items.
         """
-        device = _device_of(worker)
+        region = _region_of(worker)
+        layers = layer_views(worker.plan, region)
         self._worker = worker
-        self._blocks = LeasedBlocks(worker, lease, blocks_ahead, num_tokens_max)
+        self._blocks = LeasedBlocks(
+            worker, lease, blocks_ahead, num_tokens_max, layers[0].states.device
+        )
         present = lease.hit_tokens
         self._blocks.shared_tokens = present
         self._chain = worker.keys.grow(worker.plan.hash_block_tokens)
         self._unsaid_items = tuple(items)
         self._pages = [
             LeasedLayer(self._blocks, _pages_of(tensors, placed), present)
-            for tensors, placed in zip(
-                layer_views(worker.plan, device), worker.plan.layers, strict=True
-            )
+            for tensors, placed in zip(layers, worker.plan.layers, strict=True)
         ]
         super().__init__(layers=list(self._pages))
 
@@ -96,7 +97,7 @@ class LeasedCache(Cache):
         was registered for another model, and a prompt with a placeholder that no item covers. No hit ends inside an
         item. If no lease is granted, the refusal is raised.
         """
-        _device_of(worker)
+        _region_of(worker)
         if model is not None:
             require_model(model, worker.plan)
             require_items(model, token_ids, items)
@@ -178,6 +179,7 @@ class LeasedCache(Cache):
         )
         self._unsaid_items = ()
         keys = chain.keys[first_key * BYTES_PER_KEY : num_keys * BYTES_PER_KEY]
+        self._blocks.settle()
         # From here on others may read the blocks, even if the answer is lost on its way.
         self._blocks.shared_tokens = num_keys * tokens_per_key
         self.lease.commit(num_keys * tokens_per_key, keys, first_key)
@@ -208,6 +210,8 @@ class LeasedCache(Cache):
 
     def release(self) -> None:
         """End the lease; committed blocks stay findable."""
+        # The blocks may be another's at once, and work that is still under way would write or read them.
+        self._blocks.settle()
         self.lease.release()
 
     def __enter__(self) -> Self:
@@ -249,7 +253,7 @@ def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
     )
 
 
-def _device_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
+def _region_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
     if worker.gpu is not None:
         return worker.gpu
     if worker.device is None:

@@ -23,11 +23,17 @@ class LeasedBlocks:
     """The blocks of one lease as index tensors, one for each group; all layers of a cache share them."""
 
     def __init__(
-        self, worker: Worker, lease: Lease, blocks_ahead: int, num_tokens_max: int | None
+        self,
+        worker: Worker,
+        lease: Lease,
+        blocks_ahead: int,
+        num_tokens_max: int | None,
+        device: torch.device,
     ) -> None:
         plan = worker.plan
         longest = plan.longest_request_tokens
         self.lease = lease
+        self._device = device
         self.num_tokens_max = min(num_tokens_max or longest, longest)
         self.shared_tokens = 0
         self._tokens_per_block = [group.tokens_per_block for group in plan.groups]
@@ -69,7 +75,7 @@ class LeasedBlocks:
         """Return the block id of each token that is to be written, and its offset in that block."""
         if first_token < self.shared_tokens:
             raise WrongStateError("Committed blocks are never written again.")
-        tokens = torch.arange(first_token, first_token + num_tokens)
+        tokens = torch.arange(first_token, first_token + num_tokens, device=self._device)
         tokens_per_block = self._tokens_per_block[group]
         return self._tables[group][tokens // tokens_per_block], tokens % tokens_per_block
 
@@ -80,8 +86,14 @@ class LeasedBlocks:
         end = blocks_covering(end_token, tokens_per_block)
         return self._tables[group][first:end], offset
 
+    def settle(self) -> None:
+        """Wait until the device has done all work given to it: only then do the blocks hold what was computed."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
     def evict(self) -> int:
         self.require_live()
+        self.settle()
         evicted = self.lease.evict()
         if not self.lease.is_evicted:
             raise self.lease.refusal or UnknownLeaseError
@@ -101,7 +113,7 @@ class LeasedBlocks:
 
     def _read_tables(self) -> None:
         self._tables = [
-            torch.from_numpy(self.lease.blocks(group).astype(np.int64))
+            torch.from_numpy(self.lease.blocks(group).astype(np.int64)).to(self._device)
             for group in range(len(self._tokens_per_block))
         ]
 

@@ -1,11 +1,12 @@
 """Own copies between pools on a GPU and the host pool; `streams` owns how a GPU carries them out.
 
-Nothing waits in a step: a batch is begun, its checksums are taken a few at a time, and it ends when the GPU has done
-its part. Checksums are taken over the host's bytes: of an offload after they have arrived, of a reload while they are
-sent.
+Nothing waits in a step: a batch is begun, and it ends when the GPU has done its part and all checksums are taken. They
+are taken over the host's bytes: of an offload as part after part arrives, of a reload while they are sent.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from time import sleep
 from typing import Final, Protocol, Self
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from kvleased.core.effects import Direction
 from kvleased.movers.batches import URGENT
 from kvleased.movers.gpu.pins import Pins
+from kvleased.movers.gpu.summing import Summing
 from kvleased.movers.pools import (
     Copied,
     OutOfBoundsError,
@@ -28,11 +30,11 @@ from kvleased.movers.pools import (
     slots_in,
 )
 from kvleased.movers.protocol import Batch, Piece
-from kvleased.movers.rows import Pool, checksum
-from kvleased.movers.spans import End, Spans, Way
+from kvleased.movers.rows import Pool
+from kvleased.movers.spans import End, Ids, Spans, Way
 
-STEP_BYTES: Final = 4 << 20
-"""Bytes that are summed before the next look at what else there is to do."""
+PART_BYTES: Final = 16 << 20
+"""Bytes of an offload that are summed while later ones arrive."""
 POLL_SECONDS: Final = 20e-6
 """Seconds between two looks at events when there is nothing else to do."""
 
@@ -84,40 +86,41 @@ class Memory(Protocol):
         """Unmap it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some blocks of a batch, which the GPU has been given."""
+
+    mark: Mark
+    """The place in the stream behind their copies."""
+    slot_ids: list[int]
+    """The slots that are to be summed when the copies have ended; none if nothing is to be summed then."""
+
+
 class Work:
     """A batch that has begun."""
 
-    def __init__(
-        self, mark: Mark, *, batch: Batch, images: Pool, slot_ids: NDArray[np.int32]
-    ) -> None:
-        """Take the slots whose bytes are to be summed, in the order of the batch; none if nothing is to be summed."""
+    def __init__(self, parts: Sequence[Part], *, batch: Batch, summing: Summing) -> None:
+        """Take the parts in the order in which they end."""
         self.batch = batch
-        self._mark = mark
-        self._images = images
-        self._slot_ids = slot_ids.tolist()
-        self._sums: list[int] = []
-        self._is_moved = False
+        self._under_way = deque(parts)
+        self._summing = summing
 
     def step(self) -> bool:
         """Do what can be done without waiting, but not for long; tell whether anything was done."""
-        was_moved = self._is_moved
-        self._is_moved = was_moved or self._mark.is_done
-        may_sum = self._is_moved or self.batch.direction is not Direction.OFFLOAD
-        missing = self._slot_ids[len(self._sums) :] if may_sum else []
-        slots_a_step = max(1, STEP_BYTES // max(1, self._images.shape[1]))
-        for slot in missing[:slots_a_step]:
-            self._sums.append(checksum(self._images[slot].data))
-        return bool(missing) or self._is_moved is not was_moved
+        num_before = len(self._under_way)
+        while self._under_way and self._under_way[0].mark.is_done:
+            self._summing.add(self._under_way.popleft().slot_ids)
+        return self._summing.step() or len(self._under_way) < num_before
 
     @property
     def is_over(self) -> bool:
         """Whether everything has been moved and summed."""
-        return self._is_moved and len(self._sums) == len(self._slot_ids)
+        return not self._under_way and self._summing.is_over
 
     def copied(self) -> Copied:
         """Return the result, once the work is over."""
         assert self.is_over, "still under way"
-        sums = np.array(self._sums, np.uint64)
+        sums = np.array(self._summing.sums, np.uint64)
         if self.batch.direction is Direction.OFFLOAD:
             return Copied(checksums=sums.tobytes())
         wanted = np.frombuffer(self.batch.checksums, np.uint64)
@@ -136,9 +139,11 @@ class CudaPools:
     pieces: tuple[Piece, ...]
     streams: Streams
     pins: Pins
+    threads: Executor
+    """Threads that take checksums."""
 
     @classmethod
-    def laid(
+    def laid(  # noqa: PLR0913 - each is a part of the pools
         cls,
         devices: tuple[Memory, ...],
         host: Region,
@@ -147,6 +152,7 @@ class CudaPools:
         bytes_per_slot: int,
         streams: Streams,
         pins: Pins,
+        threads: Executor,
     ) -> Self:
         """Lay a cache over its regions; no piece of its blocks is known yet."""
         return cls(
@@ -156,6 +162,7 @@ class CudaPools:
             pieces=(),
             streams=streams,
             pins=pins,
+            threads=threads,
         )
 
     def with_pieces(self, pieces: Sequence[Piece]) -> Self:
@@ -169,6 +176,7 @@ class CudaPools:
             pieces=found,
             streams=self.streams,
             pins=self.pins,
+            threads=self.threads,
         )
 
     @property
@@ -192,20 +200,15 @@ class CudaPools:
             batch, num_blocks=self.num_blocks, num_slots=len(self.slots)
         )
         stream = self.streams.urgent if direction in URGENT else self.streams.others
-        spans = Spans.of(self._ways(direction), sources, targets)
-        slot_ids = _NO_SLOTS
-        if direction is Direction.SCRUB:
-            stream.zero(spans)
-        elif direction is Direction.DUPLICATE:
-            stream.copy(spans, is_pinned=True)
-        elif direction is Direction.OFFLOAD:
-            self._copy(stream, spans, host_is_source=False)
-            slot_ids = targets if batch.with_checksums else _NO_SLOTS
+        summing = Summing(self.slots[:, : self.image_bytes], self.threads)
+        if direction is Direction.OFFLOAD and batch.with_checksums:
+            parts = self._offloaded_in_parts(stream, sources, targets)
         else:
-            self._copy(stream, spans, host_is_source=True)
-            slot_ids = sources if len(wanted) else _NO_SLOTS
-        images = self.slots[:, : self.image_bytes]
-        return Work(stream.mark(), batch=batch, images=images, slot_ids=slot_ids)
+            self._give(stream, direction, Spans.of(self._ways(direction), sources, targets))
+            parts = [Part(stream.mark(), [])]
+        if len(wanted):
+            summing.add(sources.tolist())
+        return Work(parts, batch=batch, summing=summing)
 
     def carry_out(self, batch: Batch) -> Copied:
         """Carry out a batch, and wait for its end.
@@ -240,6 +243,23 @@ class CudaPools:
         for device in self.devices:
             device.close()
 
+    def _give(self, stream: Stream, direction: Direction, spans: Spans) -> None:
+        if direction is Direction.SCRUB:
+            stream.zero(spans)
+        elif direction is Direction.DUPLICATE:
+            stream.copy(spans, is_pinned=True)
+        else:
+            self._copy(stream, spans, host_is_source=direction is not Direction.OFFLOAD)
+
+    def _offloaded_in_parts(self, stream: Stream, sources: Ids, targets: Ids) -> list[Part]:
+        blocks_a_part = max(1, PART_BYTES // max(1, self.image_bytes))
+        ways, parts = self._ways(Direction.OFFLOAD), []
+        for start in range(0, len(targets), blocks_a_part):
+            some = slice(start, start + blocks_a_part)
+            self._give(stream, Direction.OFFLOAD, Spans.of(ways, sources[some], targets[some]))
+            parts.append(Part(stream.mark(), targets[some].tolist()))
+        return parts
+
     def _copy(self, stream: Stream, spans: Spans, *, host_is_source: bool) -> None:
         for part, is_pinned in self.pins.sorted(spans, host_is_source=host_is_source):
             stream.copy(part, is_pinned=is_pinned)
@@ -267,5 +287,4 @@ class CudaPools:
         return [piece for piece, is_replica in pairs if not is_replica]
 
 
-_NO_SLOTS: Final = np.zeros(0, np.int32)
 _FIRST: Final = np.zeros(1, np.int32)

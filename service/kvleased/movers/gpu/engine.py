@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -22,6 +23,7 @@ from kvleased.movers.gpu.allotting import ALLOCATE, Allocate, Allocated
 from kvleased.movers.gpu.cuda import POLL_SECONDS, CudaPools, Memory, Streams, Work
 from kvleased.movers.gpu.pins import Pins
 from kvleased.movers.gpu.streams import GpuStreams
+from kvleased.movers.gpu.summing import num_threads
 from kvleased.movers.pools import OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
 from kvleased.telemetry import logs
@@ -34,6 +36,7 @@ class CudaLayer:
         """Take the GPU, and the streams for its copies."""
         self.gpu = gpu
         self._streams = streams
+        self._threads = ThreadPoolExecutor(num_threads(), thread_name_prefix="checksums")
 
     @classmethod
     def opened(cls, setting: str) -> Self:
@@ -71,6 +74,7 @@ class CudaLayer:
             bytes_per_slot=message.bytes_per_slot,
             streams=self._streams,
             pins=pins,
+            threads=self._threads,
         )
         return pools, host, pins
 

@@ -176,8 +176,28 @@ class Rows:
         return self.address + rows * self.row_stride_bytes
 
 
+class Pins(Protocol):
+    """The pool that is pinned for a GPU."""
+
+    @property
+    def wanted(self) -> Rows | None:
+        """The pool that is pinned, or is being pinned."""
+
+    def has(self, rows: Rows) -> bool:
+        """Tell whether a pool is pinned."""
+
+    def begin(self, rows: Rows) -> None:
+        """Begin to pin a pool in place of the previous one, which no copy may use any more."""
+
+    def end(self) -> None:
+        """Unpin the pool; no copy may use it any more."""
+
+
 class Copies(Protocol):
     """Copies of pages: on a device in the background, on a host at once."""
+
+    def takes(self, rows: Rows) -> bool:
+        """Tell whether a pool can be copied from and to by now; if not, begin what is missing."""
 
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
         """Begin to copy from the engine's tensors, the first of each pair, into the pool's rows."""
@@ -206,6 +226,10 @@ class HostCopies:
         """Begin with no jobs."""
         self._through: list[int] = []
 
+    def takes(self, rows: Rows) -> bool:  # noqa: ARG002 - the contract
+        """Return True: any memory will do."""
+        return True
+
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
         """Copy at once."""
         self._copy(job_id, pairs)
@@ -233,20 +257,30 @@ class HostCopies:
 
 
 class StreamCopies:
-    """Copies between a GPU and the pinned pool, on one side stream for each direction. Not tested on a GPU.
+    """Copies between a GPU and the pinned pool, on one side stream for each direction.
 
     A copy starts after the work that the model's stream has been given so far, so that a store reads finished pages and
     a load overwrites no page that is still read. Loads also wait for earlier stores, and stores for earlier loads.
     """
 
-    def __init__(self, torch: Any, device: Any, submit: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(
+        self, torch: Any, device: Any, submit: Callable[[Any, Any, Any], None], pins: Pins
+    ) -> None:
         """Make the streams; `submit` copies on the current stream, given sources, targets and each copy's bytes."""
         self._torch = torch
         self._submit = submit
+        self._pins = pins
         self._device = device
         self._storing = torch.cuda.Stream(device=device)
         self._loading = torch.cuda.Stream(device=device)
         self._under_way: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def takes(self, rows: Rows) -> bool:
+        """Tell whether the pool is pinned; begin to pin it if it is another one than before."""
+        if self._pins.wanted is not rows:
+            self.wait(set(self._under_way))
+            self._pins.begin(rows)
+        return self._pins.has(rows)
 
     def store(self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]]) -> None:
         """Copy on the store stream."""
@@ -269,8 +303,9 @@ class StreamCopies:
             self._under_way[job_id][0].synchronize()
 
     def close(self) -> None:
-        """Wait for all copies."""
+        """Wait for all copies, and unpin the pool."""
         self.wait(set(self._under_way))
+        self._pins.end()
 
     def _begin(
         self, job_id: int, pairs: list[tuple[Addresses, Addresses, int]], stream: Any, other: Any

@@ -32,6 +32,7 @@ from kvlease.integrations.vllm.offload.copies import (
     moves_of,
     pairs_of,
 )
+from kvlease.integrations.vllm.offload.pinning import Pinning
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -142,9 +143,11 @@ class PoolWorker(OffloadingWorker):
     def _begin(
         self, job_id: int, blocks: GPULoadStoreSpec, spec: Any, *, is_store: bool
     ) -> _Transfer | None:
-        """Start a job's copies; return None if its rows are not in the mapped memory, or carry other keys."""
+        """Start a job's copies; return None if its rows are not in memory that can be copied, or carry other keys."""
         mapped = self._mapped()
         if mapped is None or mapped.pool != spec.pool or not mapped.rows.has(spec.rows):
+            return None
+        if not self._copies.takes(mapped.rows):
             return None
         wrong = self._wrong(mapped.rows, spec, is_store=is_store)
         if wrong.any():
@@ -240,8 +243,8 @@ def worker_of(
 
 
 def _stream_copies(device: Any) -> StreamCopies:
-    """Return copies that use the driver's batched call, as vLLM's own offloading does. Not tested on a GPU."""
+    """Return copies that use the driver's batched call, as vLLM's own offloading does."""
     import torch  # noqa: PLC0415 - only where there is a GPU
     from vllm import _custom_ops as ops  # noqa: PLC0415
 
-    return StreamCopies(torch, device, ops.swap_blocks_batch)
+    return StreamCopies(torch, device, ops.swap_blocks_batch, Pinning(torch, device))

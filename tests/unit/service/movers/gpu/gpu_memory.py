@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,6 +129,7 @@ def laid_on_gpu(
         bytes_per_slot=bytes_per_slot,
         streams=Streams(),
         pins=pins,
+        threads=ThreadPoolExecutor(2),
     )
     return pools.with_pieces(pieces)
 
