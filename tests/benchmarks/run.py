@@ -17,6 +17,7 @@ import calls
 import copies
 import core_alone
 import gpu_copies
+import gpu_facts
 import hostile
 import hybrid
 import keys
@@ -40,6 +41,7 @@ BENCHMARKS: Final[dict[str, Callable[[Path], list[Figure]]]] = {
     "serving": serving.serving,
     "copies": copies.evict_and_reload,
     "gpu": gpu_copies.evict_and_reload,
+    "gpu-facts": gpu_facts.facts,
     "lag": lag.lag,
     "scrape": scraping.scraping,
     "hostile": hostile.hostile,

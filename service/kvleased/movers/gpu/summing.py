@@ -17,10 +17,10 @@ STEP_BYTES: Final = 4 << 20
 """Bytes of small slots that are summed before the next look at what else there is to do."""
 TASK_BYTES: Final = 2 << 20
 """Bytes of large slots that a thread sums in one go."""
-THREADED_BYTES: Final = 128 << 10
-"""Bytes of a slot from which on other threads run while xxhash sums it."""
-THREADS_MAX: Final = 6
-"""Threads that sum; they keep up with a bus of PCIe 5, 55 GB/s, if each has a core."""
+THREADED_BYTES: Final = 256 << 10
+"""Bytes of a slot from which on threads are worth it: of smaller ones the handing over takes as long as the sum."""
+THREADS_MAX: Final = 8
+"""Threads that sum, if each has a core; beyond these, no size of a slot gains by more."""
 
 
 def num_threads() -> int:
