@@ -15,7 +15,7 @@ from kvleased.core.admission.parking import larger
 from kvleased.core.admission.remedies import longer_wait, remedies
 from kvleased.core.admission.room import num_slots_available
 from kvleased.core.admission.shortages import Shortage, lack_of, lack_of_leases, shortage
-from kvleased.core.commands import Fork, Reload
+from kvleased.core.commands import Extend, Fork, Reload
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
 from kvleased.core.lease.phases import Phase
@@ -44,7 +44,9 @@ def refusal(
         return PoolFullError(retry_after_ms=state.shape.retry_after_ms)
     lack = shortage(state, waiter, num_ahead)
     after = f"after {waited:.1f} s: " if waited else ""
-    then = f"try again after retry_after_ms, or {_instead(state, waiter, lack)}"
+    then = _of_own_lease(state, waiter, lack)
+    if not then:
+        then = f"try again after retry_after_ms, or {_instead(state, waiter, lack)}"
     changes = remedies(state, waiter, lack) if state.detail is Detail.ALL else ()
     return _full(state, state.workers[waiter.worker_id], lack, (after, then), changes)
 
@@ -57,6 +59,24 @@ def fork_full(
     lack = lack_of(state, tenant, need, NOTHING, num_ahead, of_leases)
     then = "try again after retry_after_ms, or reserve with a wait_ms instead, because a fork does not wait for room"
     return _full(state, tenant, lack, ("", then), changes)
+
+
+def _of_own_lease(state: CacheState, waiter: Waiter, lack: Shortage) -> str:
+    """Say what helps a lease that has so much that the rest of the pool is too little for it; "" if waiting may help.
+
+    Only states that are computed and not committed take a lease so far: its requests fit if it commits as it goes.
+    """
+    if not isinstance(waiter.command, Extend):
+        return ""
+    lease = state.leases.by_id[waiter.command.lease_id]
+    num_own = state.leases.num_entries(lease)
+    most = min(state.shape.usable_blocks, limits_of(state, lease.tenant).max_blocks)
+    if lease.phase is not Phase.ACTIVE or num_own + lack.need <= most:
+        return ""
+    return (
+        f"the lease has {counted(num_own, 'block')} itself, so no wait helps: commit what it has computed, which gives "
+        "blocks back, then try again, or release it"
+    )
 
 
 def _instead(state: CacheState, waiter: Waiter, lack: Shortage) -> str:

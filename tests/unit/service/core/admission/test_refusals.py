@@ -47,7 +47,16 @@ from tests.unit.service.core.builders import (
     wakes,
     woken,
 )
-from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, crossed, reserve_tokens
+from tests.unit.service.core.grouped import (
+    FULL,
+    STATE,
+    WINDOW,
+    cache_of,
+    commit_tokens,
+    crossed,
+    extend_tokens,
+    reserve_tokens,
+)
 
 
 def refused(cache: Cache, command: c.Command, kind: Any = PoolFullError, now: float = 0.0) -> Any:
@@ -386,6 +395,36 @@ def test_extend_learns_how_far_it_can_grow() -> None:
     assert error.remedies == ("num_tokens=20",)
     fewer = c.Extend(worker_id=WORKER, lease_id=lease.lease_id, num_tokens=20)
     assert len(answer(cache.handle(fewer, 0.0), Extended).block_ids) == 12
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_lease_that_is_in_its_own_way_is_told_to_commit(num_ahead: int) -> None:
+    """A lease that has so much that it could not have the rest if it were alone is told what helps: no wait does."""
+    cache = cache_of(STATE, FULL, num_blocks=10)
+    lease_id = reserve_tokens(cache, 4).lease_id
+    for num_tokens in (8, 12, 16):
+        extend_tokens(cache, lease_id, num_tokens)
+    more = c.Extend(worker_id=WORKER, lease_id=lease_id, num_tokens=20)
+    for _ in range(num_ahead):
+        wait_for(cache, 5, "other")
+
+    error = refused(cache, more)
+
+    assert "the lease has 8 blocks itself, so no wait helps: commit" in error.message
+    assert error.remedies == ()
+    commit_tokens(cache, lease_id, 16)
+    answer(cache.handle(more, 0.0), Extended)
+
+
+def test_lease_that_needs_what_others_have_is_told_to_wait() -> None:
+    """A lease for which there is room once others leave is not told to commit."""
+    cache = cache_of(STATE, FULL, num_blocks=10)
+    lease_id = reserve_tokens(cache, 4).lease_id
+    reserve_tokens(cache, 12, "other")
+
+    error = refused(cache, c.Extend(worker_id=WORKER, lease_id=lease_id, num_tokens=20))
+
+    assert "allow a longer wait_ms" in error.message
 
 
 def test_reload_is_told_no_number_of_tokens() -> None:
