@@ -17,6 +17,7 @@ import pytest
 from kvlease import (
     CacheOptions,
     Client,
+    CopyFailedError,
     DeadlineError,
     FullAttention,
     PlanInputs,
@@ -182,6 +183,27 @@ def test_host_pool_outlives_all_processes(tmp_path: Path, host_dir: Path) -> Non
         second.until(lambda: client.stats("main").caches[0].num_workers == 0)
         client.delete_cache("main")
         assert [entry.name for entry in host_dir.iterdir()] == ["secret"]
+
+
+@needs_memory
+def test_lease_with_damaged_bytes_has_ended_at_both_ends(tmp_path: Path, host_dir: Path) -> None:
+    """A reload that finds the lease's bytes damaged ends the lease, and the worker knows it from the refusal."""
+    with (
+        served(tmp_path / "run", "--host-dir", str(host_dir)) as serving,
+        Client(serving.address("unix")) as client,
+    ):
+        _ready(serving, client, INPUTS, CacheOptions())
+        with client.attach("main") as worker:
+            lease = worker.reserve("damaged", num_tokens=NUM_TOKENS)
+            assert lease.evict(wait_ms=20_000).num_evicted == NUM_BLOCKS // 2
+            (slots,) = host_dir.glob("*.slots")
+            slots.write_bytes(b"\xff" * slots.stat().st_size)
+
+            lease.reload(wait_ms=20_000)
+
+            assert isinstance(lease.refusal, CopyFailedError)
+            assert not lease.is_live
+            assert client.inspect("main", "leases").num_total == 0
 
 
 @needs_memory

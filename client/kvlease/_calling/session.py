@@ -8,15 +8,12 @@ import numpy as np
 from google.protobuf.message import Message
 
 from kvlease._calling.answers import misses
+from kvlease._calling.failures import ends_lease
 from kvlease._calling.grants import Grant, GroupedGrant, unpacked
 from kvlease._calling.link import Link
 from kvlease.errors import (
     IdReusedError,
-    InvalidError,
     KVLeaseError,
-    NotYoursError,
-    RefusedError,
-    StaleError,
     UnknownLeaseError,
 )
 from kvlease.groups import GroupShape, Keeps
@@ -298,7 +295,7 @@ class Session:
         """Note why a verb failed; if the daemon no longer grants us the lease, the lease is lost."""
         with self.lock:
             grant.refusal = error
-            if isinstance(error, StaleError | NotYoursError):
+            if ends_lease(error):
                 self._lose(grant, error)
 
     def heard(self, unknown_lease_ids: list[int], newest_lease_id: int, epoch: int) -> None:
@@ -393,8 +390,3 @@ def _held_already(grant: Grant) -> IdReusedError:
     return IdReusedError(
         f"{message}use or release that lease, or give the request another id", resource="request_id"
     )
-
-
-def is_doubt(error: KVLeaseError) -> bool:
-    """Tell whether a call that failed with this error may nevertheless have been carried out."""
-    return not isinstance(error, RefusedError | StaleError | NotYoursError | InvalidError)

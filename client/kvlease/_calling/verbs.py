@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from kvlease._calling import calls, flows
 from kvlease._calling.calls import Ask
+from kvlease._calling.failures import is_doubt
 from kvlease._calling.flows import Flow
 from kvlease._calling.grants import Grant, unpacked
-from kvlease._calling.session import Floor, Session, is_doubt
+from kvlease._calling.session import Floor, Session
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,

@@ -93,7 +93,7 @@ _OF_OPERATION: Final[Mapping[str, Kinds]] = {"end_worker": (NoSuchWorkerError,)}
 _EXAMPLES: Final = (
     BusyError(resource="waiting", need=257, limit=256, retry_after_ms=100),
     CacheInUseError("2 workers are attached to this cache; detach them first", resource="workers", need=0, available=2),
-    CopyFailedError("the block's bytes are not the ones that were written; recompute them", resource="host"),
+    CopyFailedError("bytes of the lease do not match their checksum, so it ended; reserve again", resource="lease"),
     DeadlineError(resource="blocks", need=12, available=3, retry_after_ms=400),
     DrainingError(resource="daemon", retry_after_ms=5000),
     EncodedBodyError((

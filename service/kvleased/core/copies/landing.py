@@ -108,7 +108,7 @@ def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> N
         failed = np.zeros(flight.num_pairs, np.bool_)
         failed[list(command.failed)] = True
         error = CopyFailedError("some bytes did not match their checksum; recompute them")
-        retire_sources(state, flight, failed, error)
+        retire_sources(state, flight, failed)
         disappoint(state, flight, error, now)
     if len(flight.targets):
         _take_over(state, flight, failed, command.checksums)

@@ -6,6 +6,7 @@ lease whose own bytes are damaged ends.
 """
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from kvleased.core.verbs.moving import here
 from kvleased.core.verbs.parting import calls_beside
 from kvleased.core.waiting import Waiter
 
+_ENDED: Final = "bytes of the lease do not match their checksum, so it ended; reserve again"
+
 
 def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
     """Return the leases that wait for a copy."""
@@ -37,9 +40,7 @@ def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
     return [lease] if lease is not None and flight.copy_id in lease.pending else []
 
 
-def retire_sources(
-    state: CacheState, flight: Flight, failed: NDArray[np.bool_], error: CopyFailedError
-) -> None:
+def retire_sources(state: CacheState, flight: Flight, failed: NDArray[np.bool_]) -> None:
     """Take damaged slots out of use, and end the evicted leases whose bytes they had.
 
     Nothing is retired for the remote store, which may forget anything, nor for a copy down to a store, whose sources
@@ -52,6 +53,7 @@ def retire_sources(
     elif flight.direction is Direction.RELOAD:
         damaged = flight.sources[failed]
         state.counters["checksum_failures"] += _retire(state.host, damaged)
+        error = CopyFailedError(_ENDED, resource="lease")
         for lease in list(state.leases.by_id.values()):
             is_below = lease.phase in (Phase.EVICTED, Phase.RELOADING)
             if is_below and np.isin(state.leases.blocks_of(lease), damaged).any():
