@@ -77,6 +77,10 @@ class UnusableError(OSError):
         super().__init__(number, reason)
 
 
+class ForbiddenError(UnusableError):
+    """A file of an earlier life may not be used until somebody changes its owner, mode or names."""
+
+
 class _ForeignError(Exception):
     """A file under the right name is not ours."""
 
@@ -86,7 +90,7 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
 
     Raises:
         NoRoomError: the directory has no room for them.
-        UnusableError: they exist, but cannot be opened or read, or are not this user's alone.
+        UnusableError: they exist, but cannot be opened or read; a ForbiddenError if they are not this user's alone.
         OSError: they cannot be made for another reason.
     """
     with _opened(directory) as dir_fd:
@@ -198,7 +202,7 @@ def _find(directory: Path, dir_fd: int, identity: bytes, sizes: HostSizes) -> Ho
             _require(found == wanted, f"a file has {found} bytes, not {wanted}")
         for file in (records, slots):
             if fault := _fault(file.path, file.status):
-                raise UnusableError(errno.EPERM, f"{fault}{_LEFT}")
+                raise ForbiddenError(errno.EPERM, f"{fault}{_LEFT}")
         opened.pop_all()
         return HostFiles(slots_fd=slots.fd, records_fd=records.fd, is_found=True)
 
@@ -240,7 +244,7 @@ def _open(dir_fd: int, path: Path, opened: ExitStack) -> _File | None:
             return None
         except PermissionError as error:
             fault = _fault(path, status) or _shut(path, status)
-            raise UnusableError(errno.EACCES, f"{fault}{_LEFT}") from error
+            raise ForbiddenError(errno.EACCES, f"{fault}{_LEFT}") from error
         opened.callback(os.close, fd)
         status = os.fstat(fd)
     _require(stat.S_ISREG(status.st_mode) and status.st_nlink > 0, "it is no plain file")

@@ -10,7 +10,7 @@ import structlog
 from blake3 import blake3
 
 from kvlease import disk_file
-from kvlease.errors import NeverFitsError, PoolFullError
+from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
@@ -208,6 +208,7 @@ class Maker:
 
         Raises:
             PoolFullError: the memory cannot be had.
+            WrongStateError: the files of the host pool are not this user's alone.
         """
         packed, digest = regions.packed_plan(planned)
         fds: dict[str, int] = {}
@@ -249,12 +250,13 @@ class Maker:
         except OSError as error:
             is_there = isinstance(error, host_files.UnusableError)
             done = "used" if is_there else "made"
-            raise PoolFullError(
+            is_forbidden = isinstance(error, host_files.ForbiddenError)
+            raise (WrongStateError if is_forbidden else PoolFullError)(
                 f"the host pool's files cannot be {done} in {self._settings.host_dir}: {error.strerror}",
                 resource="host_dir",
                 need=getattr(error, "need_bytes", None),
                 available=getattr(error, "free_bytes", None),
-                retry_after_ms=HOST_RETRY_MS if is_there else None,
+                retry_after_ms=HOST_RETRY_MS if is_there and not is_forbidden else None,
             ) from error
         fds[regions.HOST_RECORDS], fds[regions.HOST] = files.records_fd, files.slots_fd
         for kind in (regions.HOST_RECORDS, regions.HOST):

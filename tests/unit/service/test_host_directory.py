@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease.errors import NeverFitsError, PoolFullError
+from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access import secret
 from kvleased.config.settings import Settings
@@ -205,6 +205,27 @@ class TestHostDirectory:
             info = await node.register()
 
         assert refusal.value.retry_after_ms
+        assert [(tier.status, tier.num_found) for tier in info.tiers] == [("ready", 2)]
+
+    async def test_file_that_others_may_use_is_told_as_the_state_it_is_in(
+        self, node: Node, tmp_path: Path
+    ) -> None:
+        """A file that others may use is no lack of memory, and no wait mends it; once it is private, it is used."""
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+        (slots,) = (tmp_path / "host").glob("*.slots")
+        slots.chmod(0o644)
+
+        async with node.life():
+            with pytest.raises(WrongStateError, match=r"\.slots is 0644.* chmod 0600") as refusal:
+                await node.ask("register_cache", request_of())
+            slots.chmod(0o600)
+            info = await node.register()
+
+        assert (refusal.value.resource, refusal.value.retry_after_ms) == ("host_dir", None)
         assert [(tier.status, tier.num_found) for tier in info.tiers] == [("ready", 2)]
 
     async def test_files_left_behind_are_named_at_the_start_and_beside_new_ones(
