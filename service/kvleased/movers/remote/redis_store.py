@@ -66,7 +66,11 @@ class RedisStore:
         return redis_faults.IF_NO_TLS if is_shaking_hands and not self._was_answered else ""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name: `IS_THERE` if it has `value_bytes`, `IS_SPOILED` if it has others, or 0."""
+        """Return a byte for each name: `IS_THERE` if it has `value_bytes`, `IS_SPOILED` if it has others, or 0.
+
+        An empty value counts as none, which only commands that our user may lack would tell apart; the next put
+        overwrites it.
+        """
         found = self._ask([("STRLEN", name) for name in names])
         counts = [one if isinstance(one, int) else 0 for one in found]
         return bytes(
