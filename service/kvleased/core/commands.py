@@ -126,6 +126,8 @@ class Evict:
     keys: bytes = b""
     num_blocks: int = 0
     wait_ms: int = 0
+    is_for_resize: bool = False
+    """Whether the blocks leave for a resize, which then is why they are missed."""
 
 
 @message

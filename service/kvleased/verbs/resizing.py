@@ -117,7 +117,7 @@ class Resizer:
         if not is_worth_it or deficit > census.device["ready"] - census.device["ready_held"]:
             return
         wait_ms = self._settings.copy_wait_ms
-        command = c.Evict(num_blocks=deficit, wait_ms=wait_ms)
+        command = c.Evict(num_blocks=deficit, wait_ms=wait_ms, is_for_resize=True)
         # Blocks that could not be copied down are dropped, as they would be without a host pool.
         with contextlib.suppress(KVLeaseError):
             answer = self._runner.run(entry, command, replies.evicted, wait_ms)

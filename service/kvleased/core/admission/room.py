@@ -227,14 +227,14 @@ def _evict_slots(state: CacheState, pool: Pool, victims: Ids, counter: str) -> N
     pool.evict(victims)
 
 
-def evict_blocks(state: CacheState, blocks: Ids) -> None:
-    """Evict device blocks that nobody holds."""
+def evict_blocks(state: CacheState, blocks: Ids, why: Parting = Parting.DISPLACED) -> None:
+    """Evict device blocks that nobody holds; `why` they leave, unless room is being made for a tenant."""
     if not len(blocks):
         return
     state.counters["evictions"] += len(blocks)
     state.counters["blocks_dropped"] += _num_dropped(state, state.device, blocks)
     # If no tenant is named for whom room is made, the blocks do not leave for lack of room.
-    state.device.evict(blocks, Parting.EVICTED if state.history.tenant else Parting.DISPLACED)
+    state.device.evict(blocks, Parting.EVICTED if state.history.tenant else why)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
 

@@ -203,7 +203,7 @@ def _settle(state: CacheState, flight: Flight, failed: Marks | None, now: float)
         state.counters[_COUNTED[flight.purpose]] += num_good
     if flight.purpose is Purpose.DISPLACE:
         leaving = state.device.evictable(flight.sources)
-        evict_blocks(state, leaving)
+        evict_blocks(state, leaving, flight.why)
         num_evicted = flight.num_before + len(leaving)
         state.wake(flight.ticket, Evicted(num_evicted=num_evicted, num_offloaded=num_good))
     if flight.purpose in PREFETCHES:

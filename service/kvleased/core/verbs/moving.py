@@ -25,6 +25,7 @@ from kvleased.core.admission.room import (
     num_slots_available,
     room,
 )
+from kvleased.core.blocks.history import Parting
 from kvleased.core.blocks.records import NULL
 from kvleased.core.blocks.states import State
 from kvleased.core.commands import Evict, Reload
@@ -208,20 +209,21 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
         blocks = victims(state, None, command.num_blocks, NOWHERE)
     else:
         blocks = own_victims(state, tenant, command.num_blocks)
+    why = Parting.RESIZED if command.is_for_resize else Parting.DISPLACED
     if not len(host):
-        evict_blocks(state, blocks)
+        evict_blocks(state, blocks, why)
         return Outcome(reply=Evicted(num_evicted=len(blocks), num_offloaded=0))
     is_copied = are_dirty(state, blocks)
     slots = host_slots(state, int(np.count_nonzero(is_copied)), at_most=True)
     num_copied = 0 if slots is None else len(slots)
     is_copied[is_copied.nonzero()[0][num_copied:]] = False
     leaving, dirty = blocks[~is_copied], blocks[is_copied]
-    evict_blocks(state, leaving)
+    evict_blocks(state, leaving, why)
     if not num_copied or slots is None:
         return Outcome(reply=Evicted(num_evicted=len(leaving), num_offloaded=0))
     flight = state.fly(Purpose.DISPLACE, dirty, slots, keyed=slots >= 0)
     flight.ticket, flight.ticket_deadline = state.next_id(), deadline(command.wait_ms, now)
-    flight.num_before = len(leaving)
+    flight.num_before, flight.why = len(leaving), why
     return Outcome(ticket=flight.ticket)
 
 

@@ -10,7 +10,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import host_watch
 from kvleased.core.effects import Tier
 from kvleased.memory import holes
-from tests.unit.service.conftest import OPERATOR, Node
+from tests.unit.service.conftest import OPERATOR, Node, keys
+from tests.unit.service.registering import SLOT_BYTES
 
 
 async def test_resize_whose_caller_leaves_ends_before_the_next_one(
@@ -58,3 +59,25 @@ async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
 
         with pytest.raises(WrongStateError, match="register it again"):
             await node.ask("resize", pb.ResizeRequest(cache="main", tier="host", num_blocks=1))
+
+
+async def test_blocks_that_a_resize_takes_beside_a_full_host_pool_are_told_as_its_own(
+    node: Node,
+) -> None:
+    """What finds no slot before a resize is dropped by the resize, whatever command took it off the device."""
+    async with node.life():
+        await node.register(host_bytes=2 * SLOT_BYTES)
+        worker = await node.attach()
+        for key in range(1, 5):
+            reserve = pb.ReserveRequest(request_id=f"r{key}", num_tokens=4)
+            lease = await node.ask("reserve", reserve, worker)
+            commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=4, keys=keys(key, 1))
+            await node.ask("commit", commit, worker)
+            await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
+
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=1))
+        missed = pb.ReserveRequest(request_id="m", num_tokens=4, keys=keys(3, 1), explain=True)
+        answer = await node.ask("reserve", missed, worker)
+
+    assert [miss.reason for miss in answer.misses] == ["resized"]
+    assert "a resize took them from the device tier" in answer.misses[0].why
