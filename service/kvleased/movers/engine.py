@@ -186,8 +186,8 @@ class Engine:
         pools = self._pools.get(batch.pool, NO_POOLS)
         try:
             copied = self._carry_out(pools, batch)
-        except OutOfBoundsError:
-            logs.line("error", "batch_refused", batch=batch.number, pool=batch.pool)
+        except OutOfBoundsError as error:
+            tell_refused(batch, str(error))
             return Completion(number=batch.number, is_done=False)
         return Completion(
             number=batch.number,
@@ -197,6 +197,20 @@ class Engine:
             num_bytes=batch.num_copies * pools.bytes_per_block,
             nanoseconds=time.perf_counter_ns() - started,
         )
+
+
+def tell_refused(batch: Batch, reason: str) -> None:
+    """Log why a batch was refused; only a host pool's file that was truncated is not the daemon's own fault."""
+    logs.line(
+        "error",
+        "batch_refused",
+        batch=batch.number,
+        pool=batch.pool,
+        direction=batch.direction.value,
+        reason=reason,
+        advice="if the host pool's file in host_dir was truncated, host_file_cut_off says what to do; otherwise report "
+        "this as a fault of the daemon",
+    )
 
 
 def main(link_fd: int, settings_fd: int = -1) -> None:

@@ -19,6 +19,10 @@ Region = NDArray[np.uint8]
 class OutOfBoundsError(Exception):
     """A batch names a block outside its pool; nothing of it is carried out."""
 
+    def __init__(self, reason: str = "its parts do not match, or are not for this mover") -> None:
+        """Say what is wrong with the batch."""
+        super().__init__(reason)
+
 
 @dataclass(slots=True)
 class Copied:
@@ -112,13 +116,14 @@ def ids_of(batch: Batch, *, num_blocks: int, num_slots: int) -> BatchIds:
     """
     targets = np.frombuffer(batch.target_ids, np.int32)
     if batch.direction is Direction.SCRUB:
-        _check_bounds(targets, num_blocks)
+        check_bounds(targets, num_blocks, "device")
         return BatchIds(targets, targets, _NO_SUMS)
     sources = np.frombuffer(batch.source_ids, np.int32)
     is_offload = batch.direction is Direction.OFFLOAD
     is_within = batch.direction is Direction.DUPLICATE
-    _check_bounds(sources, num_blocks if is_offload or is_within else num_slots)
-    _check_bounds(targets, num_slots if is_offload else num_blocks)
+    device, host = (num_blocks, "device"), (num_slots, "host")
+    check_bounds(sources, *(device if is_offload or is_within else host))
+    check_bounds(targets, *(host if is_offload else device))
     is_checked = batch.direction is Direction.RELOAD
     wanted = np.frombuffer(batch.checksums if is_checked else b"", np.uint64)
     if len(sources) != len(targets) or len(wanted) not in {0, len(targets)}:
@@ -127,15 +132,21 @@ def ids_of(batch: Batch, *, num_blocks: int, num_slots: int) -> BatchIds:
     return BatchIds(sources, targets, wanted)
 
 
+def check_bounds(ids: NDArray[np.int32], num_rows: int, tier: str) -> None:
+    """Refuse ids of a tier's blocks or slots that lie outside the memory or file of that tier."""
+    if not len(ids):
+        return
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= num_rows:
+        raise OutOfBoundsError(
+            f"it names {least if least < 0 else most} of the {tier} tier, which has {num_rows}"
+        )
+
+
 def differing(sums: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> list[int]:
     """Return the positions whose sums differ from the wanted ones."""
     # 0 stands for "no checksum was taken", which proves nothing either way.
     return np.flatnonzero((wanted != 0) & (sums != wanted)).tolist()
-
-
-def _check_bounds(ids: NDArray[np.int32], num_rows: int) -> None:
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= num_rows):
-        raise OutOfBoundsError
 
 
 def _rows_inside(piece: Piece, region_bytes: int) -> int:

@@ -25,7 +25,7 @@ from kvleased.movers.disk.cells import BYTES_PER_LAYOUT, StoreShape
 from kvleased.movers.disk.store_file import StoreError, StoreFile, Transfer
 from kvleased.movers.disk.store_place import StorePlace
 from kvleased.movers.engine import Engine, Lay, lay_for_store, lay_in_memory
-from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
+from kvleased.movers.pools import Copied, OutOfBoundsError, Pools, check_bounds
 from kvleased.movers.protocol import (
     Batch,
     Completion,
@@ -359,9 +359,8 @@ def _transfer(
     sums = np.frombuffer(batch.checksums or bytes(8 * len(slots)), np.uint64)
     if not len(slots) == len(others) == num_labels == len(sums):
         raise OutOfBoundsError
-    for ids, end in ((slots, store.shape.num_slots), (others, num_others)):
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= end):
-            raise OutOfBoundsError
+    check_bounds(slots, store.shape.num_slots, "disk")
+    check_bounds(others, num_others, "host" if batch.direction is Direction.STORE else "device")
     order = np.argsort(slots, kind="stable")
     if not np.diff(slots[order]).all():
         raise OutOfBoundsError

@@ -18,7 +18,7 @@ from kvlease.errors import InvalidError
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol
-from kvleased.movers.engine import Engine, Step, slots_bytes_of, touches
+from kvleased.movers.engine import Engine, Step, slots_bytes_of, tell_refused, touches
 from kvleased.movers.gpu.allotting import ALLOCATE, Allocate, Allocated
 from kvleased.movers.gpu.cuda import POLL_SECONDS, CudaPools, Memory, Streams, Work
 from kvleased.movers.gpu.pins import Pins
@@ -136,13 +136,13 @@ class CudaEngine(Engine):
             super()._act(packet, fds)
 
     def _begin(self, batch: Batch) -> None:
-        pools = self._pools.get(batch.pool)
+        pools, work, reason = self._pools.get(batch.pool), None, "its pool is not mapped"
         try:
             work = pools.begin(batch) if isinstance(pools, CudaPools) else None
-        except OutOfBoundsError:
-            work = None
+        except OutOfBoundsError as error:
+            reason = str(error)
         if work is None:
-            logs.line("error", "batch_refused", batch=batch.number, pool=batch.pool)
+            tell_refused(batch, reason)
             self._link.sendall(Completion(number=batch.number, is_done=False).encode())
             return
         num_bytes = batch.num_copies * self._pools[batch.pool].bytes_per_block

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from kvleased.core.effects import Direction
-from kvleased.movers.pools import OutOfBoundsError, Pools
+from kvleased.movers.pools import OutOfBoundsError, Pools, check_bounds
 from kvleased.movers.protocol import Batch, Completion
 from kvleased.movers.remote.caller import RemoteCaller
 from kvleased.movers.remote.pacing import Pace
@@ -59,20 +59,19 @@ class RemoteBatch:
         is_share = batch.direction is Direction.SHARE
         if not is_share and batch.direction is not Direction.FETCH:
             raise OutOfBoundsError
-        ids = np.frombuffer(batch.source_ids if is_share else batch.target_ids, np.int32).tolist()
+        ids = np.frombuffer(batch.source_ids if is_share else batch.target_ids, np.int32)
         blocks = blocks_of(batch.labels)
         wanted = np.frombuffer(batch.checksums, np.uint64).tolist() or [0] * len(ids)
         num_rows = len(pools.slots) if is_share else pools.num_blocks
         if not len(ids) == len(blocks) == len(wanted):
             raise OutOfBoundsError
-        if any(not 0 <= one < num_rows for one in ids):
-            raise OutOfBoundsError
+        check_bounds(ids, num_rows, "host" if is_share else "device")
         return cls(
             batch=batch,
             pools=pools,
             form=form,
             blocks=blocks,
-            ids=ids,
+            ids=ids.tolist(),
             wanted_sums=wanted,
             seconds_left=seconds,
         )

@@ -18,7 +18,7 @@ from kvleased.config.addresses import RemoteUrl, RemoteUrlError
 from kvleased.core.effects import Direction
 from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
-from kvleased.movers.engine import NO_POOLS, Engine, Lay, lay_for_store, lay_in_memory
+from kvleased.movers.engine import NO_POOLS, Engine, Lay, lay_for_store, lay_in_memory, tell_refused
 from kvleased.movers.pools import OutOfBoundsError
 from kvleased.movers.protocol import Ask, Batch, Completion, PoolMap, Status, Told
 from kvleased.movers.remote.bounded import Bounded, StuckError
@@ -176,8 +176,8 @@ class RemoteEngine(Engine):
         pools = self._pools.get(batch.pool, NO_POOLS)
         try:
             return RemoteBatch.of(batch, pools, self._form(batch.pool), self._seconds_max)
-        except OutOfBoundsError:
-            logs.line("error", "batch_refused", batch=batch.number, pool=batch.pool)
+        except OutOfBoundsError as error:
+            tell_refused(batch, str(error))
             self._link.sendall(Completion(number=batch.number, is_done=False).encode())
             return None
 

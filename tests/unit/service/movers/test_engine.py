@@ -94,9 +94,12 @@ def test_copies_are_carried_out_until_the_pools_are_unmapped(
 
 
 def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
-    link: socket.socket, pool_fds: list[int]
+    link: socket.socket, pool_fds: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the host pool's file was cut off its copies are refused, and others are done: reading there would kill."""
+    """After the host pool's file was cut off its copies are refused, and others are done: reading there would kill.
+
+    The log says what the refused copy names, how much is left, and which line says what to do.
+    """
     whole = cpu.map_region(pool_fds[0], NUM_BLOCKS * BYTES_PER_BLOCK)
     whole[:] = 7
     os.ftruncate(pool_fds[1], BYTES_PER_BLOCK)
@@ -108,6 +111,9 @@ def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
     done = _answer(link, Direction.SCRUB)
 
     assert (refused.is_done, done.is_done) == (False, True)
+    told = capsys.readouterr().err
+    assert f"it names {NUM_SLOTS - 1} of the host tier, which has 0" in told
+    assert "if the host pool's file in host_dir was truncated, host_file_cut_off says" in told
     assert not whole[: NUM_SLOTS * BYTES_PER_BLOCK].any()
 
 
