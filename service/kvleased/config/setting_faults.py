@@ -92,11 +92,11 @@ def no_such(setting: str, prefix: str = "") -> str:
     return f"there is no such setting; did you mean {meant}?"
 
 
-def in_two_cases(names: Iterable[str]) -> str:
-    """Say which setting a file has twice, once in capitals, as capitals do not count; empty if there is none."""
+def in_two_cases(names: Iterable[str], prefix: str = "") -> str:
+    """Say which setting a place has twice, once in capitals, as capitals do not count; empty if there is none."""
     first: dict[str, str] = {}
     for name in names:
-        setting = name.lower()
+        setting = name.lower().removeprefix(prefix.lower())
         if setting in Settings.model_fields and first.setdefault(setting, name) != name:
             return f"{first[setting]} and {name} are the same setting; write it once"
     return ""

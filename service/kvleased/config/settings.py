@@ -294,7 +294,7 @@ class Settings(NetworkSettings):
     @field_validator(*_OPTIONAL_PATHS, mode="before")
     @classmethod
     def _none_if_empty(cls, path: object) -> object:
-        return path or None
+        return None if path == "" else path
 
     @field_validator(*_OPTIONAL_PATHS)
     @classmethod

@@ -79,6 +79,8 @@ def load(argv: Sequence[str]) -> Settings:
     parser = _parser()
     # The file must be known before the sources are put together.
     config = _config_file(parser, argv)
+    if twice := in_two_cases(filter(is_setting, os.environ), PREFIX):
+        parser.error(twice)
     _check_tenants(parser, argv)
 
     origins: dict[Literal["flags", "environment", "file"], PydanticBaseSettingsSource] = {}

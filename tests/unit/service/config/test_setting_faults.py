@@ -178,6 +178,38 @@ def test_setting_that_a_file_has_in_two_cases_is_refused(
     assert lines == [f"{file}: max_leases and MAX_LEASES are the same setting; write it once"]
 
 
+def test_setting_that_the_environment_has_in_two_cases_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two variables of one setting are refused with both names: which of them counted would be chance."""
+    monkeypatch.setenv("KVLEASED_MAX_LEASES", "3")
+    monkeypatch.setenv("kvleased_max_leases", "4")
+
+    lines = said(capsys)
+
+    assert lines == [
+        "KVLEASED_MAX_LEASES and kvleased_max_leases are the same setting; write it once"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        pytest.param("false", "false", id="false"),
+        pytest.param("0", "0", id="zero"),
+        pytest.param("[]", "a list", id="list"),
+    ],
+)
+def test_path_that_is_no_text_is_refused(
+    written: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only an empty text stands for a path that is left out; false could be meant as "no", or be a mistake."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text(f"disk_dir = {written}\n")
+
+    assert said(capsys, "--config", str(file)) == [f"{file}: disk_dir: it is {shown}; write a path"]
+
+
 def test_file_is_offered_no_setting_that_a_file_cannot_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
