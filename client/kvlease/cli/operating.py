@@ -260,7 +260,7 @@ def delete(
 
 def unpin(
     pin_id: Annotated[
-        int, typer.Argument(metavar="PIN", min=1, help="The pin's id, as in `kvlease pins`.")
+        int, typer.Argument(metavar="PIN", min=0, help="The pin's id, as in `kvlease pins`.")
     ],
     *,
     cache: Annotated[

@@ -404,6 +404,14 @@ def test_unpin_ends_the_pin_that_is_named(daemon: type[Daemon]) -> None:
     assert json.loads(run("unpin", "7", "--json")[1]) == {"pin_id": 7, "released": True}
 
 
+def test_unpin_of_the_id_of_no_pin_is_told_like_any_other(daemon: type[Daemon]) -> None:
+    """0 is what a pin of no cached block is answered with; unpinning it is asked for and told as over the API."""
+    status, _, errors = run("unpin", "0", "--cache", "a")
+
+    assert (status, "there is no pin 0" in errors) == (1, True)
+    assert daemon.asked == [("unpin", 0, "a")]
+
+
 def test_limits_are_told_to_their_last_digit() -> None:
     """Limits that are read can be written again and are the same."""
     told = run("tenants", "set", "chat", "--max-bytes", "8GiB", "--min-percent", "33.3333333")[1]
