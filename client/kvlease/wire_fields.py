@@ -2,20 +2,22 @@
 
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field
 
 UINT32_MAX: Final = 2**32 - 1
+UINT64_MAX: Final = 2**64 - 1
 JSON_INTEGER_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader carries exactly."""
 
 Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 Millis = Count
-Bytes = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
+Bytes = Annotated[int, Field(ge=0, le=UINT64_MAX, json_schema_extra={"maximum": JSON_INTEGER_MAX})]
+"""The protocol carries more than the daemon takes, so it is the daemon that refuses more, as over other transports."""
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Id = Annotated[int, Field(ge=-JSON_INTEGER_MAX, le=JSON_INTEGER_MAX)]
 Number = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
 """An id or a sequence number, counted from 1; 0 stands for none."""
-Name = Annotated[str, StringConstraints(max_length=256)]
+Name = Annotated[str, Field(json_schema_extra={"maxLength": 256})]
 
 
 class Body(BaseModel):

@@ -6,7 +6,7 @@ One event loop runs all of it. A call that need not wait is answered synchronous
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from time import monotonic
-from typing import Final, NoReturn
+from typing import Final
 
 import structlog
 from google.protobuf.message import Message
@@ -30,7 +30,7 @@ from kvleased.keeper_link import KeeperLink
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.retries import Retries
+from kvleased.retries import Retries, check_key
 from kvleased.settling import Settling
 from kvleased.tallies import verb_of
 from kvleased.telemetry.tracing import Tracing, traced
@@ -179,8 +179,18 @@ class Daemon:
     # Calls
 
     def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
-        """Return the caller with the role that was found for it; raises what `Guard.admit` does."""
-        return self.guard.admit(allowed, caller, asked)
+        """Return the caller with the role that was found for it, if all that comes before a call's body is right.
+
+        Raises:
+            UnknownWorkerError, NotYoursError: see `Guard.admit`.
+            StaleEpochError: the caller means an earlier life of the daemon.
+            InvalidError: the idempotency key is malformed.
+        """
+        caller = self.guard.admit(allowed, caller, asked)
+        if asked in self._verbs:
+            self._check_epoch(asked, caller)
+            check_key(caller.idempotency_key)
+        return caller
 
     def call(self, verb: str, request: Message, caller: Caller) -> Answer:
         """Answer a call, at once if it need not wait, and carry out everything that follows from it.
@@ -198,8 +208,7 @@ class Daemon:
         try:
             if self._settling.left or self._retries.left:
                 self.settle()
-            if caller.epoch and caller.epoch != self.epoch and verb != "attach":
-                self._refuse_stale(caller.epoch)
+            self._check_epoch(verb, caller)
             carry_out = self._verbs.get(verb)
             if carry_out is None or self._not_ready == DRAINING:
                 carry_out = self._admitted(verb)
@@ -264,11 +273,13 @@ class Daemon:
             raise draining("the daemon is stopping and accepts no new calls")
         return carry_out
 
-    def _refuse_stale(self, epoch: int) -> NoReturn:
-        message = (
-            f"the call names epoch {epoch}, but the current epoch is {self.epoch}; attach again"
-        )
-        raise StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
+    def _check_epoch(self, verb: str, caller: Caller) -> None:
+        epoch = caller.epoch
+        if epoch and epoch != self.epoch and verb != "attach":
+            message = (
+                f"the call names epoch {epoch}, but the current epoch is {self.epoch}; attach again"
+            )
+            raise StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
 
     # Commands and effects
 

@@ -41,8 +41,7 @@ class Retries:
             KVLeaseError: the call is refused; refusals are not remembered.
         """
         key = caller.idempotency_key
-        if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
-            checks.request_id(key, "idempotency_key")
+        check_key(key)
         if caller.token:
             replies, salt = self._registry.worker(caller.token).replies, 0
         else:
@@ -79,3 +78,9 @@ class Retries:
         if isinstance(answer, pb.AttachResponse) and answer.token not in self._registry.by_token:
             replies.forget(name)
         return True
+
+
+def check_key(key: str) -> None:
+    """Refuse a malformed idempotency key; an empty one is none."""
+    if len(key) > KEY_CHARACTERS_MAX or not key.isprintable():
+        checks.request_id(key, "idempotency_key")

@@ -355,6 +355,28 @@ def operate(run: Run, token: str) -> None:
     run.call("set_tenant", pb.SetTenantRequest(tenant=tenant, revision=5))
 
 
+def err_twice(run: Run, token: str) -> None:
+    """Make calls that are wrong in several ways at once, and some with values that are far too large."""
+    long = "x" * 300
+    for request in (pb.ReserveRequest(request_id=long), pb.EvictRequest(keys=b"x")):
+        verb = type(request).__name__.removesuffix("Request").lower()
+        for who, epoch, key in itertools.product((token, "wrong", ""), (0, 1), ("", long)):
+            run.call(verb, request, token=who, epoch=epoch, idempotency_key=key)
+    for priority in ("urgent", long):
+        reserve = pb.ReserveRequest(request_id="r", num_tokens=4, priority=priority)
+        run.call("reserve", reserve, token=token)
+    for name, value in (("host_bytes", 2**53), ("device_blocks", 2**53), ("layout", long)):
+        inputs = pb.PlanInputs(layers=[LAYER], tokens_per_block=4, device_blocks=16)
+        setattr(inputs, name, value)
+        run.call("plan", pb.PlanRequest(inputs=inputs))
+    options = pb.CacheOptions(integrity=long)
+    request = pb.RegisterCacheRequest(cache="other", inputs=INPUTS, options=options)
+    run.call("register_cache", request)
+    run.call("attach", pb.AttachRequest(cache=CACHE, engine=long))
+    for who, worker_id in itertools.product((token, "wrong"), (99, -1)):
+        run.call("detach", pb.DetachRequest(worker_id=worker_id), token=who)
+
+
 def end(run: Run, token: str, other: str) -> None:
     """Take stock, detach and delete."""
     run.call("stats", pb.StatsRequest(cache=CACHE))
@@ -389,6 +411,7 @@ def play(
         explain(run, token, other)
         exchange(run, runtime_dir, token)
         operate(run, token)
+        err_twice(run, token)
         end(run, token, other)
         for _, told in run.said:
             if told.get("tenants"):

@@ -80,7 +80,7 @@ OF_VERB: Final[Mapping[str, Roles]] = {
 }
 """Who may call a verb, over any transport; a verb that is not listed is the operator's."""
 
-OF_OPERATION: Final[Mapping[str, Roles]] = {"detach": OWN, "end_worker": RULE}
+OF_OPERATION: Final[Mapping[str, Roles]] = {"detach": OWN}
 """Who may call an operation of REST that is only a part of its verb."""
 
 OF_PATH: Final[Mapping[str, Roles]] = {

@@ -48,10 +48,11 @@ class Backend(Protocol):
         ...
 
     def admit(self, allowed: Roles, caller: Caller, asked: str) -> Caller:
-        """Return the caller with its role; called before each call for a verb or a path.
+        """Return the caller with its role; called before each call for a verb or a path, and before its body is read.
 
         Raises:
             UnknownWorkerError, NotYoursError: the caller may not do this.
+            StaleEpochError, InvalidError: the epoch or the idempotency key of a call is wrong.
         """
         ...
 

@@ -137,7 +137,10 @@ class WorkerVerbs:
         if caller.token or not worker_id:
             own = self._registry.worker(caller.token)
             if worker_id not in (0, own.worker_id):
-                raise NotYoursError(f"worker {worker_id} is not the caller")
+                message = (
+                    f"worker {worker_id} is not the caller; only an operator may end another worker"
+                )
+                raise NotYoursError(message, resource="worker_id")
             return own
         worker = self._registry.by_id.get(WorkerId(worker_id))
         if worker is None:

@@ -97,7 +97,7 @@ def test_layers_of_earlier_callers_mean_the_same() -> None:
         pytest.param({"engine": {"speed": 1}}, id="unknown field of the engine"),
         pytest.param({"layers": [LAYER | {"head_size": "64"}]}, id="text for a number"),
         pytest.param({"layers": [LAYER | {"head_size": -1}]}, id="negative"),
-        pytest.param({"layers": [LAYER | {"head_size": 2**53}]}, id="too large for JSON"),
+        pytest.param({"layers": [LAYER | {"head_size": 2**64}]}, id="too large for the protocol"),
         pytest.param({"layers": [LAYER] * (wire_plans.LAYERS_MAX + 1)}, id="too many layers"),
         pytest.param({"ranks": [{}] * (RANKS_MAX + 1)}, id="too many ranks"),
         pytest.param({"backends": [{}] * (wire_plans.BACKENDS_MAX + 1)}, id="too many backends"),

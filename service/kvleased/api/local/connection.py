@@ -259,6 +259,8 @@ class LocalConnection(asyncio.Protocol):
             caller = admitted
         assert verb is not None, "what has no verb is not admitted"
         answer = faults.ask(self._daemon.answer, verb, getattr(call, verb), caller)
+        if isinstance(answer, KVLeaseError) and verb in _OWN:
+            answer = self._unless_stranger(verb, caller, answer)
         if isinstance(answer, asyncio.Future):
             self._wait(call_number, verb, answer, started)
         else:
@@ -284,6 +286,14 @@ class LocalConnection(asyncio.Protocol):
             self._watch(verb, call, caller)
             return None
         return caller
+
+    def _unless_stranger(self, verb: str, caller: Caller, refusal: KVLeaseError) -> KVLeaseError:
+        """Return the refusal of a worker's own verb, or that of its token, which other transports look at first."""
+        try:
+            self._daemon.admit(OWN, caller._replace(role=self._role), verb)
+        except KVLeaseError as error:
+            return faults.without_frames(error)
+        return refusal
 
     def _answer(
         self, call_number: int, verb: str, answer: Message | KVLeaseError, started: float
