@@ -80,6 +80,7 @@ async def _play(
             Reference(directory, told.device, is_quick=told.quick)
         )
         answers = asyncio.create_task(reference.answers())
+        stage.begin("starting the daemon, and registering the model's cache")
         daemon = await stack.enter_async_context(Daemon(directory, told.device))
         operator = await stack.enter_async_context(AsyncClient(daemon.address))
         await _register(operator)
@@ -99,6 +100,7 @@ async def _play(
         )
         await play.run()
         tally = stage.tally
+        stage.begin("waiting for the answers of plain Transformers")
         tally.compare(await answers)
         stage.check(
             tally.mismatches == 0 and len(tally.answers) == sum(map(len, requests.values())),

@@ -54,7 +54,7 @@ class Play:
     # Scenes
 
     async def _ready(self) -> None:
-        self.stage.begin("workers import torch")
+        self.stage.begin("workers import torch, which takes a minute on a busy machine")
         told = await asyncio.gather(self.first.ready(), self.second.ready())
         pids = sorted(each["pid"] for each in told)
         self.stage.check(

@@ -123,6 +123,8 @@ class Stage:
     def begin(self, scene: str) -> None:
         """Name what comes next."""
         self._progress.update(self._bar, description=scene)
+        if not self.console.is_terminal:
+            self.console.print(f"… {scene}", soft_wrap=True)
 
     def stepped(self) -> None:
         """Count one token, at the time it is made."""

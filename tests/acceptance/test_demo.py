@@ -41,6 +41,19 @@ def test_quick_demo_ends_with_status_0() -> None:
     assert "worker killed, control process killed" in done.stdout
 
 
+def test_demo_says_at_once_what_it_does() -> None:
+    """The first lines come before the daemon is there and the workers have imported torch, which takes long."""
+    with subprocess.Popen(
+        [sys.executable, str(DEMO), "--quick"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as demo:
+        assert demo.stdout is not None
+        told = [demo.stdout.readline() for _ in range(2)]
+        demo.terminate()
+
+    assert told[0].startswith(b"the demo starts")
+    assert b"starting the daemon" in told[1]
+
+
 @pytest.mark.parametrize(
     "ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
 )
