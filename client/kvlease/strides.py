@@ -24,6 +24,9 @@ AXES: Final = "LBHNC"
 """Layers, kernel blocks, head slots, states and bytes of a state: the order of all extents and strides here."""
 
 _NOTHING_FIXED: Final[Mapping[str, int]] = MappingProxyType({})
+_IN_ORDER: Final = (
+    "order the tensors of its state by the bytes of an element, the largest first, and "
+)
 _BYTES_DTYPE: Final = "int8"
 """Type of a view whose bytes belong to elements of different types."""
 
@@ -258,7 +261,7 @@ def state_views(
                 dtype=dtype,
                 shape=(num_blocks, *shape),
                 strides=(block_stride, *inner_strides),
-                storage_offset=_elements(spec.name, dtype, "offset", offset_bytes),
+                storage_offset=_elements(spec.name, dtype, "offset", offset_bytes, first=_IN_ORDER),
             )
         )
         offset_bytes += prod(shape) * BYTES_PER_ELEMENT[dtype]
@@ -340,21 +343,19 @@ def _proven(
     return view
 
 
-def _elements(layer_name: str, dtype: str, what: str, num_bytes: int) -> int:
-    """Return a number of bytes as a number of elements of a type; refuse it if it cuts an element."""
+def _elements(layer_name: str, dtype: str, what: str, num_bytes: int, *, first: str = "") -> int:
+    """Return a number of bytes as a number of elements of a type; refuse it if it cuts an element.
+
+    `first` is what to do besides padding.
+    """
     per_element = BYTES_PER_ELEMENT[dtype]
     if num_bytes % per_element:
         message = (
             f"the {what} of layer {layer_name!r} is {num_bytes} bytes, not a multiple of {dtype}'s {per_element}; "
-            f"pad its pages to a multiple of {per_element}"
+            f"{first}pad its pages to a multiple of {per_element}"
         )
-        raise InvalidError(
-            message,
-            resource="bytes_per_page_padded",
-            rule="view_off_element_boundary",
-            need=num_bytes,
-            limit=per_element,
-        )
+        rule, padded = "view_off_element_boundary", "bytes_per_page_padded"
+        raise InvalidError(message, resource=padded, rule=rule, need=num_bytes, limit=per_element)
     return exact_div(num_bytes, per_element)
 
 
