@@ -31,7 +31,7 @@ def main() -> None:
                     assert worker.device is not None, (
                         "give the address of the local socket, unix:///…/kvlease.sock"
                     )
-                    # Looked at anew for each lease: a daemon that was started anew has other memory.
+                    # Read again for each lease, because a daemon that has restarted may have new memory.
                     pool = worker.device.reshape(plan.num_blocks, plan.bytes_per_block)
                     first_block = plan.full_blocks(lease.hit_tokens)
                     pool[lease.block_ids[first_block:]] = 7  # stands for computing K and V

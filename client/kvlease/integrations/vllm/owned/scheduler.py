@@ -209,7 +209,7 @@ class OwnedScheduler:
         _logger.error(
             "The kvlease daemon gives this engine's scheduler no blocks (%s). The engine now has its memory "
             "for itself, which takes up to as much memory again while it is written, and its cache now ends with the "
-            "engine: restart the engine when convenient to have the cache persisted again.",
+            "engine: once that is mended, restart the engine to have the cache persisted again.",
             session.refusal or "it does not answer",
             extra={"action": "owned_alone"},
         )
