@@ -160,8 +160,8 @@ class SharedScheduler:
         session.close()
         _logger.error(
             "The kvlease daemon gives this engine's scheduler no blocks (%s). The engine now has its memory "
-            "for itself, which takes up to as much memory again while it is written: restart the engine when "
-            "convenient to share again.",
+            "for itself, which takes up to as much memory again while it is written: once that is mended, restart the "
+            "engine to share again.",
             session.refusal or "it does not answer",
             extra={"action": "shared_alone"},
         )
