@@ -80,14 +80,20 @@ class ApartWorld(World):
             raise
         if isinstance(command, commands.Reserve | commands.Fork) and _is_known(outcome):
             self._note_asked(worker.place.engine, command)
-        if isinstance(outcome, Outcome) and outcome.reply is not None:
-            self._note(worker, command, outcome.reply)
         if isinstance(command, commands.Commit | commands.Step):
             for lease_id, parts in rows.items():
                 agreement.compare_published(self, self.shared[lease_id], parts, was_ready)
         if isinstance(command, commands.Commit) and isinstance(outcome, Outcome):
             agreement.compare_due(self, command)
         return outcome
+
+    def answered(self, command: commands.Command, outcome: Outcome | KVLeaseError) -> None:
+        """Note what an answer means for the ranks; after a commit, its own rank's waiting extend reaches farther."""
+        worker = self.workers.get(getattr(command, "worker_id", None) or WorkerId(0))
+        if worker is None or worker.place is None or not isinstance(outcome, Outcome):
+            return
+        if outcome.reply is not None:
+            self._note(worker, command, outcome.reply)
 
     def _rows_of(self, worker: Worker) -> dict[LeaseId, list[list[int]]]:
         found = {one: row_of(self, one) for one in worker.leases}

@@ -31,9 +31,15 @@ def is_waited_for(world: World, held: Held) -> bool:
 
 
 def is_forked(world: World, held: Held) -> bool:
-    """Tell whether a fork of a lease has no answer yet; until then its worker writes none of its blocks."""
+    """Tell whether a fork of a lease has no answer yet; until then its worker writes none of its blocks.
+
+    A rank that has released the lease since, and joined it again, still awaits the fork of what it had before.
+    """
+    name = held.lease_id, held.rank
     return any(
-        call.held is held and isinstance(call.command, commands.Fork)
+        isinstance(call.command, commands.Fork)
+        and call.held is not None
+        and (call.held.lease_id, call.held.rank) == name
         for call in world.calls.values()
     )
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from tests.laws import simulate
-from tests.laws.histories import STEPS, Tally, lived, play
+from tests.laws.apart import ApartWorld
+from tests.laws.histories import STEPS, Tally, live, lived, play
 from tests.laws.mutations import MUTATIONS
+from tests.laws.shapes import MIXES
 
 _CHUNKS = 32
 _HISTORIES = 64
@@ -46,6 +49,22 @@ def test_history_is_the_same_however_often_it_is_checked(seed: int) -> None:
 
     assert (seldom.num_operations, seldom.faults) == (often.num_operations, often.faults)
     assert seldom.digest() == often.digest()
+
+
+@pytest.mark.parametrize(
+    ("mix", "seed"),
+    [
+        pytest.param("full and fixed", 1040, id="rank joins again what it forks"),
+        pytest.param("all", 1077, id="commit ends the wait of its own rank"),
+    ],
+)
+def test_no_law_asks_too_much_of_ranks(mix: str, seed: int) -> None:
+    """Two histories in which a law once took for broken what ranks of a mixed model may do."""
+    world = ApartWorld(seed, replace(MIXES[mix], num_ranks=2))
+
+    live(world, STEPS)
+
+    world.check_whole()
 
 
 def test_broken_law_is_told_with_the_first_step_after_which_it_is(

@@ -133,6 +133,7 @@ class World:
             if before and before != self.digest():
                 self.fail(f"refused {command} changed something")
         keep_their_word(self, command, outcome, effects)
+        self.answered(command, outcome)
         self.carry_out(effects)
         self.check()
         if self.cache._state.waiting.by_ticket:
@@ -141,6 +142,9 @@ class World:
             # Parts of moves send their effects after the answer, or after the promise of it.
             self.carry_out(self.cache.take_effects())
         return outcome
+
+    def answered(self, command: commands.Command, outcome: Outcome | KVLeaseError) -> None:
+        """Note what an answer means before others hear what follows from it."""
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
         """Tell movers, stores and callers what the core wants of them."""
