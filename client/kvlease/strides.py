@@ -24,9 +24,7 @@ AXES: Final = "LBHNC"
 """Layers, kernel blocks, head slots, states and bytes of a state: the order of all extents and strides here."""
 
 _NOTHING_FIXED: Final[Mapping[str, int]] = MappingProxyType({})
-_IN_ORDER: Final = (
-    "order the tensors of its state by the bytes of an element, the largest first, and "
-)
+_IN_ORDER: Final = "order its tensors by the size of their elements, largest first, and "
 _BYTES_DTYPE: Final = "int8"
 """Type of a view whose bytes belong to elements of different types."""
 

@@ -111,7 +111,9 @@ def test_state_off_its_elements_is_refused() -> None:
     """A state with a tensor that does not start at an element of its own type is refused; another order is planned."""
     odd = StateSpace(name="s", shapes=((1,), (4,)), dtypes=("bfloat16", "float32"))
 
-    with pytest.raises(InvalidError, match="by the bytes of an element, the largest first") as told:
+    with pytest.raises(
+        InvalidError, match="order its tensors by the size of their elements, largest first"
+    ) as told:
         planned(odd)
 
     assert told.value.rule == "view_off_element_boundary"
