@@ -10,6 +10,7 @@ from time import monotonic
 from typing import ClassVar, Final
 
 from rich.console import RenderableType
+from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
@@ -17,6 +18,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Static
 
 from kvlease.cli import top_parts as parts
+from kvlease.cli.printing import cell
 from kvlease.client import Client
 from kvlease.errors import KVLeaseError
 from kvlease.replies import CacheInfo, Inspection, Stats
@@ -88,12 +90,12 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         """Lay the parts out."""
         yield Header()
-        yield Static(id="trouble")
+        yield Static(id="trouble", markup=False)
         with VerticalScroll(id="body"):
             for name in ("summary", "pools", "timelines", "moves", "ghosts"):
                 yield Static(id=name, classes="part")
             for name in parts.LISTS:
-                table: DataTable[str] = DataTable(id=name, cursor_type="row", zebra_stripes=True)
+                table: DataTable[Text] = DataTable(id=name, cursor_type="row", zebra_stripes=True)
                 table.border_title = name
                 yield table
         yield Footer()
@@ -172,11 +174,11 @@ class Top(App[None]):
         table = self._table(name)
         cursor = table.cursor_row
         table.clear()
-        table.add_rows(rows)
+        table.add_rows(map(cell, row) for row in rows)
         table.move_cursor(row=min(cursor, len(rows) - 1))
         table.display = bool(rows)
 
-    def _table(self, name: str) -> "DataTable[str]":
+    def _table(self, name: str) -> "DataTable[Text]":
         return self.query_one(f"#{name}", DataTable)
 
 

@@ -7,6 +7,7 @@ from typing import Self
 import pytest
 from rich.console import Console, RenderableType
 from textual.widgets import DataTable, Static
+from textual.widgets._data_table import default_cell_formatter
 from typer.testing import CliRunner
 
 from kvlease.cli import connecting, printing
@@ -14,7 +15,15 @@ from kvlease.cli import top_parts as parts
 from kvlease.cli.app import app
 from kvlease.cli.top import Moment, Top, read
 from kvlease.errors import UnavailableError, UnknownCacheError
-from kvlease.replies import CacheStats, GhostStats, Inspection, LeaseInfo, PoolStats, Stats
+from kvlease.replies import (
+    CacheStats,
+    GhostStats,
+    Inspection,
+    LeaseInfo,
+    PoolStats,
+    Stats,
+    TenantInfo,
+)
 from kvlease.units import show_bytes
 from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
 
@@ -30,6 +39,7 @@ class Told:
         self.num_read = 0
         self.caches: list[str] = []
         self.leases: tuple[LeaseInfo, ...] = (LEASE,)
+        self.tenants: tuple[TenantInfo, ...] = (TENANT,)
 
     def __call__(self, cache: str) -> Moment:
         """Answer one call."""
@@ -46,7 +56,7 @@ class Told:
             lists={
                 "leases": Inspection(num_total=1, leases=self.leases),
                 "waiting": Inspection(num_total=1, waiting=(WAITING,)),
-                "tenants": Inspection(num_total=1, tenants=(TENANT,)),
+                "tenants": Inspection(num_total=1, tenants=self.tenants),
             },
         )
 
@@ -54,6 +64,12 @@ class Told:
 def words(top: Top, name: str) -> str:
     """Return the words of a part."""
     return str(top.query_one(f"#{name}", Static).render())
+
+
+def first_row(top: Top, name: str) -> list[str]:
+    """Return the cells of a list's first row, as they are drawn."""
+    row = top.query_one(f"#{name}", DataTable).get_row_at(0)
+    return [default_cell_formatter(cell).plain for cell in row]
 
 
 async def test_screen_shows_pools_lists_and_ghosts() -> None:
@@ -66,10 +82,9 @@ async def test_screen_shows_pools_lists_and_ghosts() -> None:
         await top.workers.wait_for_complete()
         await pilot.pause()
 
-        leases = top.query_one("#leases", DataTable)
-        assert leases.get_row_at(0)[:3] == ["1", "active", "2"]
-        assert top.query_one("#waiting", DataTable).get_row_at(0)[1] == "blocks"
-        assert top.query_one("#tenants", DataTable).get_row_at(0)[0] == "acme"
+        assert first_row(top, "leases")[:3] == ["1", "active", "2"]
+        assert first_row(top, "waiting")[1] == "blocks"
+        assert first_row(top, "tenants")[0] == "acme"
         assert (top.cache, len(top.moments)) == ("demo", 2)
 
 
@@ -131,6 +146,24 @@ async def test_daemon_that_has_gone_is_told_and_come_back_to() -> None:
         await top.workers.wait_for_complete()
         await pilot.pause()
         assert not trouble.has_class("shown")
+
+
+@pytest.mark.parametrize("name", ["[/b]", "[red]acme[/red]", ":x:", "a[0]", "\\[b]"])
+async def test_names_and_refusals_are_shown_as_they_are(name: str) -> None:
+    """Brackets and colons of a tenant's name or of a refusal's words are no markup: none vanishes, and none fails."""
+    told = Told()
+    told.tenants = (replace(TENANT, tenant=name),)
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test(size=(120, 60)) as pilot:
+        await top.workers.wait_for_complete()
+        told.trouble = UnavailableError(f"nobody knows {name}")
+        await pilot.press("r")
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+
+        assert first_row(top, "tenants")[0] == name
+        assert words(top, "trouble") == f"UNAVAILABLE: nobody knows {name}"
 
 
 async def test_new_life_begins_a_new_history() -> None:
