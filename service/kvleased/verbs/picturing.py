@@ -135,6 +135,7 @@ class Gallery:
             "seconds": now,
             "is_stopping": self._registry.is_stopping,
             "is_draining": self._registry.is_draining,
+            "pools_max": POOLS_MAX,
             "caches": [_cache(entry, found[entry.name], names, now) for entry in self._registry],
             "movers": self._movers(),
             "refusals": refusals(

@@ -91,7 +91,7 @@ def loaded(directory: Path) -> Iterator[tuple[str, str, str]]:
     serving = Serving(directory / "run", *options)
     try:
         serving.wait_until_ready()
-        http = _address(Path(serving.log.name))
+        http = address_of(Path(serving.log.name))
         joiner, reader = (
             (directory / "run" / f"{role}.token").read_text().strip()
             for role in ("joiner", "reader")
@@ -112,7 +112,8 @@ def loaded(directory: Path) -> Iterator[tuple[str, str, str]]:
         serving.stop()
 
 
-def _address(log: Path) -> str:
+def address_of(log: Path) -> str:
+    """Return the address of REST on TCP that a daemon wrote to its log."""
     (found,) = {
         json.loads(line)["rest_on_tcp"]
         for line in log.read_text().splitlines()

@@ -56,6 +56,9 @@ function figures(sheet) {
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
   const seconds = before ? sheet.seconds - before.seconds : 0;
   map.figures(sheet.caches, chosen);
+  const numPools = caches.reduce((sum, one) => sum + Object.keys(one.pools).length, 0);
+  text($("map-cut"), `Here are ${count(sheet.pools_max)} of ${count(numPools)} pools; choose a cache to see its own.`);
+  $("map-cut").hidden = numPools <= sheet.pools_max;
   if (!before || seconds > 0.2) {
     const now = summed(caches);
     const was = before ? summed(before.caches.filter((one) => !chosen || one.cache === chosen)) : null;
@@ -287,8 +290,9 @@ function ghosts(caches) {
         : "No ghost would find more than the policy in use: neither another policy nor more blocks would help much.";
     return el("div", { class: "ghost" }, el("h3", { class: "unseen" }, cache.cache),
       line(`${caches.length > 1 ? `${cache.cache}: ` : ""}device pool, as it is`, own, true),
-      ...shares.map((one) => line(one.name, one.share, false)), el("p", { class: "advice" }, words), el("p", { class: "hint" }, "The first line is of tokens, the others are of keys; compare a ghost with the ghost of the policy in use."));
+      ...shares.map((one) => line(one.name, one.share, false)), el("p", { class: "advice" }, words));
   });
+  $("ghosts-help").hidden = !parts.length;
   $("ghosts").replaceChildren(...(parts.length ? parts : [el("p", { class: "empty" }, "No cache has ghosts. Register one with ghosts, such as ", el("code", {}, 'ghosts=("lru", "adaptive@20000")'), ", to see what another policy or size would find.")]));
 }
 

@@ -1,0 +1,123 @@
+"""The page over many caches with long names: it says what it leaves out, and nothing is pushed off its card."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvlease import CacheOptions, Client, FullAttention, KVLeaseError, PlanInputs
+from tests.acceptance.serving import Serving
+from tests.deploy.ui.browsing import Eyes, address_of
+
+pytestmark = pytest.mark.deploy
+
+NUM_CACHES = 10
+LONGEST = "w" * 63
+"""The longest name of a cache, of one word."""
+TENANT = "t" * 128
+"""The longest name of a tenant."""
+BYTES_PER_BLOCK = 16 * 2 * 2 * 16 * 4
+BESIDE = """['#leases', '#tenants', '#movers', '#refusals', '#ghosts'].map((one) => {
+    const { scrollWidth, clientWidth } = document.querySelector(one);
+    return scrollWidth - clientWidth;
+})"""
+"""How many pixels of each list lie beside its card."""
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
+    """Give a browser that looks at ten caches of two pools each; one cache and one tenant have the longest names."""
+    directory = tmp_path_factory.mktemp("many")
+    serving = Serving(directory / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    try:
+        serving.wait_until_ready()
+        token = (directory / "run" / "reader.token").read_text().strip()
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(Client(serving.address("unix"), on_doubt="raise"))
+            for name in (LONGEST, *(f"cache-{number}" for number in range(1, NUM_CACHES))):
+                client.register(name, _inputs(name), CacheOptions(ghosts=("adaptive",)))
+            serving.until(lambda: client.get_cache(LONGEST).status == "ready")
+            worker = stack.enter_context(client.attach(LONGEST, tenant=TENANT))
+            worker.reserve("request", num_tokens=160)
+            with pytest.raises(KVLeaseError):
+                worker.reserve("never", num_tokens=10**6)
+            made = Eyes(address_of(Path(serving.log.name)), token)
+            yield made
+            made.close()
+    finally:
+        serving.stop()
+
+
+@pytest.mark.parametrize("width", [641, 1024, 1360])
+def test_long_names_push_no_column_off_its_card(eyes: Eyes, width: int) -> None:
+    """A long name of one word breaks, and the columns beside it are seen."""
+    *_, lists, page = eyes.look(
+        ("wait", "#leases tbody tr"),
+        ("wait", "#refusals tbody tr"),
+        ("check", "input[value=tenant]"),
+        ("evaluate", BESIDE),
+        ("overflow",),
+        width=width,
+    )
+
+    assert lists == [0] * 5
+    assert page <= 0
+
+
+@pytest.mark.parametrize("by", ["state", "tenant", "cache"])
+def test_long_names_fit_a_phone(eyes: Eyes, by: str) -> None:
+    """On a phone nothing leaves the screen, whatever the caches and tenants are called."""
+    found = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("check", f"input[value={by}]"),
+        (
+            "evaluate",
+            "document.querySelectorAll('details.fold').forEach((one) => { one.open = true; })",
+        ),
+        ("overflow",),
+        width=360,
+        height=740,
+        mobile=True,
+    )
+
+    assert found[-1] <= 0
+
+
+def test_pools_without_a_picture_are_told(eyes: Eyes) -> None:
+    """The page says how many of the pools its map shows; a chosen cache is shown as a whole."""
+    _, shown, told = eyes.look(
+        ("wait", "canvas.map >> nth=15"),
+        ("count", "canvas.map"),
+        ("text", "#map-cut"),
+    )
+    _, own, hidden = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("count", "canvas.map"),
+        ("count", "#map-cut[hidden]"),
+        path=f"/ui?cache={LONGEST}",
+    )
+
+    assert (shown, own, hidden) == (16, 2, 1)
+    assert told == "Here are 16 of 20 pools; choose a cache to see its own."
+
+
+def test_lines_of_ghosts_are_explained_once(eyes: Eyes) -> None:
+    """What the lines of ghost caches mean is said once, not for each cache."""
+    _, lines, helps = eyes.look(
+        ("wait", "#ghosts .ghost"),
+        ("count", "#ghosts .ghost"),
+        ("count", "p.hint:visible:has-text('compare a ghost')"),
+    )
+
+    assert (lines, helps) == (NUM_CACHES, 1)
+
+
+def _inputs(name: str) -> PlanInputs:
+    return PlanInputs(
+        layers=(FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32"),),
+        tokens_per_block=16,
+        device_blocks=100,
+        host_bytes=50 * BYTES_PER_BLOCK,
+        model_digest=name,
+    )
