@@ -107,6 +107,34 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The daemon ends where two roles have one token, as it could not tell them apart. */}}
+{{- define "kvlease.checkTokens" -}}
+{{- $seen := dict -}}
+{{- range $role, $secret := include "kvlease.tokenSecrets" . | fromYaml -}}
+{{- with get $seen $secret -}}
+{{- fail (printf "tokens.%sSecret and tokens.%sSecret are both %s, but each role needs a token of its own; name another secret" . $role $secret) -}}
+{{- end -}}
+{{- $_ := set $seen $secret $role -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Prometheus reads no file in which two groups have one name. */}}
+{{- define "kvlease.checkGroups" -}}
+{{- $seen := dict -}}
+{{- range $path, $_ := .Files.Glob "files/rules/*.yaml" -}}
+{{- range get (fromYaml ($.Files.Get $path)) "groups" -}}
+{{- $_ := set $seen .name "a group that the chart carries" -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.prometheusRule.groups -}}
+{{- $name := .name -}}
+{{- with get $seen $name -}}
+{{- fail (printf "prometheusRule.groups has %s, which is also the name of %s, and Prometheus reads no file with a name twice; use another name" $name .) -}}
+{{- end -}}
+{{- $_ := set $seen $name "another of them" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* CPUs of a quantity such as 250m, in thousandths. */}}
 {{- define "kvlease.thousandths" -}}
 {{- if hasSuffix "m" . }}{{ trimSuffix "m" . | int64 }}{{ else }}{{ mulf (float64 .) 1000 | int64 }}{{ end -}}

@@ -250,6 +250,13 @@ seccompProfile: {type: RuntimeDefault}
 {{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
 {{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
 {{- end -}}
+{{- /* On CPUs vLLM's own cache is memory of its container, unless it is in the daemon's pool. */}}
+{{- if and (eq $values.engine.connector "offload") (eq $values.gpu.kind "none") (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- $engine := add (int $values.engine.kvCacheMiB) (int $values.engine.shmMiB) -}}
+{{- if ge $engine (int64 $values.engine.resources.memoryMiB) -}}
+{{- fail (printf "engine.kvCacheMiB (%d) and engine.shmMiB (%d) together must be less than engine.resources.memoryMiB (%d), which they are part of with gpu.kind none; lower them or raise it" (int $values.engine.kvCacheMiB) (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
+{{- end -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range include "kvlease.podPorts" . | fromJsonArray -}}
 {{- $port := int .port -}}
@@ -270,4 +277,6 @@ seccompProfile: {type: RuntimeDefault}
 {{- include "kvlease.checkAddresses" . -}}
 {{- include "kvlease.checkTenants" . -}}
 {{- include "kvlease.checkPairs" . -}}
+{{- include "kvlease.checkTokens" . -}}
+{{- if .Values.prometheusRule.enabled }}{{ include "kvlease.checkGroups" . }}{{ end -}}
 {{- end -}}

@@ -10,6 +10,12 @@ _HOST: Final[Values] = {"pools": {"hostMiB": 64}}
 _TLS: Final[Values] = {"tls": {"existingSecret": "kvlease-tls"}}
 _DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 
+
+def _group(name: str) -> Values:
+    """Return a group of one rule."""
+    return {"name": name, "rules": [{"record": "kvlease:up", "expr": "up"}]}
+
+
 COMBINATIONS: Final[dict[str, Values]] = {
     "defaults": {},
     "daemonset": _DAEMONSET,
@@ -85,6 +91,11 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "monitored by another name": {
         "fullnameOverride": "kv", "podMonitor": {"enabled": True},
         "prometheusRule": {"enabled": True, "runbookUrlPrefix": "https://example.com/kvlease/"}},
+    "rules of one's own": {"prometheusRule": {"enabled": True, "groups": [_group("mine"), _group("ours")]}},
+    "blocks of addresses with holes": {"networkPolicy": {"metricsFrom": [
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]}},
+    "a large cache on a GPU": {"gpu": {"kind": "devicePlugin"}, "engine": {"kvCacheMiB": 65536}},
+    "memory for a cache of vLLM's own": {"engine": {"kvCacheMiB": 15359}},
     "minima of all": {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 40}}},
     "short leases": {"settings": {"lease_seconds": 5, "heartbeat_seconds": 2.5}},
     "a user of the store": {**_HOST, "remote": {"url": "redis://u@x:6379"}},
@@ -185,6 +196,9 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {**_TLS, "settings": {"listen_tcp": False}}, "tls.existingSecret is for callers over TCP"),
     "token without TCP": (
         {"tokens": {"readerSecret": "r"}, "settings": {"listen_tcp": False}}, "tokens is for callers over TCP"),
+    "one token for two roles": (
+        {"tokens": {"joinerSecret": "k", "operatorSecret": "o", "readerSecret": "k"}},
+        "tokens.joinerSecret and tokens.readerSecret are both k"),
     "authority without TLS": ({"tls": {"clientCaKey": "ca.crt"}}, "tls.existingSecret is empty"),
     "unknown key of TLS": ({"tls": {"secret": "x"}}, "secret"),
     "port of REST twice": (
@@ -223,6 +237,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "models without a claim": ({"engine": {"models": {"kind": "persistentVolumeClaim"}}}, "engine.models.claimName"),
     "two addresses": ({**_HOST, "remote": {"url": "redis://x", "existingSecret": "y"}}, "set only one of them"),
     "no memory beside /dev/shm": ({"engine": {"shmMiB": 16384}}, "engine.shmMiB (16384)"),
+    "no memory beside vLLM's cache": (
+        {"engine": {"kvCacheMiB": 15360}}, "engine.kvCacheMiB (15360) and engine.shmMiB (1024) together must be less"),
     "one port twice": ({"engine": {"port": 7072}}, "both 7072"),
     "drain longer than the pod": ({"settings": {"drain_seconds": 60}}, "terminationGracePeriodSeconds (60)"),
     "minima above all": (
@@ -254,6 +270,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "variable of two values": (
         {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
         "A has a value and a valueFrom"),
+    "block of no addresses": (
+        {"networkPolicy": {"metricsFrom": [{"ipBlock": {}}]}}, "/networkPolicy/metricsFrom/0/ipBlock"),
     "block of addresses with pods": (
         {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
         "/networkPolicy/metricsFrom/0"),
@@ -270,6 +288,16 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "password without a user": ({**_HOST, "remote": {"url": "rediss://:secret@x:6379/1"}}, "remote.existingSecret"),
     "runbooks nowhere": ({"prometheusRule": {"runbookUrlPrefix": "docs"}}, "runbookUrlPrefix"),
     "no rules": ({"prometheusRule": {"enabled": True, "groups": [{"name": "x"}]}}, "rules"),
+    "a group of rules that is there": (
+        {"prometheusRule": {"enabled": True, "groups": [_group("kvlease.alerts")]}},
+        "prometheusRule.groups has kvlease.alerts, which is also the name of a group that the chart carries"),
+    "a group of rules twice": (
+        {"prometheusRule": {"enabled": True, "groups": [_group("a"), _group("a")]}}, "the name of another of them"),
+    "a rule without an expression": (
+        {"prometheusRule": {"enabled": True, "groups": [{"name": "a", "rules": [{"alert": "A"}]}]}}, "'expr'"),
+    "a rule of neither kind": (
+        {"prometheusRule": {"enabled": True, "groups": [{"name": "a", "rules": [{"expr": "1"}]}]}},
+        "/prometheusRule/groups/0/rules/0"),
     "probes where no kubelet comes": ({"metrics": {"host": "127.0.0.1"}}, "metrics.host is 127.0.0.1, where"),
     "probes at loopback, written out": ({"metrics": {"host": "0:0:0:0:0:0:0:1"}}, "set it to ::, or set metrics"),
     "probes at loopback, mapped": ({"metrics": {"host": "::ffff:127.0.0.1"}}, "set it to ::, or set metrics"),
