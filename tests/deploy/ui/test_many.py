@@ -40,6 +40,8 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
             serving.until(lambda: client.get_cache(LONGEST).status == "ready")
             worker = stack.enter_context(client.attach(LONGEST, tenant=TENANT))
             worker.reserve("request", num_tokens=160)
+            younger = stack.enter_context(client.attach("cache-1"))
+            younger.reserve("request", num_tokens=16)
             with pytest.raises(KVLeaseError):
                 worker.reserve("never", num_tokens=10**6)
             made = Eyes(address_of(Path(serving.log.name)), token)
@@ -82,6 +84,18 @@ def test_long_names_fit_a_phone(eyes: Eyes, by: str) -> None:
     )
 
     assert found[-1] <= 0
+
+
+def test_leases_of_all_caches_are_listed_by_their_age(eyes: Eyes) -> None:
+    """The oldest lease is first, whatever its cache is called."""
+    _, first, second = eyes.look(
+        ("wait", "#leases tbody tr >> nth=1"),
+        ("text", "#leases tbody tr >> nth=0"),
+        ("text", "#leases tbody tr >> nth=1"),
+    )
+
+    assert LONGEST in first
+    assert "cache-1" in second
 
 
 def test_pools_without_a_picture_are_told(eyes: Eyes) -> None:

@@ -250,7 +250,8 @@ function sums(sheet, caches) {
 }
 
 function leases(caches, named) {
-  const all = caches.flatMap((one) => one.leases.map((lease) => [one, lease]));
+  const seconds = ([, lease]) => lease.age_seconds ?? Number.MAX_VALUE;
+  const all = caches.flatMap((one) => one.leases.map((lease) => [one, lease])).sort((one, other) => seconds(other) - seconds(one));
   const total = caches.reduce((sum, one) => sum + one.num_leases, 0);
   text($("leases-now"), total > all.length ? `the ${count(all.length)} oldest of ${count(total)}` : total ? `${count(total)}, the oldest first` : "");
   table($("leases"), "", [["Lease"], ["Tenant"], ["Phase"], ["Blocks", true], ["Tokens", true], ["Age", true], ["Expires in", true]],
