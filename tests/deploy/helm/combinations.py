@@ -94,6 +94,12 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "rules of one's own": {"prometheusRule": {"enabled": True, "groups": [_group("mine"), _group("ours")]}},
     "blocks of addresses with holes": {"networkPolicy": {"metricsFrom": [
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]}},
+    "policy of names and ranges": {"networkPolicy": {
+        "engineFrom": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}}],
+        "egress": [{"ports": [{"port": "dns", "protocol": "UDP"}, {"port": 6379, "endPort": 6400}]}]}},
+    "tolerations of all kinds": {"tolerations": [
+        {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}]},
     "a large cache on a GPU": {"gpu": {"kind": "devicePlugin"}, "engine": {"kvCacheMiB": 65536}},
     "memory for a cache of vLLM's own": {"engine": {"kvCacheMiB": 15359}},
     "minima of all": {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 40}}},
@@ -270,6 +276,13 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "variable of two values": (
         {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
         "A has a value and a valueFrom"),
+    "selector of a word that there is not": (
+        {"networkPolicy": {"engineFrom": [{"podSelector": {"matchLabel": {"a": "b"}}}]}}, "'matchLabel' not allowed"),
+    "port of a word that there is not": (
+        {"networkPolicy": {"egress": [{"ports": [{"prt": 53}]}]}}, "/networkPolicy/egress/0/ports/0"),
+    "affinity of a word that there is not": ({"affinity": {"nodeAffinty": {}}}, "'nodeAffinty' not allowed"),
+    "toleration of no kind": ({"tolerations": [{"operator": "Exist"}]}, "/tolerations/0/operator"),
+    "variable from nowhere": ({"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "/engine/env/0/valueFrom"),
     "block of no addresses": (
         {"networkPolicy": {"metricsFrom": [{"ipBlock": {}}]}}, "/networkPolicy/metricsFrom/0/ipBlock"),
     "block of addresses with pods": (

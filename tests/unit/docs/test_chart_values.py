@@ -13,7 +13,7 @@ from kvleased.config.addresses import RemoteUrl, RemoteUrlError
 from kvleased.config.settings import Settings
 
 _SCHEMA: Final = Path(__file__).parents[3] / "helm" / "kvlease" / "values.schema.json"
-_PEERS: Final = ("ipBlock", "namespaceSelector", "podSelector")
+_SOURCES: Final = ("configMapKeyRef", "fieldRef", "fileKeyRef", "resourceFieldRef", "secretKeyRef")
 
 
 def test_chart_takes_every_setting() -> None:
@@ -32,23 +32,16 @@ def test_chart_has_the_bounds_of_settings_and_tenants() -> None:
 
 
 def test_every_object_of_the_chart_is_closed() -> None:
-    """A misspelt value is refused at every place, except in what belongs to Kubernetes or to vLLM."""
+    """A misspelt value is refused at every place, except deep in what belongs to Kubernetes, Prometheus or vLLM."""
     open_ones = sorted(_open_objects(json.loads(_SCHEMA.read_text()), ""))
 
     assert open_ones == [
-        "affinity",
+        *(f"affinity.{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")),
         "engine.connectorConfig",
-        "engine.env[].valueFrom",
+        *(f"engine.env[].valueFrom.{source}" for source in _SOURCES),
         "global",
-        *(f"networkPolicy.apiFrom[].{kind}" for kind in _PEERS),
-        "networkPolicy.egress[].ports[]",
-        *(
-            f"networkPolicy.{peers}[].{kind}"
-            for peers in ("egress[].to", "engineFrom", "metricsFrom")
-            for kind in _PEERS
-        ),
         "prometheusRule.groups[]",
-        "tolerations[]",
+        "prometheusRule.groups[].rules[]",
     ]
 
 
