@@ -91,6 +91,7 @@ OF_PATH: Final[Mapping[str, Roles]] = {
     "/openapi.json": ANYBODY,
     "/docs": ANYBODY,
     "/ui": ANYBODY,
+    "/ui/": ANYBODY,
     "/ui/{name}": ANYBODY,
     "/ui/data/live": LOOK_AT_ALL,
     "/ui/data/map": LOOK_AT_ALL,

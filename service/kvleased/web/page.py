@@ -81,6 +81,7 @@ class Page:
         self._daemon = daemon
         routes: tuple[tuple[str, Callable[[Request], Awaitable[Response]]], ...] = (
             ("/ui", self.file),
+            ("/ui/", self.file),
             ("/ui/data/live", self.live),
             ("/ui/data/map", self.map),
             ("/ui/data/block", self.block),

@@ -63,7 +63,8 @@ async def test_files_are_served_with_a_strict_policy(paged: Served) -> None:
         assert (answer.status, answer.headers["content-type"]) == (200, kind)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
-    assert (await get(paged, "/ui")).body == (STATIC / "index.html").read_bytes()
+    for path in ("/ui", "/ui/"):
+        assert (await get(paged, path)).body == (STATIC / "index.html").read_bytes()
 
 
 async def test_unchanged_file_is_not_sent_again(paged: Served) -> None:
