@@ -113,8 +113,13 @@ def test_new_prompts_ask_nobody(model: str, daemon: Daemon, tmp_path: Path) -> N
 
 
 def test_two_ranks_share_with_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
-    """Each rank maps its own part of the pool, and a block is published when both have written theirs."""
-    job = sharing(daemon, engine={"tensor_parallel_size": 2})
+    """Each rank maps its own part of the pool, and a block is published when both have written theirs.
+
+    The model changes its configuration in the ranks' processes, as some do, which the scheduler's process does not see.
+    """
+    altering = {"LlamaForCausalLM": "tests.integrations.vllm.altering:AlteringLlama"}
+    engine = {"tensor_parallel_size": 2, "model_class_overrides": altering}
+    job = sharing(daemon, engine=engine)
     wanted = reference(sharing(daemon), PROMPTS)
 
     with living(job, tmp_path) as one:

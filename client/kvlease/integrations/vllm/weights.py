@@ -11,12 +11,19 @@ _ENDINGS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _CONFIGS: Final = frozenset(
     {
         "config.json",
+        "params.json",
+        "hf_quant_config.json",
+        "quant_config.json",
+        "quantization_config.json",
+        "quantize_config.json",
+        "torchao_config.json",
+        "sparse_attention_config.json",
         "preprocessor_config.json",
         "processor_config.json",
         "video_preprocessor_config.json",
     }
 )
-"""Files that say what the weights compute, or what is made of an image before; code of the model's own says it, too."""
+"""Files that say what the weights are and compute, or what is made of an image before; code of the model does, too."""
 _CONTENT_NAME: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """How a store that names files by a digest of their content calls them."""
 _NUM_SAMPLES: Final = 5

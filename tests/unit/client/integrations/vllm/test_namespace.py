@@ -16,10 +16,11 @@ DIGEST_CHARACTERS_MAX = 256
 LONG_ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 1024}
 
 
-def config_of(**fields: Any) -> SimpleNamespace:
+def config_of(commit: str | None = None, **fields: Any) -> SimpleNamespace:
     """Return a model's configuration in the form of Transformers."""
     return SimpleNamespace(
-        _commit_hash="abc", to_dict=lambda: {"transformers_version": os.urandom(4).hex(), **fields}
+        _commit_hash=commit,
+        to_dict=lambda: {"transformers_version": os.urandom(4).hex(), **fields},
     )
 
 
@@ -72,10 +73,17 @@ def _no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "field"),
     [
         pytest.param({"model_config__model": "org/other"}, "model", id="model"),
+        pytest.param({"model_config__revision": "v2"}, "revision", id="revision"),
         pytest.param(
-            {"model_config__hf_config": SimpleNamespace(_commit_hash="def")},
-            "revision",
-            id="revision",
+            {"model_config__model_class_overrides": {"LlamaForCausalLM": "own:Llama"}},
+            "code",
+            id="code of the model",
+        ),
+        pytest.param(
+            {"kernel_config": SimpleNamespace(moe_backend="marlin")}, "arithmetic", id="kernels"
+        ),
+        pytest.param(
+            {"load_config__ignore_patterns": ["part-2*"]}, "load_format", id="files left out"
         ),
         pytest.param(
             {"model_config__quantization_config": {"linear": "fp8_per_block"}},
@@ -170,6 +178,91 @@ def test_difference_of_layout_is_named(changes: dict[str, Any], field: str) -> N
     one, other = Identity.of(config(), layout()), Identity.of(config(), layout(**changes))
 
     assert [text.partition(" ")[0] for text in one.differing(other.model_digest)] == [field]
+
+
+def test_commit_says_what_the_configuration_is() -> None:
+    """Two commits differ; at one commit, what a worker changes in its configuration to build the model does not."""
+    loaded, built, other = (
+        Identity.of(config(model_config__hf_config=config_of(commit, **fields)), layout())
+        for commit, fields in (("a", {}), ("a", {"attn_temperature_tuning": True}), ("b", {}))
+    )
+
+    assert loaded == built
+    assert [text.partition(" ")[0] for text in loaded.differing(other.model_digest)] == ["revision"]
+
+
+def test_commit_of_another_configuration_is_not_that_of_the_weights() -> None:
+    """A configuration from elsewhere has a commit of its own, beside which the revision of the weights counts."""
+    found = [
+        Identity.of(
+            config(
+                model_config__hf_config=config_of("a"),
+                model_config__hf_config_path=path,
+                model_config__revision=revision,
+            ),
+            layout(),
+        )
+        for path, revision in (
+            (None, "v1"),
+            (None, "v2"),
+            ("org/config", "v1"),
+            ("org/config", "v2"),
+        )
+    ]
+
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "long", "scales"),
+    [({}, False, False), ({}, True, True), ({"tuning": True}, False, True)],
+)
+def test_what_scales_the_queries_of_llama_4_is_part_of_the_identity(
+    said: dict[str, bool], long: bool, scales: bool
+) -> None:
+    """The longest request decides it, unless the generation configuration says it."""
+    generation = {f"attn_temperature_{name}": value for name, value in said.items()}
+    changes = {
+        "model_config__architectures": ["Llama4ForConditionalGeneration"],
+        "model_config__override_generation_config": generation,
+        "model_config__max_model_len": 65_536 if long else 8_192,
+    }
+    built = config(**changes)
+    built.model_config.try_get_generation_config = dict
+
+    value = Identity.of(built, layout()).values[FIELDS.index("config")]
+
+    assert value.endswith(f"attn_temperature_tuning {scales}")
+
+
+def test_name_that_a_worker_gives_to_latent_vectors_counts() -> None:
+    """A worker changes the type in its configuration as it builds the model; vLLM tells all processes of it."""
+    spec = SimpleNamespace(block_size=32, cache_dtype_str="fp8_ds_mla")
+    groups = [
+        SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32, kv_cache_specs={"0": spec}))
+    ]
+
+    found = {
+        Identity.of(config(cache_config__cache_dtype=name), layout(kv_cache_groups=groups))
+        for name in ("auto", "fp8", "fp8_ds_mla")
+    }
+
+    assert len(found) == 1
+
+
+def test_other_scales_at_one_path_are_noticed(tmp_path: Path) -> None:
+    """The file of an encoder's scales counts whole; if it cannot be read, the refusal says so."""
+    path = tmp_path / "scales.json"
+    media = SimpleNamespace(mm_encoder_fp8_scale_path=str(path))
+    refused = Identity.of(config(model_config__multimodal_config=media), layout())
+    found = set()
+    for text in ("{}", '{"0": 1}'):
+        path.write_text(text)
+        found.add(Identity.of(config(model_config__multimodal_config=media), layout()))
+
+    assert "scales.json" in refused.refusal
+    assert len(found) == 2
 
 
 def test_seed_of_hashes_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +383,8 @@ def test_weights_that_were_written_anew_in_place_are_noticed(tmp_path: Path, at:
         ("processor_config.json", True),
         ("preprocessor_config.json", True),
         ("video_preprocessor_config.json", True),
+        ("params.json", True),
+        ("hf_quant_config.json", True),
         ("modeling_own.py", True),
         ("generation_config.json", False),
         ("README.md", False),
