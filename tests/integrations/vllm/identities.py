@@ -8,6 +8,7 @@ names of its settings, and for each of these the fields of the identity that a c
 import copy
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,6 +16,8 @@ from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+_ENVIRONMENT = "environment"
 
 
 def main() -> None:
@@ -38,7 +41,9 @@ def main() -> None:
         "mm_encoder_fp8_scale_path": str(scales),
         "draft_load_config": SimpleNamespace(load_format="pt"),
     }
+    del places[_ENVIRONMENT]
     found = {name: _changes(base, name, path, others) for name, path in places.items()}
+    found[_ENVIRONMENT] = _variables(base)
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 
@@ -82,6 +87,22 @@ def _changes(base: Any, class_name: str, path: str, others: dict[str, Any]) -> d
             continue
         value = others.get(name) or _other(getattr(part, name))
         changed = Identity.of(_with(base, parts, name, value))
+        found[name] = [said.partition(" ")[0] for said in own.differing(changed.model_digest)]
+    return found
+
+
+def _variables(base: Any) -> dict[str, list[str]]:
+    """Return, for each variable of the environment that vLLM reads, which fields of the identity it changes."""
+    from kvlease.integrations.vllm.namespace import Identity  # noqa: PLC0415
+    from vllm import envs  # noqa: PLC0415
+
+    own, had = Identity.of(base), dict(os.environ)
+    found: dict[str, list[str]] = {}
+    for name in envs.environment_variables:
+        os.environ[name] = "1" if os.environ.get(name) != "1" else "0"
+        changed = Identity.of(base)
+        os.environ.clear()
+        os.environ.update(had)
         found[name] = [said.partition(" ")[0] for said in own.differing(changed.model_digest)]
     return found
 

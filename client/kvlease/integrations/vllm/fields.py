@@ -67,7 +67,24 @@ _OF_THE_DRAFT: Final = (
     "index_share_for_mtp_iteration",
 )  # fmt: skip
 """Settings of a draft model, whose K and V lie in the same blocks."""
-_OF_THE_ENVIRONMENT: Final = ("VLLM_BATCH_INVARIANT",)
+_OF_THE_ENVIRONMENT: Final = tuple(
+    f"VLLM_{name}"
+    for name in (
+        "B12X_MOE_FP4_FORCE_A16", "BATCH_INVARIANT", "CPU_INT4_W4A8",
+        "DEEPEPLL_NVFP4_DISPATCH", "DISABLED_KERNELS", "FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE",
+        "FLOAT32_MATMUL_PRECISION", "HUMMING_INPUT_QUANT_CONFIG", "HUMMING_ONLINE_QUANT_CONFIG",
+        "HUMMING_USE_F16_ACCUM", "MARLIN_INPUT_DTYPE", "MEDIA_CONNECTOR",
+        "MODEL_REDIRECT_PATH", "MOE_ROUTING_SIMULATION_STRATEGY", "MOE_USE_DEEP_GEMM",
+        "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16", "ROCM_QUICK_REDUCE_QUANTIZATION",
+        "ROCM_QUICK_REDUCE_QUANTIZATION_MIN_SIZE_KB",
+        "ROCM_SHUFFLE_KV_CACHE_LAYOUT", "ROCM_USE_AITER", "ROCM_USE_AITER_FP4BMM",
+        "ROCM_USE_AITER_FP4_ASM_GEMM", "ROCM_USE_AITER_FP8BMM", "ROCM_USE_AITER_MOE_A4W4_DSV4",
+        "SSM_CONV_STATE_LAYOUT", "TEST_FORCE_LOAD_FORMAT", "USE_DEEP_GEMM",
+        "USE_DEEP_GEMM_E8M0", "USE_FLASHINFER_MOE_INT4", "USE_MODELSCOPE",
+        "VIDEO_LOADER_BACKEND", "XPU_INC_WNA16_BACKEND",
+    )
+)  # fmt: skip
+"""Variables by which weights, activations or media become others, or are laid out otherwise."""
 _LONG_TOKENS: Final = 32_768
 """Llama 4 scales its queries with their positions if the longest request is longer than this."""
 
@@ -258,7 +275,7 @@ def _arithmetic_of(vllm_config: Any) -> str:
         _told(getattr(vllm_config, "mamba_config", None), _OF_STATES),
         _told(getattr(vllm_config, "diffusion_config", None), _OF_DIFFUSION),
         _told(vllm_config, ("additional_config",)),
-        *(f"{name} {os.environ.get(name, '')}" for name in _OF_THE_ENVIRONMENT),
+        *(f"{name} {os.environ[name]}" for name in _OF_THE_ENVIRONMENT if os.environ.get(name)),
     ]
     return "; ".join(part for part in parts if part)
 
