@@ -123,9 +123,10 @@ def fields_of(vllm_config: Any, kv_cache_config: Any, weights: str) -> dict[str,
     }
 
 
-def address_of(model: Any) -> str:
-    """Return where vLLM streams the weights from, if they are no files here."""
-    return str(getattr(model, "model_weights", "") or "")
+def addresses_of(vllm_config: Any) -> str:
+    """Return where vLLM streams the weights of the model, or of its draft, from; empty if they are files here."""
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    return _address_of(vllm_config.model_config) or _address_of(draft)
 
 
 def _told(config: Any, names: Iterable[str]) -> str:
@@ -198,7 +199,7 @@ def _config_as_loaded(model: Any) -> Any:
             model.code_revision,
             model.config_format,
         )
-    except (ImportError, OSError, ValueError):
+    except Exception:  # noqa: BLE001 - the code of a model may raise anything
         return model.hf_config
 
 
@@ -231,6 +232,10 @@ def _temperature_of(model: Any) -> str:
     return f", attn_temperature_tuning {scales}"
 
 
+def _address_of(model: Any) -> str:
+    return str(getattr(model, "model_weights", "") or "")
+
+
 def _loading_of(model: Any, loading: Any) -> str:
     """Return what decides which weights are loaded of those that are there."""
     load_format = str(getattr(loading, "load_format", ""))
@@ -243,7 +248,7 @@ def _loading_of(model: Any, loading: Any) -> str:
             for name in ("model_loader_extra_config", "ignore_patterns")
             if (value := getattr(loading, name, None))
         ),
-        address_of(model),
+        _address_of(model),
     ]
     return ", ".join(part for part in parts if part)
 

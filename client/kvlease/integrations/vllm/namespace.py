@@ -15,7 +15,7 @@ from kvlease.integrations.vllm.fields import (
     DIGEST_CHARACTERS,
     FIELDS,
     RANDOM_SEED,
-    address_of,
+    addresses_of,
     digest_of,
     fields_of,
 )
@@ -45,7 +45,7 @@ class Identity:
         except OSError as error:
             refusal = f"the model's files cannot be read ({error}); set `weights` to a text that identifies its weights"
             read = fields_of(vllm_config, kv_cache_config, "unknown")
-        if (address := address_of(vllm_config.model_config)) and not weights:
+        if (address := addresses_of(vllm_config)) and not weights:
             refusal = (
                 f"the model's weights are at {address}, where they can be replaced unnoticed; "
                 "set `weights` to a text that identifies them"

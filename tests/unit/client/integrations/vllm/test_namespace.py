@@ -404,9 +404,17 @@ def test_files_that_say_what_is_computed_count_whole(
     assert weights_differ(*found) is counts
 
 
-def test_weights_that_are_streamed_are_refused_unless_they_are_said() -> None:
-    """An address says nothing of what is there; it is told with what to set."""
-    changed = config(model_config__model_weights="s3://bucket/model")
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_weights_that_are_streamed_are_refused_unless_they_are_said(is_draft: bool) -> None:
+    """An address says nothing of what is there, be it the model's or its draft's; it is told with what to set."""
+    draft = SimpleNamespace(draft_model_config=SimpleNamespace(model_weights="s3://bucket/model"))
+    changed = config(
+        **(
+            {"speculative_config": draft}
+            if is_draft
+            else {"model_config__model_weights": "s3://bucket/model"}
+        )
+    )
 
     assert "s3://bucket/model" in Identity.of(changed, layout()).refusal
     assert Identity.of(changed, layout(), weights="step 7").refusal == ""
