@@ -6,7 +6,9 @@ from kvleased.core import cache
 from kvleased.core.admission import room
 from kvleased.core.commands import CopyDone, Reserve
 from kvleased.core.copies import landing
+from kvleased.core.copies.mishaps import waiting_for
 from kvleased.core.ids import Ids
+from kvleased.core.lease.phases import Phase
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy import tenants
 from kvleased.core.tier.flights import HELD_BY_LEASES, Flight
@@ -72,6 +74,17 @@ def calls_start_over_where_nothing_serves_them(patch: pytest.MonkeyPatch) -> Non
 
     def is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
         starts_over = command.failed and flight.purpose not in HELD_BY_LEASES
+        return flight.num_pairs > state.shape.blocks_at_once and not starts_over
+
+    patch.setattr(landing, "_is_apart", is_apart)
+
+
+def reload_waits_where_nothing_serves_it(patch: pytest.MonkeyPatch) -> None:
+    """A large copy of a lease that leaves ends in parts, even if a call has asked for the lease meanwhile."""
+
+    def is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
+        waiting = waiting_for(state, flight) if command.failed else []
+        starts_over = any(lease.phase is Phase.LOADING for lease in waiting)
         return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
     patch.setattr(landing, "_is_apart", is_apart)

@@ -68,6 +68,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_turns.calls_start_over_where_nothing_serves_them: (
         landing.test_call_that_starts_over_is_served_by_the_end_of_the_copy_that_it_joined
     ),
+    of_turns.reload_waits_where_nothing_serves_it: (
+        landing.test_reload_of_a_large_lease_begins_at_the_end_of_the_copy_that_takes_it_down
+    ),
     of_turns.copy_counts_as_a_holder: (
         tenants.test_prefix_that_only_a_copy_holds_is_not_held_where_it_is_needed_for_a_minimum
     ),

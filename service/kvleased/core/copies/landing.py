@@ -93,11 +93,13 @@ def copy_done(state: CacheState, command: CopyDone, now: float) -> Outcome:
 
 
 def _is_apart(state: CacheState, flight: Flight, command: CopyDone) -> bool:
-    """Tell whether a copy is so large that it ends in parts; not if calls start over, for nothing would serve them."""
+    """Tell whether a copy is so large that it ends in parts; not if calls wait anew, for nothing would serve them."""
+    if flight.num_pairs <= state.shape.blocks_at_once:
+        return False
     # A new lease may also have joined the copy of a lease that comes back.
-    waiting = waiting_for(state, flight) if command.failed else []
-    starts_over = any(lease.phase is Phase.LOADING for lease in waiting)
-    return flight.num_pairs > state.shape.blocks_at_once and not starts_over
+    waiting = waiting_for(state, flight)
+    starts_over = command.failed and any(lease.phase is Phase.LOADING for lease in waiting)
+    return not starts_over and not any(lease.next_reload for lease in waiting)
 
 
 def _land(state: CacheState, flight: Flight, command: CopyDone, now: float) -> None:
@@ -265,10 +267,7 @@ def _advance_lease(state: CacheState, lease: Lease, flight: Flight, now: float) 
 def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) -> None:
     """Let the call that asked to reload a lease on its way down wait for room, as if it came only now."""
     waiter = Waiter(
-        ticket=ticket,
-        command=command,
-        worker_id=lease.worker_id,
-        deadline=lease.ticket_deadline,
+        ticket=ticket, command=command, worker_id=lease.worker_id, deadline=lease.ticket_deadline
     )
     state.waiting.join(waiter)
 

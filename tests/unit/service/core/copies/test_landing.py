@@ -8,7 +8,7 @@ from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.blocks.states import State
-from kvleased.core.effects import Copy, Direction, Done, Reserved, Tier
+from kvleased.core.effects import Copy, Direction, Done, Reloaded, Reserved, Tier
 from tests.unit.service.core.builders import (
     MATE,
     STRANGER,
@@ -49,7 +49,7 @@ def loading(cache: Cache, packed: bytes, request_id: str = "r") -> tuple[Copy, i
     return the_copy(outcome), outcome.ticket
 
 
-# Calls that start over ------------------------------------------------------------------------------------------------
+# Calls that wait anew -------------------------------------------------------------------------------------------------
 
 
 def test_call_that_starts_over_is_served_by_the_end_of_the_copy_that_it_joined() -> None:
@@ -68,6 +68,33 @@ def test_call_that_starts_over_is_served_by_the_end_of_the_copy_that_it_joined()
 
     granted = woken(ended, joined.ticket, Reserved)
     assert granted.device_hit_tokens == 2 * TOKENS_PER_BLOCK
+
+
+def test_reload_of_a_large_lease_begins_at_the_end_of_the_copy_that_takes_it_down() -> None:
+    """A call that asks for a large lease while that leaves is served once the lease is down, not by a later command."""
+    cache = a_cache(blocks_at_once=1)
+    lease = committed(cache, keys(1, 2, 3), "evicted")
+    evict(cache, lease.lease_id)
+    down = settled(cache)
+    reload(cache, lease.lease_id)
+
+    back = the_copy(land(cache, down))
+
+    assert (back.direction, back.source_ids) == (Direction.RELOAD, down.target_ids)
+
+
+def test_reload_of_a_large_lease_whose_blocks_stay_is_answered_once_it_is_down() -> None:
+    """If another lease keeps the blocks here, the end of the copy that takes the lease down answers its reload."""
+    cache = a_cache(blocks_at_once=1)
+    lease = committed(cache, keys(1, 2, 3), "evicted")
+    reserve(cache, 3, "other", keys(1, 2, 3))
+    evict(cache, lease.lease_id)
+    down = settled(cache)
+    outcome = reload(cache, lease.lease_id)
+
+    landed = land(cache, down)
+
+    assert woken(landed, outcome.ticket, Reloaded).num_reloaded == 0
 
 
 def settled(cache: Cache) -> Copy:
