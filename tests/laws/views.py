@@ -92,15 +92,19 @@ def _expanded(world: World, parts: list[list[int]]) -> list[list[int]]:
     ]
 
 
-def _on_the_way(world: World) -> set[bytes]:
-    """Return the keys that copies bring to the device, without those from a tier that is off, which nobody joins."""
-    state = world.cache._state
+def _on_the_way(world: World, tenant: int) -> set[bytes]:
+    """Return the keys that copies bring to the device for a tenant, without those from a tier that is off.
+
+    A call joins neither a copy from such a tier, nor one that another tenant has asked for with stolen keys.
+    """
+    state, device = world.cache._state, world.records.device
     blocks = state.loading.blocks
     works = [
         SOURCE_TIERS[state.flights[copy_id].direction] not in state.tiers_off
         for copy_id in state.loading.copy_ids(blocks)
     ]
-    return {key.tobytes() for key in world.records.device.key[blocks[works]]}
+    own = blocks[np.array(works, np.bool_) & (device.tenant[blocks] == tenant)]
+    return {key.tobytes() for key in device.key[own]}
 
 
 def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
@@ -111,7 +115,7 @@ def compare_lookup(world: World, worker: Worker, keys: list[bytes]) -> None:
     disk = _ready(world.records.disk) if Tier.DISK not in off else {}
     tenants = world.records.disk.tenant
     disk = {key: slot for key, slot in disk.items() if tenants[slot] == worker.tenant}
-    loading = _on_the_way(world)
+    loading = _on_the_way(world, worker.tenant)
     cached = device.keys() | host.keys() | disk.keys() | loading
     groups, hit_tokens = world.shape.groups, world.shape.hit_tokens
     most = len(keys) * world.shape.hash_tokens // hit_tokens * hit_tokens
