@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from kvlease.errors import KVLeaseError
 from kvlease.ids import BYTES_PER_KEY, CopyId
 from kvleased.core import Cache, commands
-from kvleased.core.effects import Copy, Effect, Outcome, Stepped, Wake
+from kvleased.core.effects import Copy, Direction, Effect, Outcome, Stepped, Wake
 from kvleased.core.tier.flights import Flight
 from tests.laws.actors import ViolationError
 from tests.laws.shapes import obeys
@@ -27,6 +28,8 @@ _TRIES: Final = 2
 _SELDOM: Final = 8
 _LATER: Final = ("DRAINING", "POOL_FULL", "ID_REUSED")
 """Other refusals that a caller may get that obeys a NEVER_FITS: the call would fit in time, but perhaps not now."""
+_DOWN: Final = (Direction.OFFLOAD, Direction.STORE)
+"""Copies for which blocks may leave a full host pool or disk store."""
 _COPIES: Final = 64
 """More than the copies that can be in flight, or follow one another, if nobody asks for more."""
 
@@ -39,7 +42,8 @@ def keep_their_word(
 ) -> None:
     """Check that every caller that was told a remedy, by a command's refusal or later, is granted it.
 
-    What begins behind the refusals of a step may hold what they name.
+    What begins behind the refusals of a step may hold what they name. A copy down that begins behind another refusal
+    may push out what the remedy counts on.
     """
     if not obeys(world.seed):
         return
@@ -47,16 +51,17 @@ def keep_their_word(
     if not refusals:
         return
     has_more = isinstance(command, commands.Step) and any(isinstance(one, Copy) for one in effects)
-    if has_more or _is_overtaken(world, {one for one, _, _ in refusals}):
+    refused = {one for one, _, _ in refusals}
+    if has_more or _is_overtaken(world, refused) or _is_pushed_out(effects):
         world.seen["remedies overtaken"] += 1
         return
-    for _, error, refused in refusals:
+    for _, error, call in refusals:
         for remedy in error.remedies:
             broken = ""
-            if _is_tried(world, refused, error, remedy):
-                broken = _tried(world, refused, error, remedy)
+            if _is_tried(world, call, error, remedy):
+                broken = _tried(world, call, error, remedy)
             if broken:
-                world.fail(f"{refused} was refused: {error!r}; with {remedy}: {broken}")
+                world.fail(f"{call} was refused: {error!r}; with {remedy}: {broken}")
 
 
 def _refusals(
@@ -85,6 +90,20 @@ def _is_overtaken(world: "World", refused: set[int | None]) -> bool:
     state = world.cache._state
     gone = set(world.turns.order) - set(state.waiting.by_ticket) - refused
     return bool(gone or set(state.leases.by_id) - world.lease_ids)
+
+
+def _is_pushed_out(effects: Iterable[Effect]) -> bool:
+    """Tell whether a copy down begins behind a refusal, as one does once no call waits.
+
+    A block that the refused call would find may have left a lower tier for it. Then the prefix is shorter, and the call
+    may need more blocks.
+    """
+    behind = dropwhile(lambda one: not _is_refusal(one), effects)
+    return any(isinstance(one, Copy) and one.direction in _DOWN for one in behind)
+
+
+def _is_refusal(effect: Effect) -> bool:
+    return isinstance(effect, Wake) and isinstance(effect.result, KVLeaseError)
 
 
 def _is_tried(world: "World", command: commands.Command, error: KVLeaseError, remedy: str) -> bool:
