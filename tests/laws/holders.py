@@ -85,13 +85,16 @@ def verify(world: "World", held: Held) -> None:
     """Read a lease's blocks as its worker would: those that later tokens need are there and hold what was written."""
     if held.is_evicted or held.is_moving:
         return
+    groups = world.shape.groups
     for at, place, block, mark in held.places():
-        if mark is not None and part_of(world.device[block], held.rank) != mark:
+        # A rank whose commit was not answered does not learn from the row which blocks the commit has given back.
+        is_gone = held.rank is not None and place < needed_from(groups[at], held.written)
+        if mark is not None and not is_gone and part_of(world.device[block], held.rank) != mark:
             world.fail(
                 f"block {block} of lease {held.lease_id}, at {place} of group {at}, holds "
                 f"{world.device[block]}, not {mark}"
             )
-    for at, group in enumerate(world.shape.groups):
+    for at, group in enumerate(groups):
         if group.keeps is Keeps.FIXED or not held.written:
             continue
         part, first = held.parts[at], needed_from(group, held.written)

@@ -1,0 +1,63 @@
+"""The laws of ranks that call apart ask for no more than a rank needs."""
+
+from dataclasses import replace
+
+from kvlease.groups import GroupShape
+from kvleased.core import commands
+from kvleased.core.blocks.states import State
+from tests.laws.actors import ZERO, Worker
+from tests.laws.apart import ApartWorld
+from tests.laws.holders import verify
+from tests.laws.shapes import shape_of
+from tests.laws.writing import keys_of, write_up_to
+from tests.unit.service.core.grouped import FULL, STATE
+
+
+def test_rank_need_not_read_what_its_unanswered_commit_gave_back() -> None:
+    """The block of a state that all ranks have passed may be another lease's before the last rank hears of it."""
+    world, first, second = _shared(FULL, STATE)
+    for num_tokens in (3, 7):
+        for worker in (first, second):
+            _extend(world, worker, num_tokens)
+        for worker in (first, second):
+            _commit(world, worker, num_tokens, is_heard=(worker, num_tokens) != (second, 7))
+
+    (held,) = second.leases.values()
+    passed = held.parts[1][0]
+    assert world.records.device.state[passed] == State.FREE
+    world.device[passed] = ZERO
+    verify(world, held)
+
+
+def _shared(*groups: GroupShape) -> tuple[ApartWorld, Worker, Worker]:
+    """Return a world with a lease of two ranks."""
+    world = ApartWorld(0, replace(shape_of(*groups), num_ranks=2))
+    first, second = [one for one in world.workers.values() if one.place][:2]
+    for worker in (first, second):
+        command = commands.Reserve(
+            worker_id=worker.worker_id, request_id="shared", keys=b"", num_tokens=3
+        )
+        world.call(worker, command)
+    return world, first, second
+
+
+def _extend(world: ApartWorld, worker: Worker, num_tokens: int) -> None:
+    (held,) = worker.leases.values()
+    command = commands.Extend(
+        worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=num_tokens
+    )
+    world.call(worker, command, held)
+
+
+def _commit(world: ApartWorld, worker: Worker, num_tokens: int, *, is_heard: bool) -> None:
+    """Let a rank compute and commit tokens, whether or not it hears the answer."""
+    (held,) = worker.leases.values()
+    write_up_to(world, worker, held, num_tokens)
+    command = commands.Commit(
+        worker_id=worker.worker_id,
+        lease_id=held.lease_id,
+        num_tokens=num_tokens,
+        first_block=0,
+        keys=keys_of(world, held, num_tokens, 0),
+    )
+    world.call(worker, command, held, is_heard=is_heard)
