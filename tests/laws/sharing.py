@@ -288,9 +288,10 @@ def grow(
         before = len(part)
         told = [block or NULL for block in added[start : start + counts[at]]]
         start += counts[at]
-        end = max(before, needs.end_of(group, held.computed, num_tokens))
+        end = needs.end_of(group, held.computed, num_tokens)
         if group.keeps is Keeps.STATE:
             end = max(end, _end_of_states(rows[at], end, 1 + group.extra_blocks))
+        end = max(before, end)  # places known before do not move the end of the states
         most = max(end, needs.end_of(group, most_computed, num_tokens))
         if told and told[-1] in rows[at]:
             # A rank that has committed more than it knows of is told of what comes behind that.

@@ -10,7 +10,23 @@ from tests.laws.apart import ApartWorld
 from tests.laws.holders import verify
 from tests.laws.shapes import shape_of
 from tests.laws.writing import keys_of, write_up_to
-from tests.unit.service.core.grouped import FULL, STATE
+from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WIDE
+
+
+def test_rank_that_asks_again_is_not_owed_the_next_places_of_its_mate() -> None:
+    """Where a rank's states end depends on the tokens that it asks for, however far on its mate's growth has put them.
+
+    Tokens that it asked for before are covered already, with all of their speculative states.
+    """
+    world, first, second = _shared(WIDE, GUESSING)
+    for num_tokens in (7, 13, 19, 26):
+        _extend(world, first, num_tokens)
+
+    for num_tokens in (10, 10, 7, 17):
+        _extend(world, second, num_tokens)
+
+    (mine,), (others,) = first.leases.values(), second.leases.values()
+    assert others.parts[1] == mine.parts[1][: len(others.parts[1])]
 
 
 def test_rank_need_not_read_what_its_unanswered_commit_gave_back() -> None:

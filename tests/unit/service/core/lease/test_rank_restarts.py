@@ -32,7 +32,7 @@ from tests.unit.service.core.builders import (
     release,
     reserve,
 )
-from tests.unit.service.core.grouped import CHUNK
+from tests.unit.service.core.grouped import CHUNK, GUESSING
 from tests.unit.service.core.rank_builders import (
     LEFT,
     RIGHT,
@@ -128,6 +128,22 @@ def test_a_rank_is_told_of_the_state_that_another_has_asked_for_further_on() -> 
     assert ids(told.num_blocks) == [3, 1]
     assert told.covered_tokens == 4 * TOKENS_PER_BLOCK
     assert ids(told.num_places) == [4, 6]
+
+
+def test_a_rank_that_asks_again_is_told_of_more_states_only_for_more_tokens() -> None:
+    """How many states a rank needs depends on its tokens: not on how far on it has been told of the last one."""
+    cache = grouped(GUESSING)
+    lease = both(cache, 1)
+    for end in (4, 7):
+        extend(cache, lease.lease_id, end, LEFT)
+
+    told = [
+        answer(cache.handle(an_extend(lease.lease_id, end, worker_id=RIGHT), 0.0), Extended)
+        for end in (2, 2, 1, 5)
+    ]
+
+    assert [ids(one.num_places) for one in told] == [[2, 8], [2, 8], [2, 8], [5, 9]]
+    assert [ids(one.num_blocks)[1] for one in told] == [5, 0, 0, 1]
 
 
 def test_a_step_tells_a_rank_at_which_places_states_stand() -> None:
