@@ -271,7 +271,7 @@ class GroupedGrant(Grant):
         self._settle(self.num_blocks - num_dropped)
 
     def cover(self, num_tokens: int) -> None:
-        """Note for how many tokens the lease was granted; nothing else bounds groups with fixed blocks."""
+        """Note for how many tokens the lease was granted; places alone do not tell it of fixed blocks and of states."""
         self._num_tokens = max(self._num_tokens, num_tokens)
 
     def _end(self, group: GroupShape, num_tokens: int) -> int:
@@ -309,7 +309,7 @@ class GroupedGrant(Grant):
         """Count blocks and covered tokens anew after a change of places."""
         self.num_blocks = num_blocks
         covered = [
-            _room(group, len(places), self._num_tokens)
+            _covered(group, places, self._num_tokens)
             for group, places in zip(self._groups, self._places, strict=True)
             if group.keeps is not Keeps.FIXED
         ]
@@ -340,6 +340,23 @@ def _put_states(places: list[int], ids: list[int], end: int, first: int) -> int:
     for block, at in wanted.items():
         places[at] = block
     return len(wanted) - num_before
+
+
+def _covered(group: GroupShape, places: list[int], num_tokens: int) -> int:
+    """Return how many tokens may be computed with a group's places, if a lease was granted for `num_tokens`.
+
+    Another rank that asked for more tokens may have moved blocks for speculative tokens' states farther on. Then the
+    places reach farther than their blocks: behind the newest state there must be one for each speculative token.
+    """
+    room = _room(group, len(places), num_tokens)
+    if not group.extra_blocks or room <= num_tokens:
+        return room
+    num_states = 0
+    for num_places in range(len(places), 0, -1):
+        num_states += places[num_places - 1] != _NO_BLOCK
+        if num_states > group.extra_blocks:
+            return min(room, max(num_tokens, num_places * group.tokens_per_block))
+    return num_tokens
 
 
 def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:

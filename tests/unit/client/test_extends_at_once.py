@@ -16,6 +16,7 @@ from tests.unit.service.core.grouped import (
     FULL,
     GUESSING,
     STATE,
+    WIDE,
     WINDOW,
     cache_of,
     commit_tokens,
@@ -131,3 +132,33 @@ def test_rank_behind_may_hear_of_a_mates_states_in_any_order(
     assert right.extend(8, 40, heard=heard) == [True, True]
 
     assert right.tables == right.rows
+
+
+@pytest.mark.parametrize("groups", [(GUESSING,), (WIDE, GUESSING)])
+def test_rank_behind_covers_only_tokens_that_have_a_block_for_each_of_their_states(
+    groups: tuple[GroupShape, ...],
+) -> None:
+    """A mate has moved blocks for speculative tokens on: then a rank's places reach farther than its blocks."""
+    left, right = ranks(*groups)
+    for num_tokens in (7, 13, 19, 26):
+        left.extend(num_tokens)
+
+    for num_tokens in (7, 10, 17, 21):
+        assert right.extend(num_tokens) == [True]
+
+        newest = (right.grant.covered_tokens - 1) // GUESSING.tokens_per_block
+        assert sum(block != 0 for block in right.tables[-1][newest:]) > GUESSING.extra_blocks
+
+
+def test_rank_behind_covers_no_more_than_it_asked_for_if_a_mate_is_at_the_end_of_the_table() -> (
+    None
+):
+    """At the end of a table are fewer blocks for speculative tokens, which are none for the tokens before."""
+    left, right = ranks(GUESSING)
+    for num_tokens in (40, 60):
+        left.extend(num_tokens)
+
+    assert right.extend(44) == [True]
+    right.session.computed(right.grant, 44)
+
+    assert right.grant.covered_tokens == 44
