@@ -9,7 +9,7 @@ from tests.laws.actors import ZERO, Worker
 from tests.laws.apart import ApartWorld
 from tests.laws.holders import verify
 from tests.laws.shapes import shape_of
-from tests.laws.writing import keys_of, write_up_to
+from tests.laws.writing import commit_up_to
 from tests.unit.service.core.grouped import FULL, GUESSING, STATE, WIDE
 
 
@@ -36,7 +36,9 @@ def test_rank_need_not_read_what_its_unanswered_commit_gave_back() -> None:
         for worker in (first, second):
             _extend(world, worker, num_tokens)
         for worker in (first, second):
-            _commit(world, worker, num_tokens, is_heard=(worker, num_tokens) != (second, 7))
+            (held,) = worker.leases.values()
+            is_heard = (worker, num_tokens) != (second, 7)
+            commit_up_to(world, worker, held, num_tokens, is_heard=is_heard)
 
     (held,) = second.leases.values()
     passed = held.parts[1][0]
@@ -63,17 +65,3 @@ def _extend(world: ApartWorld, worker: Worker, num_tokens: int) -> None:
         worker_id=worker.worker_id, lease_id=held.lease_id, num_tokens=num_tokens
     )
     world.call(worker, command, held)
-
-
-def _commit(world: ApartWorld, worker: Worker, num_tokens: int, *, is_heard: bool) -> None:
-    """Let a rank compute and commit tokens, whether or not it hears the answer."""
-    (held,) = worker.leases.values()
-    write_up_to(world, worker, held, num_tokens)
-    command = commands.Commit(
-        worker_id=worker.worker_id,
-        lease_id=held.lease_id,
-        num_tokens=num_tokens,
-        first_block=0,
-        keys=keys_of(world, held, num_tokens, 0),
-    )
-    world.call(worker, command, held, is_heard=is_heard)

@@ -12,7 +12,7 @@ from tests.laws.mover import land
 from tests.laws.picks import pick_chain
 from tests.laws.shapes import SHAPE
 from tests.laws.world import World
-from tests.laws.writing import keys_of, write_up_to
+from tests.laws.writing import commit_up_to
 from tests.unit.service.core.grouped import WINDOW
 
 _OBEYED: Final = 0
@@ -34,7 +34,7 @@ def test_remedy_does_not_count_on_what_leaves_for_a_copy_behind_the_refusal(
     (worker,) = world.workers.values()
     document, other = pick_chain(world, _TENANT, 4), pick_chain(world, _TENANT, 4)
     first = _reserved(world, worker, 16, document)
-    _commit(world, worker, first, 16)
+    commit_up_to(world, worker, first, 16)
     while world.jobs:
         land(world, next(iter(world.jobs.values())))
     del worker.leases[first.lease_id]
@@ -43,7 +43,7 @@ def test_remedy_does_not_count_on_what_leaves_for_a_copy_behind_the_refusal(
     second = _reserved(world, worker, 16, other)
     world.call(worker, _request(world, worker, 28, document, _WAIT_MS))
     if has_copy:
-        _commit(world, worker, second, 4)
+        commit_up_to(world, worker, second, 4)
 
     world.tick(_WAIT_MS / 1000)
 
@@ -71,16 +71,3 @@ def _reserved(world: World, worker: Worker, num_tokens: int, keys: list[bytes]) 
     world.call(worker, _request(world, worker, num_tokens, keys))
     (held,) = worker.leases.values()
     return held
-
-
-def _commit(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
-    """Let a worker compute and commit the first tokens of a lease."""
-    write_up_to(world, worker, held, num_tokens)
-    command = commands.Commit(
-        worker_id=worker.worker_id,
-        lease_id=held.lease_id,
-        num_tokens=num_tokens,
-        first_block=0,
-        keys=keys_of(world, held, num_tokens, 0),
-    )
-    world.call(worker, command, held)

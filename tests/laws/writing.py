@@ -1,6 +1,7 @@
 """How a simulated worker computes: which blocks of which groups it writes, with what marks, and what it may commit."""
 
 from kvlease.groups import Keeps
+from kvleased.core import commands
 from kvleased.core.blocks.records import NULL
 from tests.laws.actors import Held, Mark, Worker
 from tests.laws.holders import name_blocks, write
@@ -36,6 +37,21 @@ def compute(world: World, worker: Worker, held: Held) -> tuple[int, int] | None:
 def keys_of(world: World, held: Held, num_tokens: int, first: int) -> bytes:
     """Return the packed keys of the full blocks among some tokens, from the first one on."""
     return b"".join(held.keys[first : num_tokens // world.shape.hash_tokens])
+
+
+def commit_up_to(
+    world: World, worker: Worker, held: Held, num_tokens: int, *, is_heard: bool = True
+) -> None:
+    """Let a worker compute and commit the first tokens of a lease."""
+    write_up_to(world, worker, held, num_tokens)
+    command = commands.Commit(
+        worker_id=worker.worker_id,
+        lease_id=held.lease_id,
+        num_tokens=num_tokens,
+        first_block=0,
+        keys=keys_of(world, held, num_tokens, 0),
+    )
+    world.call(worker, command, held, is_heard=is_heard)
 
 
 def write_up_to(world: World, worker: Worker, held: Held, num_tokens: int) -> None:
