@@ -63,6 +63,10 @@ class Bench:
         self.manager.on_new_request(context)
         return context
 
+    def absent_key(self) -> OffloadKey:
+        """Return a key that was never stored and is known to be absent; a few others share a bucket with a stored one."""
+        return next(key for key in self.keys(1000, 100) if all(self.manager.absent([key])))
+
     def step(self, *new: str) -> None:
         """End a step, with the names of its new requests."""
         self.manager.on_schedule_end(ScheduleEndContext(new, ()))
@@ -168,7 +172,7 @@ def new_requests_are_known_by_their_first_block(address: str) -> None:
     bench.manager.on_request_finished(context)
     bench.step()
 
-    assert bench.manager.absent([keys[0], *bench.keys(50, 1)]) == [False, True]
+    assert bench.manager.absent([keys[0], bench.absent_key()]) == [False, True]
     again = bench.request("b", keys)
     assert bench.looked_up(again, keys) == [HIT] * 4
     with Client(address) as client:
@@ -207,8 +211,10 @@ def a_reset_forgets_what_was_not_told(address: str) -> None:
     bench.manager.reset_cache()
 
     assert not bench.desk.absences.untold.take()
-    assert bench.looked_up(bench.request("c", keys), keys[:1]) == [MISS]
-    assert bench.desk.num_exchanges == before
+    # By chance, a new key may share a bucket with an old one, and then the daemon is asked.
+    num_asked = 0 if all(bench.manager.absent(keys)) else 1
+    assert bench.looked_up(bench.request("c", keys), keys) == [MISS] * 4
+    assert bench.desk.num_exchanges == before + num_asked
 
 
 def first_tokens_wait_for_no_news(address: str) -> None:
