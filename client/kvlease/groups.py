@@ -99,10 +99,14 @@ def last_covered(group: GroupShape, num_computed: Counts, num_tokens: Counts) ->
 
 
 def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
-    """Return the first place that must have a block, among those that a request of `num_tokens` adds."""
+    """Return the first place that must have a block, among those that a request of `num_tokens` adds.
+
+    At the end of a table, this is no later than the place from which a state and all speculative ones fit, because a
+    rank that has asked for fewer tokens still needs a block for each of them.
+    """
     if group.keeps is Keeps.STATE:
-        filled: Counts = (num_tokens - 1) // group.tokens_per_block
-        return filled
+        last = max(0, group.table_blocks - 1 - group.extra_blocks)
+        return np.minimum((num_tokens - 1) // group.tokens_per_block, last)
     return np.zeros_like(num_tokens)
 
 

@@ -43,13 +43,17 @@ def end_of(group: GroupShape, num_computed: int, num_tokens: int) -> int:
 
 
 def growth(groups: Groups, num_computed: int, num_tokens: int, ends: Sequence[int]) -> list[range]:
-    """Return the places of each group that are filled so that a request covers so many tokens."""
+    """Return the places of each group that are filled so that a request covers so many tokens.
+
+    A table that ends has blocks for a state and all speculative ones at its last places.
+    """
     grown = []
     for group, before in zip(groups, ends, strict=True):
         after = max(before, end_of(group, num_computed, num_tokens))
         first = before
         if group.keeps is Keeps.STATE:
-            first = max(before, (num_tokens - 1) // group.tokens_per_block)
+            newest = (num_tokens - 1) // group.tokens_per_block
+            first = max(before, min(newest, group.table_blocks - 1 - group.extra_blocks))
         grown.append(range(min(first, after), after))
     return grown
 

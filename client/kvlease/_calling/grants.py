@@ -1,6 +1,7 @@
 """Own what is known of one lease: its life and its blocks, by group; what calls mean for it is the session's job."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -351,12 +352,9 @@ def _covered(group: GroupShape, places: list[int], num_tokens: int) -> int:
     room = _room(group, len(places), num_tokens)
     if not group.extra_blocks or room <= num_tokens:
         return room
-    num_states = 0
-    for num_places in range(len(places), 0, -1):
-        num_states += places[num_places - 1] != _NO_BLOCK
-        if num_states > group.extra_blocks:
-            return min(room, max(num_tokens, num_places * group.tokens_per_block))
-    return num_tokens
+    held = (end for end in range(len(places), 0, -1) if places[end - 1] != _NO_BLOCK)
+    num_places = next(islice(held, group.extra_blocks, None), 0)
+    return min(room, max(num_tokens, num_places * group.tokens_per_block))
 
 
 def _room(group: GroupShape, num_places: int, num_tokens: int) -> int:

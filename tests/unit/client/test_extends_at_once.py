@@ -150,15 +150,15 @@ def test_rank_behind_covers_only_tokens_that_have_a_block_for_each_of_their_stat
         assert sum(block != 0 for block in right.tables[-1][newest:]) > GUESSING.extra_blocks
 
 
-def test_rank_behind_covers_no_more_than_it_asked_for_if_a_mate_is_at_the_end_of_the_table() -> (
-    None
-):
-    """At the end of a table are fewer blocks for speculative tokens, which are none for the tokens before."""
+def test_rank_behind_has_all_states_if_a_mate_jumps_to_the_end_of_the_table() -> None:
+    """Where speculative tokens of the mate have no place left, those of a rank behind still have a block for each."""
     left, right = ranks(GUESSING)
     for num_tokens in (40, 60):
         left.extend(num_tokens)
 
-    assert right.extend(44) == [True]
-    right.session.computed(right.grant, 44)
+    for num_tokens in (40, 44, 48, 52, 56):
+        assert right.extend(num_tokens) == [True]
 
-    assert right.grant.covered_tokens == 44
+        newest = (right.grant.covered_tokens - 1) // GUESSING.tokens_per_block
+        assert sum(block != 0 for block in right.tables[0][newest:]) > GUESSING.extra_blocks
+    assert right.grant.covered_tokens == 56

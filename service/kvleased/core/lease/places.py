@@ -14,13 +14,24 @@ ENDLESS: Final = 2**31 - 1
 class Places:
     """The places of a group in the row of a lease."""
 
-    __slots__ = ("_chunk", "_extra", "_is_fixed", "_is_state", "_max", "_most", "_size", "_window")
+    __slots__ = (
+        "_chunk",
+        "_extra",
+        "_is_fixed",
+        "_is_state",
+        "_last_filled",
+        "_max",
+        "_most",
+        "_size",
+        "_window",
+    )
 
     def __init__(self, group: GroupShape) -> None:
         """Take a group's numbers apart, so that no later call compares members of an enumeration."""
         self._size = group.tokens_per_block
         self._extra = group.extra_blocks
         self._most = group.table_blocks
+        self._last_filled = max(0, group.table_blocks - 1 - group.extra_blocks)
         self._max = group.max_blocks
         self._window = group.kept_tokens if group.keeps is Keeps.WINDOW else None
         self._chunk = group.kept_tokens if group.keeps is Keeps.CHUNK else None
@@ -49,7 +60,9 @@ class Places:
     def growth(self, num_computed: int, num_tokens: int, end: int) -> tuple[int, int]:
         """Return where the fresh places begin and end behind the present end."""
         after = max(self.last_covered(num_computed, num_tokens), end)
-        first_filled = (num_tokens - 1) // self._size if self._is_state else 0
+        first_filled = 0
+        if self._is_state:
+            first_filled = min((num_tokens - 1) // self._size, self._last_filled)
         return min(max(first_filled, end), after), after
 
     def num_passed(self, num_tokens: int, end: int, after: int) -> int:

@@ -1,6 +1,7 @@
 """Laws of blocks for the states of speculative tokens: blocks that growth passes over move on to the new places."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -205,15 +206,45 @@ def test_newest_state_is_not_passed_over() -> None:
     assert filled(cache, lease.row) == [[0, 1, 4, 5, 6]]
 
 
-def test_table_without_room_for_all_guesses_moves_no_more_than_it_adds() -> None:
-    """At the end of a short table, a lease moves only as many of the blocks it passes over as there are new places."""
+@pytest.mark.parametrize("extend", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("num_tokens", [57, 60, 64])
+@pytest.mark.parametrize(("num_reserved", "kept"), [(4, [0]), (40, [9]), (48, [11])])
+def test_table_that_ends_has_blocks_for_all_states_at_its_last_places(
+    extend: Callable[[Cache, LeaseId, int], list[int]],
+    num_reserved: int,
+    kept: list[int],
+    num_tokens: int,
+) -> None:
+    """A lease that jumps to where speculative states have no places left has no fewer blocks than before."""
+    cache = cache_of(GUESSING, num_blocks=1 + GUESSING.max_blocks)
+    lease = reserve_tokens(cache, num_reserved)
+
+    extend(cache, lease.lease_id, num_tokens)
+
+    assert filled(cache, lease.row) == [[*kept, 13, 14, 15]]
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_tokens", [57, 60, 64])
+def test_lease_that_begins_at_the_end_of_its_table_outlives_a_restart(num_tokens: int) -> None:
+    """A restart believes a row that has a block at each of its last places."""
     cache = cache_of(GUESSING)
-    lease = reserve_tokens(cache, 4)
+    lease = reserve_tokens(cache, num_tokens)
 
-    told = extend_by_call(cache, lease.lease_id, 64)
+    again = restarted(cache)
 
-    assert len(told) == 1
-    assert filled(cache, lease.row) == [[0, 2, 15]]
+    assert filled(again, lease.row) == filled(cache, lease.row) == [[13, 14, 15]]
+    assert again.check() == cache.check() == []
+
+
+def test_table_that_is_too_short_for_all_guesses_is_filled() -> None:
+    """If a table has fewer places than there are states at a time, a lease has a block at each of them."""
+    cache = cache_of(replace(GUESSING, table_blocks=2, max_blocks=2))
+
+    lease = reserve_tokens(cache, 8)
+
+    assert filled(cache, lease.row) == [[0, 1]]
+    assert cache.check() == []
 
 
 def test_lease_that_has_moved_on_goes_down_and_comes_back() -> None:
@@ -280,6 +311,23 @@ def test_ranks_are_told_anew_of_what_has_moved_on() -> None:
     assert told[0][0] == passed
     assert filled(cache, lease.row) == [[0, 2, 3, 4]]
     assert cache.check() == []
+
+
+@pytest.mark.parametrize("num_tokens", range(41, 57))
+def test_rank_behind_has_all_states_if_a_mate_jumps_to_the_end_of_the_table(
+    num_tokens: int,
+) -> None:
+    """A rank that asks for fewer tokens has places left for all speculative states, and is told of a block for each."""
+    cache = an_engine(groups=(GUESSING,), null_blocks=1)
+    for worker_id in (LEFT, RIGHT):
+        command = c.Reserve(worker_id=worker_id, request_id="request", keys=b"", num_tokens=40)
+        lease = answer(cache.handle(command, 0.0), Reserved)
+    told_by(cache, lease.lease_id, 60, LEFT)
+
+    told = told_by(cache, lease.lease_id, num_tokens, RIGHT)
+
+    assert told == places(cache, lease.row)[0][13:]
+    assert len(told) == 1 + GUESSING.extra_blocks
 
 
 # Beside others --------------------------------------------------------------------------------------------------------

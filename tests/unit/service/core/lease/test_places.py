@@ -20,6 +20,8 @@ GROUPS = {
     "speculative": GUESSING,
     "fixed": FIXED,
 }
+SHORT = replace(GUESSING, table_blocks=2)
+"""A table with fewer places than there are states at a time."""
 TOKENS = np.arange(1, FULL.table_blocks * FULL.tokens_per_block + 1)
 every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 
@@ -45,7 +47,7 @@ def test_last_place_covered_is_that_of_many(group: GroupShape, num_computed: int
     )
 
 
-@every_group
+@pytest.mark.parametrize("group", [*GROUPS.values(), SHORT], ids=[*GROUPS, "short table"])
 @pytest.mark.parametrize("end", [0, 2, 5])
 def test_growth_is_that_of_many(group: GroupShape, end: int) -> None:
     """One lease grows as each lease does in the formula for many."""
