@@ -65,15 +65,24 @@ def _due(world: "World", shared: Shared) -> int:
     return min(shared.is_due.get(rank, 0) for rank in ranks)
 
 
-def compare_due(world: "World", command: commands.Commit) -> None:
-    """Check that what a commit names, once all ranks have committed it, is findable: as this block or under its key."""
+def cached_keys(world: "World") -> set[bytes]:
+    """Return the keys under which blocks are cached, or are about to be."""
+    device = world.records.device
+    is_cached = np.isin(device.state, (State.READY, State.FILLING))
+    return {one.tobytes() for one in device.key[is_cached]}
+
+
+def compare_due(world: "World", command: commands.Commit, cached_before: set[bytes]) -> None:
+    """Check that what a commit names, once all ranks have committed it, is findable: as this block or under its key.
+
+    A block that was cached under the key before may already have made room for a call that waited for what the commit
+    gave back.
+    """
     row, shared = row_of(world, command.lease_id), world.shared.get(command.lease_id)
     if row is None or shared is None:
         return
     due = _due(world, shared)
-    device = world.records.device
-    is_cached = np.isin(device.state, (State.READY, State.FILLING))
-    cached = {one.tobytes() for one in device.key[is_cached]}
+    device, cached = world.records.device, cached_before | cached_keys(world)
     for at, (group, part) in enumerate(zip(world.shape.groups, row_parts(world, row), strict=True)):
         for place, block in enumerate(part if group.keys_per_block else ()):
             last = (place + 1) * group.keys_per_block - 1 - command.first_block

@@ -73,6 +73,8 @@ class ApartWorld(World):
             return super().send(command)
         was_ready = self.records.device.state == State.READY
         rows = self._rows_of(worker)
+        is_commit = isinstance(command, commands.Commit)
+        cached_before = agreement.cached_keys(self) if is_commit else set()
         try:
             outcome = super().send(command)
         except InterruptedWorldError:
@@ -84,7 +86,7 @@ class ApartWorld(World):
             for lease_id, parts in rows.items():
                 agreement.compare_published(self, self.shared[lease_id], parts, was_ready)
         if isinstance(command, commands.Commit) and isinstance(outcome, Outcome):
-            agreement.compare_due(self, command)
+            agreement.compare_due(self, command, cached_before)
         return outcome
 
     def answered(self, command: commands.Command, outcome: Outcome | KVLeaseError) -> None:

@@ -67,6 +67,16 @@ def test_no_law_asks_too_much_of_ranks(mix: str, seed: int) -> None:
     world.check_whole()
 
 
+def test_duplicate_may_leave_as_a_commit_of_ranks_serves_who_waits() -> None:
+    """A history in which a commit counted as unpublished: the block cached under its key made room for a waiting call.
+
+    The call was served by what the commit gave back, so the cached block left before the commit was answered.
+    """
+    _, violation = lived(313338, STEPS, 50)
+
+    assert violation is None
+
+
 def test_broken_law_is_told_with_the_first_step_after_which_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
