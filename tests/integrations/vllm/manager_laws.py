@@ -64,7 +64,7 @@ class Bench:
         return context
 
     def absent_key(self) -> OffloadKey:
-        """Return a key that was never stored and is known to be absent; a few others share a bucket with a stored one."""
+        """Return a key that was never stored and is known to be absent; a few share a bucket with a stored one."""
         return next(key for key in self.keys(1000, 100) if all(self.manager.absent([key])))
 
     def step(self, *new: str) -> None:
