@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +58,23 @@ def _usable(values: Values) -> list[str]:
     return [version for version in _VERSIONS if version >= since]
 
 
+def _sections(defaults: Document, *above: str) -> Iterator[tuple[str, Values]]:
+    """Yield the path of each section of the default values, and values in which it is null."""
+    for name, section in defaults.items():
+        if not isinstance(section, dict) or not section:
+            continue
+        values: Values = {name: None}
+        for one in reversed(above):
+            values = {one: values}
+        yield "/".join((*above, name)), values
+        yield from _sections(section, *above, name)
+
+
+def _expanded(value: str) -> str:
+    """Return the value of a variable as Kubernetes gives it to a container in which HOME is /tmp."""
+    return re.sub(r"\$(\$|\(HOME\))", lambda found: "$" if found[1] == "$" else "/tmp", value)
+
+
 def test_there_are_enough_combinations() -> None:
     """There are at least forty combinations, all different."""
     assert len({json.dumps(values, sort_keys=True) for values in COMBINATIONS.values()}) >= 40
@@ -109,6 +127,38 @@ def test_wrong_values_are_refused(helm: Helm, values: Values, says: str) -> None
     """Wrong values are refused, and the refusal names what is wrong."""
     with pytest.raises(RefusedError, match=re.escape(says)):
         helm.render(values)
+
+
+def test_sections_that_are_null_are_refused(helm: Helm) -> None:
+    """Each section of the values that is set to null is refused by its name, not with a trace of templates."""
+    (defaults,) = helm.load_yaml((CHART / "values.yaml").read_text())
+    sections = dict(_sections(defaults))
+
+    assert {"engine", "engine/image", "networkPolicy"} <= set(sections)
+    for path, values in sections.items():
+        with pytest.raises(RefusedError, match=f"missing property '{path.split('/')[-1]}'"):
+            helm.render(values)
+
+
+@pytest.mark.parametrize(
+    "cidr", ["10.0.0.0/8", "0.0.0.0/0", "192.0.2.255/32", "::/0", "fd00::/8", "2001:db8::1/128"]
+)
+def test_blocks_of_addresses_are_taken(helm: Helm, cidr: str) -> None:
+    """Blocks of addresses of both families are taken as they are."""
+    block = {"ipBlock": {"cidr": cidr}}
+
+    policy = helm.render({"networkPolicy": {"metricsFrom": [block]}}).one("NetworkPolicy")
+
+    assert policy["spec"]["ingress"][0]["from"] == [block]
+
+
+def test_tenants_with_dollars_keep_their_names(helm: Helm) -> None:
+    """A tenant's name that looks like a variable of Kubernetes reaches the daemon as it is written."""
+    tenants: Values = {"$(HOME)": {"weight": 2}, "a$$b": {}, "$c": {}}
+
+    written = helm.render({"tenants": tenants}).environment["KVLEASED_TENANTS"]
+
+    assert json.loads(_expanded(written)) == tenants
 
 
 @_every

@@ -147,7 +147,8 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 - {name: KVLEASED_{{ upper $role }}_TOKEN_FILE, value: /etc/kvlease/tokens/{{ $role }}.token}
 {{- end }}
 {{- with .Values.tenants }}
-- {name: KVLEASED_TENANTS, value: {{ toJson . | quote }}}
+{{- /* Kubernetes would take $(X) for a variable, and reads $$ as $. */}}
+- {name: KVLEASED_TENANTS, value: {{ toJson . | replace "$" "$$" | quote }}}
 {{- end }}
 {{- range $name, $value := .Values.settings }}
 - {name: KVLEASED_{{ upper $name }}, value: {{ include "kvlease.plain" $value | quote }}}

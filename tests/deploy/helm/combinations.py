@@ -285,6 +285,15 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "variable from nowhere": ({"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "/engine/env/0/valueFrom"),
     "block of no addresses": (
         {"networkPolicy": {"metricsFrom": [{"ipBlock": {}}]}}, "/networkPolicy/metricsFrom/0/ipBlock"),
+    "block of too long a prefix": (
+        {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/99"}}]}},
+        "/networkPolicy/metricsFrom/0/ipBlock/cidr"),
+    "block of too long a prefix, outwards": (
+        {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "fd00::/129"}}]}]}},
+        "/networkPolicy/egress/0/to/0/ipBlock/cidr"),
+    "exception of no addresses": (
+        {"networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.300.0.0/16"]}}]}},
+        "/networkPolicy/apiFrom/0/ipBlock/except/0"),
     "block of addresses with pods": (
         {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}},
         "/networkPolicy/metricsFrom/0"),
