@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from kvlease.cli.printing import printable
 from kvlease.cli.tables import show_age
 from kvlease.replies import CacheInfo, CacheStats, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -51,6 +52,8 @@ LISTS: Final[dict[str, tuple[str, ...]]] = {
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _ROWS_OF_SQUARES: Final = 4
 _NAME_COLUMNS: Final = 12
+_TENANT_CHARACTERS_MAX: Final = 24
+"""Most characters that are shown of a tenant's name, so that the numbers beside it fit 80 columns."""
 
 
 def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> RenderableType:
@@ -231,6 +234,14 @@ def _timeline(words: str, shares: Sequence[float | None], columns: int) -> Text:
     return Text(f"{words:<{_NAME_COLUMNS}}") + Text(f"{bars:>{columns}}", style="#3ad0a4") + newest
 
 
+def _shortened(name: str) -> str:
+    """Return a name as it is printed, with an ellipsis for what is too long."""
+    shown = printable(name)
+    return (
+        shown if len(shown) <= _TENANT_CHARACTERS_MAX else f"{shown[: _TENANT_CHARACTERS_MAX - 1]}…"
+    )
+
+
 def _bar(share: float) -> str:
     return _BARS[max(1, min(8, round(share * 8)))] if share else "▁"
 
@@ -253,7 +264,7 @@ _ROWS: Final[dict[str, Callable[[Any], tuple[str, ...]]]] = {
         show_age(one.age_ms),
     ),
     "tenants": lambda one: (
-        one.tenant,
+        _shortened(one.tenant),
         f"{one.used_blocks:,}",
         f"{one.held_blocks:,}",
         f"{one.pinned_blocks:,}",

@@ -166,6 +166,29 @@ async def test_names_and_refusals_are_shown_as_they_are(name: str) -> None:
         assert words(top, "trouble") == f"UNAVAILABLE: nobody knows {name}"
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param("n" * 24, "n" * 24, id="fits"),
+        pytest.param("n" * 25, "n" * 23 + "…", id="too-long"),
+        pytest.param("\u202e" * 8, "\\u202e" * 3 + "\\u202…", id="escaped"),
+    ],
+)
+async def test_long_name_of_a_tenant_leaves_room_for_its_numbers(name: str, shown: str) -> None:
+    """On 80 columns a tenant's name is cut with an ellipsis, and all columns of numbers are in sight."""
+    told = Told()
+    told.tenants = (replace(TENANT, tenant=name),)
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test(size=(80, 60)) as pilot:
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+
+        table = top.query_one("#tenants", DataTable)
+        assert first_row(top, "tenants")[0] == shown
+        assert table.virtual_size.width <= table.size.width
+
+
 async def test_new_life_begins_a_new_history() -> None:
     """A new daemon's counters begin anew, so no rate spans two of its lives."""
     top = Top(Told(), every_seconds=60)
