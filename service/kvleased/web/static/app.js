@@ -27,6 +27,7 @@ const hits = new Timeline($("hits"), SOURCES, colours.ofSource);
 const moved = new Map();
 let before = null;
 let newest = null;
+let newestAt = 0;
 let chosen = new URLSearchParams(location.search).get("cache") ?? "";
 let astray = "";
 let isPaused = false;
@@ -41,8 +42,13 @@ const stream = new Stream((kind, value) => {
 
 function state(name, why = "") {
   $("status").dataset.state = name;
+  const shown = document.querySelector("main").classList;
+  // What is shown stays old until new figures have come.
+  if (name === "live") shown.remove("old");
+  else if (newest && ["lost", "refused"].includes(name)) shown.add("old");
   text($("status-text"), { live: "live", paused: "paused", connecting: "connecting", lost: "connection lost, trying again", refused: "not allowed" }[name]);
-  text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1).replace(/\.$/, "")}.` : "");
+  const old = shown.contains("old") ? ` What is shown is old: it is of ${new Date(newestAt).toLocaleTimeString()}.` : "";
+  text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1).replace(/\.$/, "")}.${old}` : "");
   $("notice").hidden = !(why && ["live", "lost", "refused"].includes(name));
   $("token-form").hidden = name !== "refused";
   if (name === "refused") $("token").focus();
@@ -53,6 +59,7 @@ function figures(sheet) {
   state("live", [astray && `there is no cache ${astray}, so all caches are shown`, drained(sheet)].filter(Boolean).join("; "));
   if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
   newest = sheet;
+  newestAt = Date.now();
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
   const seconds = before ? sheet.seconds - before.seconds : 0;
   map.figures(sheet.caches, chosen);
