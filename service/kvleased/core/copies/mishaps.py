@@ -79,8 +79,10 @@ def _in_use(pool: Pool, slots: Ids) -> Ids:
 def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
     """Let no call join copies of keys that these blocks have now; leases that wait for them get these blocks instead.
 
-    There are such copies if a call was not to join the copy that had been started first.
+    There are such copies if a call was not to join the copy that had been started first. A lease of another tenant, whose
+    key was stolen, or who stole it, keeps its own blocks, which become private.
     """
+    tenants = state.device.records.tenant
     coming = state.loading.find(keys)
     while (is_late := coming >= 0).any():
         late, instead = coming[is_late], blocks[is_late]
@@ -88,6 +90,7 @@ def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
         for copy_id in set(copy_ids.tolist()):
             flight, is_its = state.flights[copy_id], copy_ids == copy_id
             flight.keyed[np.isin(flight.targets, late[is_its])] = False
+            is_its &= tenants[late] == tenants[instead]
             for lease in waiting_for(state, flight):
                 _exchange(state, lease, late[is_its], instead[is_its])
         state.loading.discard(late)

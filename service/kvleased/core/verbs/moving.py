@@ -119,7 +119,7 @@ def _way_down(state: CacheState, lease: Lease) -> _Way:
         # Nearly always the case; choosing among many blocks would take as long as moving them.
         slots = lease.moving_to = _slots_for_lease(state, lease, len(blocks), NOWHERE)
         return _Way(blocks, slots, np.zeros(len(blocks), np.bool_))
-    placed, is_ready = _placed(state, blocks)
+    placed, is_ready = _placed(state, lease, blocks)
     missing = placed < 0
     there = placed[~missing]
     blocks, is_ready = blocks[missing], is_ready[missing]
@@ -130,11 +130,16 @@ def _way_down(state: CacheState, lease: Lease) -> _Way:
     return _Way(blocks, slots, is_ready)
 
 
-def _placed(state: CacheState, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return the slot that each block has already, or -1 if it has none, and which of the blocks are READY."""
+def _placed(state: CacheState, lease: Lease, blocks: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Return the slot that each block of a lease has already, or -1 if it has none, and which blocks are READY.
+
+    Another tenant's slot may have the same key, if the key was stolen; its bytes are not the lease's.
+    """
     is_ready = state.device.records.state[blocks] == State.READY
     placed = np.full(len(blocks), -1, np.intp)
     placed[is_ready] = state.host.index.find(state.device.keys_of(blocks[is_ready]))
+    if not state.host.is_only_of(lease.tenant):
+        placed[state.host.records.tenant[placed] != lease.tenant] = -1
     return placed, is_ready
 
 
@@ -168,7 +173,7 @@ def _fewer_tokens(state: CacheState, lease: Lease) -> tuple[str, ...]:
             for at, part in enumerate(state.leases.parts_of(row))
         ]
         blocks = np.concatenate(kept).astype(np.intp)
-        placed, _ = _placed(state, blocks[blocks != NULL])
+        placed, _ = _placed(state, lease, blocks[blocks != NULL])
         num_missing = int(np.count_nonzero(placed < 0))
         return num_missing > num_slots_available(state, placed[placed >= 0])
 
@@ -275,7 +280,7 @@ def _way_up(state: CacheState, lease: Lease) -> _Way | None:
     If other copies already bring some of the bytes, the lease waits for those copies.
     """
     slots = state.leases.blocks_of(lease)
-    placed, is_keyed, joined = _blocks_above(state, slots)
+    placed, is_keyed, joined = _blocks_above(state, lease, slots)
     missing = placed < 0
     hits = placed[~missing]
     count = int(np.count_nonzero(missing))
@@ -302,22 +307,29 @@ def _bring_up(state: CacheState, lease: Lease, way: _Way) -> None:
     state.leases.enter(lease, Phase.RELOADING)
 
 
-def _blocks_above(state: CacheState, slots: Ids) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
-    """Return for each slot the block with its bytes, or -1, and whether it is keyed; and the copies to wait for."""
+def _blocks_above(
+    state: CacheState, lease: Lease, slots: Ids
+) -> tuple[Ids, NDArray[np.bool_], set[CopyId]]:
+    """Return for each slot the block with its bytes, or -1, and whether it is keyed; and the copies to wait for.
+
+    A slot whose key another tenant's block has, or will have, comes back as a private block.
+    """
     is_keyed = state.host.records.state[slots] == State.READY
     placed = np.full(len(slots), -1, np.intp)
     if b"\1" not in is_keyed.tobytes():
         return placed, is_keyed, set()
     keys = state.host.keys_of(slots[is_keyed])
-    found = state.device.index.find(keys)
-    joined: set[CopyId] = set()
-    if state.loading:
-        coming = state.loading.find(keys)
-        is_coming = coming >= 0
-        found[is_coming] = coming[is_coming]
-        joined.update(state.loading.copy_ids(coming[is_coming]))
+    found, coming = state.device.index.find(keys), state.loading.find(keys)
+    is_coming = coming >= 0
+    found[is_coming] = coming[is_coming]
     placed[is_keyed] = found
-    return placed, is_keyed, joined
+    if not state.device.is_only_of(lease.tenant):
+        is_foreign = (found >= 0) & (state.device.records.tenant[found] != lease.tenant)
+        is_coming &= ~is_foreign
+        found[is_foreign] = -1
+        placed[is_keyed] = found
+        is_keyed[is_keyed] = ~is_foreign
+    return placed, is_keyed, set(state.loading.copy_ids(coming[is_coming]))
 
 
 def finish_reload(state: CacheState, lease: Lease, now: float) -> Reloaded:

@@ -1,22 +1,54 @@
 """Laws of what a tenant's worker may do to blocks by key, by number or by pin: it reaches its own tenant's alone."""
 
+import pytest
+
+from kvlease.errors import PoolFullError
 from kvlease.ids import PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Found, Pinned, Released, Reloaded
+from kvleased.core.effects import (
+    Direction,
+    Evicted,
+    Found,
+    Pinned,
+    Released,
+    Reloaded,
+    Reserved,
+    Tier,
+)
 from tests.unit.service.core.builders import (
     MATE,
     OTHER_TENANT,
     STRANGER,
     TENANT,
+    WAIT_MS,
     a_cache,
+    a_reserve,
     answer,
     cached,
+    committed,
+    evict,
+    evicted,
     found,
+    ids,
     keys,
     land,
     on_host,
+    records,
+    reload,
+    reserve,
+    started,
     the_copy,
+    woken,
+)
+from tests.unit.service.core.tier_builders import (
+    a_patient_reserve,
+    a_tiered_cache,
+    on_disk,
+    probed,
+    the_copies,
+    the_probe,
+    turn,
 )
 
 
@@ -24,6 +56,13 @@ def evict_as(cache: Cache, worker_id: WorkerId | None, packed: bytes, num_blocks
     """Evict blocks by keys or by number from a cache without a host pool, and return how many left."""
     command = c.Evict(worker_id=worker_id, keys=packed, num_blocks=num_blocks)
     return answer(cache.handle(command, 0.0), Evicted).num_evicted
+
+
+def scrubbed(cache: Cache) -> None:
+    """Zero two blocks for the other tenant, so that it can have them at once."""
+    with pytest.raises(PoolFullError):
+        reserve(cache, 8, worker_id=STRANGER)
+    land(cache, started(cache))
 
 
 def test_evict_by_key_leaves_another_tenants_blocks() -> None:
@@ -64,6 +103,56 @@ def test_reload_by_key_brings_back_ones_own() -> None:
 
     assert refused.num_reloaded == 0
     assert found(cache, keys(1, 2)) == (2, 0)
+
+
+def test_evicted_lease_keeps_its_own_bytes_where_anothers_slot_has_its_key() -> None:
+    """A lease with stolen keys goes to slots of its own, and comes back with its own bytes."""
+    cache = a_cache(num_slots=8)
+    on_host(cache, keys(1, 2))
+    scrubbed(cache)
+    thief = committed(cache, keys(1, 2), worker_id=STRANGER)
+
+    down = the_copy(evict(cache, thief.lease_id, worker_id=STRANGER))
+    land(cache, down)
+
+    slots = ids(down.target_ids)
+    assert set(records(cache).host.tenant[slots]) == {OTHER_TENANT}
+    assert cache.check() == []
+
+
+def test_reload_takes_no_block_of_another_tenant_that_has_its_key() -> None:
+    """A lease comes back with its own bytes, as private blocks, if another tenant has its keys on the device."""
+    cache = a_cache(num_slots=8)
+    lease = evicted(cache, keys(1, 2))
+    cache.handle(c.Evict(keys=keys(1, 2)), 0.0)
+    scrubbed(cache)
+    committed(cache, keys(1, 2), worker_id=STRANGER)
+
+    outcome = reload(cache, lease.lease_id)
+    reply = woken(land(cache, the_copy(outcome)), outcome.ticket, Reloaded)
+
+    assert reply.num_reloaded == 2
+    assert set(records(cache).device.tenant[ids(reply.block_ids)]) == {TENANT}
+    assert cache.check() == []
+
+
+@pytest.mark.parametrize("owner_first", [True, False], ids=["owner first", "thief first"])
+def test_lease_gets_no_block_of_another_tenant_whose_copy_ends_first(*, owner_first: bool) -> None:
+    """Of two copies of one key, the leases of the one that ends later keep their own blocks if tenants differ."""
+    cache = a_tiered_cache(16, uses_remote=True)
+    on_disk(cache, keys(1, 2))
+    load = cache.handle(a_patient_reserve(keys(1, 2)), 0.0)
+    turn(cache, Tier.DISK, on=False)
+    stolen = a_reserve(2, "stolen", keys(1, 2), worker_id=STRANGER, wait_ms=WAIT_MS)
+    theft = cache.handle(stolen, 0.0)
+    fetch = the_copies(probed(cache, the_probe(theft), 1, 1))[Direction.FETCH]
+
+    both = [(load, the_copy(load), TENANT), (theft, fetch, OTHER_TENANT)]
+    for outcome, copy, tenant in both if owner_first else reversed(both):
+        reply = woken(land(cache, copy), outcome.ticket, Reserved)
+
+        assert set(records(cache).device.tenant[ids(reply.block_ids)]) == {tenant}
+    assert cache.check() == []
 
 
 def test_lookup_with_stolen_keys_finds_nothing() -> None:
