@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "KVLEASED_"
 """The beginning of the environment variables that are settings."""
+CONFIG: Final = "config"
+"""What names the file of settings; a flag or a variable, but no setting."""
 NO_JSON: Final = 'this is not JSON such as {"chat": {"min_percent": 20}}'
 _SHOWN_MAX: Final = 40
 """Most characters of a wrong value that a message repeats."""
@@ -84,7 +86,7 @@ def no_such(setting: str, prefix: str = "") -> str:
     table, _, name = setting.rpartition(".")
     names = list(TenantSettings.model_fields if table else Settings.model_fields)
     if prefix:
-        names.append("config")
+        names.append(CONFIG)
     found = difflib.get_close_matches(name, names, n=1)
     if not found:
         return "there is no such setting"
@@ -97,7 +99,8 @@ def in_two_cases(names: Iterable[str], prefix: str = "") -> str:
     first: dict[str, str] = {}
     for name in names:
         setting = name.lower().removeprefix(prefix.lower())
-        if setting in Settings.model_fields and first.setdefault(setting, name) != name:
+        is_known = setting in Settings.model_fields or (prefix and setting == CONFIG)
+        if is_known and first.setdefault(setting, name) != name:
             return f"{first[setting]} and {name} are the same setting; write it once"
     return ""
 
@@ -129,7 +132,7 @@ def _no_such_argument(arguments: str) -> str:
     name = arguments.partition(" ")[0]
     if not name.startswith("-"):
         return f"{arguments}: only flags are accepted, such as --config FILE"
-    flags = [flag(one) for one in (*Settings.model_fields, "config")]
+    flags = [flag(one) for one in (*Settings.model_fields, CONFIG)]
     found = difflib.get_close_matches(name.partition("=")[0].replace("_", "-"), flags, n=1)
     meant = f"; did you mean {found[0]}?" if found else ""
     return f"{arguments}: there is no such flag{meant}"

@@ -20,6 +20,7 @@ from kvlease._output import written_or_refused
 from kvlease._runtime import runtime_directory
 from kvleased.config.addresses import without_credentials
 from kvleased.config.setting_faults import (
+    CONFIG,
     NO_JSON,
     PREFIX,
     Origin,
@@ -77,10 +78,10 @@ def load(argv: Sequence[str]) -> Settings:
     )
 
     parser = _parser()
-    # The file must be known before the sources are put together.
-    config = _config_file(parser, argv)
     if twice := in_two_cases(filter(is_setting, os.environ), PREFIX):
         parser.error(twice)
+    # The file must be known before the sources are put together.
+    config = _config_file(parser, argv)
     _check_tenants(parser, argv)
 
     origins: dict[Literal["flags", "environment", "file"], PydanticBaseSettingsSource] = {}
@@ -144,7 +145,7 @@ def unknown_variables() -> dict[str, str]:
     return {
         name: no_such(setting, prefix=PREFIX)
         for name, setting in sorted(names.items())
-        if setting != "config" and setting not in Settings.model_fields
+        if setting != CONFIG and setting not in Settings.model_fields
     }
 
 
@@ -221,7 +222,9 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     scout = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     scout.add_argument("--config")
     known, _ = scout.parse_known_args(argv)
-    config: str | None = known.config or os.environ.get(f"{PREFIX}CONFIG")
+    variable = f"{PREFIX}{CONFIG}".upper()
+    named = (value for name, value in os.environ.items() if name.upper() == variable)
+    config: str | None = known.config or next(named, None)
     if config is not None and not Path(config).is_file():
         is_there = Path(config).exists()
         parser.error(

@@ -178,18 +178,18 @@ def test_setting_that_a_file_has_in_two_cases_is_refused(
     assert lines == [f"{file}: max_leases and MAX_LEASES are the same setting; write it once"]
 
 
+@pytest.mark.parametrize("name", ["MAX_LEASES", "CONFIG"])
 def test_setting_that_the_environment_has_in_two_cases_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two variables of one setting are refused with both names: which of them counted would be chance."""
-    monkeypatch.setenv("KVLEASED_MAX_LEASES", "3")
-    monkeypatch.setenv("kvleased_max_leases", "4")
+    names = f"KVLEASED_{name}", f"kvleased_{name.lower()}"
+    monkeypatch.setenv(names[0], "3")
+    monkeypatch.setenv(names[1], "4")
 
     lines = said(capsys)
 
-    assert lines == [
-        "KVLEASED_MAX_LEASES and kvleased_max_leases are the same setting; write it once"
-    ]
+    assert lines == [f"{names[0]} and {names[1]} are the same setting; write it once"]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_file_with_an_unknown_key_is_refused(
     )
 
 
+@pytest.mark.parametrize("variable", ["KVLEASED_CONFIG", "kvleased_config", "Kvleased_Config"])
+def test_file_is_named_by_a_variable_in_any_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """The variable that names the file is found as those of settings are, in capitals or not."""
+    file = tmp_path / "kvleased.toml"
+    file.write_text("max_leases = 7\n")
+    monkeypatch.setenv(variable, str(file))
+
+    assert load([]).max_leases == 7
+
+
 @pytest.mark.parametrize(
     ("variable", "meant"),
     [
