@@ -49,7 +49,7 @@ _OF_THE_CACHE: Final = (
 """Settings of the cache that decide what of a token is in it."""
 _OF_MEDIA: Final = (
     "language_model_only", "media_io_kwargs", "mm_processor_kwargs", "mm_device_do_normalize", "mm_encoder_attn_dtype",
-    "mm_encoder_fp8_scale_path", "video_pruning_rate", "video_pruning_method",
+    "video_pruning_rate", "video_pruning_method",
 )  # fmt: skip
 """Settings of an engine that change what it makes of an image, of which vLLM's hash of the image knows nothing."""
 _OF_ADAPTERS: Final = (
@@ -254,14 +254,16 @@ def _loading_of(model: Any, loading: Any) -> str:
 
 
 def _media_of(model: Any, weights: str) -> str:
-    """Return what is made of images; an encoder's scales are read like weights, unless `weights` is set."""
+    """Return what is made of images; an encoder's scales count by content, or are those of `weights` if it is set."""
     multimodal = getattr(model, "multimodal_config", None)
     if multimodal is None:
         return ""
     scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
     told = f", {_told(multimodal, _OF_MEDIA)}"
-    if not scales or weights:
+    if not scales:
         return told
+    if weights:
+        return f"{told}, scales of the weights"
     return f"{told}, scales {digest_of(Path(scales).read_text()).hex()[:DIGEST_CHARACTERS]}"
 
 

@@ -38,7 +38,10 @@ class ConnectorSettings(BaseModel):
     tenant: str = Field("default", min_length=1, max_length=128)
     """The tenant whose blocks are shared; blocks that one tenant computes are never found by another."""
     weights: str = Field("", max_length=256)
-    """A text that identifies the weights, such as a digest; if empty, the model's commit or files identify them."""
+    """A text that identifies the weights, such as a digest; if empty, the model's commit or files identify them.
+
+    It also stands for the files of a draft model and for the scales of an image encoder.
+    """
     adapters: str = Field("", max_length=256)
     """A text that identifies the adapters (LoRA), such as their revision; if empty, what an engine with adapters
     computes is found again by that engine alone, for as long as it lives."""

@@ -191,7 +191,7 @@ class OwnedScheduler:
         session.close()
         _logger.error(
             "The kvlease daemon has lost the memory of this engine's cache. The engine keeps using that memory, but "
-            "its cache now ends with the engine: restart the engine when convenient to have the cache persisted again.",
+            "its cache now ends with the engine: restart the engine to have the cache persisted again.",
             extra={"action": "owned_off"},
         )
 

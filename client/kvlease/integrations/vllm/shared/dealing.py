@@ -116,8 +116,8 @@ class Dealer:
         """Stop sharing: the engine's memory is no longer the cache's, so nobody decides whose its blocks are."""
         self._leave()
         _logger.error(
-            "The daemon has lost the cache's memory; this engine keeps it and goes on without sharing. Restart it "
-            "when convenient to share again.",
+            "The daemon has lost the cache's memory. This engine goes on in that memory without sharing, and makes it "
+            "its own once a daemon is back: restart the engine to share again.",
             extra={"action": "orphaned", "num_blocks": self._books.num_owned},
         )
 

@@ -265,6 +265,22 @@ def test_other_scales_at_one_path_are_noticed(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
+def test_scales_count_neither_by_path_nor_beside_named_weights(tmp_path: Path) -> None:
+    """Equal scales at two paths are the same; with `weights`, they are those of the weights and are not read."""
+    paths = [tmp_path / "one.json", tmp_path / "other.json"]
+    for path in paths:
+        path.write_text("{}")
+    media = [SimpleNamespace(mm_encoder_fp8_scale_path=str(path)) for path in (*paths, "absent")]
+    media.append(SimpleNamespace(mm_encoder_fp8_scale_path=None))
+    engines = [config(model_config__multimodal_config=one) for one in media]
+
+    one, other, _, none = (Identity.of(engine, layout()) for engine in engines)
+    named = [Identity.of(engine, layout(), weights="v1") for engine in engines]
+
+    assert (one == other, one == none) == (True, False)
+    assert named[0] == named[1] == named[2] != named[3]
+
+
 def test_seed_of_hashes_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines whose hashes begin with another seed share nothing."""
     one = Identity.of(config(), layout())
