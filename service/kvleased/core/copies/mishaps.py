@@ -79,8 +79,8 @@ def _in_use(pool: Pool, slots: Ids) -> Ids:
 def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
     """Let no call join copies of keys that these blocks have now; leases that wait for them get these blocks instead.
 
-    There are such copies if a call was not to join the copy that had been started first. A lease of another tenant, whose
-    key was stolen, or who stole it, keeps its own blocks, which become private.
+    There are such copies if a call was not to join the copy that had been started first. If a key was stolen, a lease
+    of another tenant may wait for one of them; it keeps its own blocks, which become private.
     """
     tenants = state.device.records.tenant
     coming = state.loading.find(keys)

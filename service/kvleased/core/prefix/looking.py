@@ -42,11 +42,16 @@ EVERYWHERE: Final = Sources()
 
 
 def look_below(
-    state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources
+    state: CacheState,
+    keys: bytes,
+    looked: tuple[Ids, NDArray[np.bool_]],
+    sources: Sources,
+    tenant: int | None,
 ) -> dict[int, CopyId]:
     """Fill in missing entries: blocks that copies in flight fill, and complements of slots; return the copies by block.
 
-    `looked` are the entries found so far, and which of them are missing; both arrays are changed.
+    `looked` are the entries found so far, and which of them are missing; both arrays are changed. A copy that another
+    tenant has asked for hides nothing from `tenant`, if one is given.
     """
     entries, is_missing = looked
     (places,) = is_missing.nonzero()
@@ -64,7 +69,7 @@ def look_below(
     is_missing[places] = below < 0
     joined: dict[int, CopyId] = {}
     if state.loading:
-        blocks = state.loading.find(wanted)
+        blocks = coming_for(state, wanted, tenant)
         (coming,) = (blocks >= 0).nonzero()
         blocks, places = blocks[coming], places[coming]
         copy_ids = state.loading.copy_ids(blocks)
@@ -76,6 +81,14 @@ def look_below(
         entries[places], is_missing[places] = blocks, False
         joined = dict(zip(blocks.tolist(), copy_ids, strict=True))
     return joined
+
+
+def coming_for(state: CacheState, keys: bytes, tenant: int | None) -> Ids:
+    """Return the block that a copy fills under each key, or -1; with a tenant, those of others do not count."""
+    blocks = state.loading.find(keys)
+    if tenant is not None and not state.device.is_only_of(tenant):
+        blocks[state.device.records.tenant[blocks] != tenant] = -1
+    return blocks
 
 
 def _may_join(state: CacheState, copy_id: CopyId, sources: Sources) -> bool:

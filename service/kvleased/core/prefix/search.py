@@ -100,7 +100,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
     # Nearly always nothing is missing; bytes are searched faster than an array.
     has_missing = b"\1" in is_missing.tobytes()
     if has_missing:
-        entries, joined = _before_hole(state, keys, (entries, is_missing), sources)
+        entries, joined = _before_hole(state, keys, (entries, is_missing), sources, tenant)
         if not len(entries):
             return NOTHING
     if tenant is not None and may_be_foreign(state, tenant, sources):
@@ -127,10 +127,14 @@ def sources_of(waiter: Waiter) -> Sources:
 
 
 def _before_hole(
-    state: CacheState, keys: bytes, looked: tuple[Ids, NDArray[np.bool_]], sources: Sources | None
+    state: CacheState,
+    keys: bytes,
+    looked: tuple[Ids, NDArray[np.bool_]],
+    sources: Sources | None,
+    tenant: int | None,
 ) -> tuple[Ids, dict[int, CopyId]]:
     """Return the entries before the first missing one, and the copies in flight that fill some of them, by block."""
-    joined = {} if sources is None else look_below(state, keys, looked, sources)
+    joined = {} if sources is None else look_below(state, keys, looked, sources, tenant)
     entries, is_missing = looked
     (holes,) = is_missing.nonzero()
     return (entries[: holes[0]] if len(holes) else entries), joined
@@ -269,7 +273,7 @@ def look_everywhere(
     is_missing = entries < ZERO
     joined: dict[int, CopyId] = {}
     if sources is not None and b"\1" in is_missing.tobytes():
-        joined = look_below(state, packed, (entries, is_missing), sources)
+        joined = look_below(state, packed, (entries, is_missing), sources, tenant)
     has = ~is_missing
     if tenant is not None and may_be_foreign(state, tenant, sources):
         has[has] = tenants_of(state, entries[has], tenant) == tenant

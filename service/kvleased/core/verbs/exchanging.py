@@ -285,7 +285,7 @@ def _look_below(
     If holding stops at a miss, keys behind the first one that is not even cached do not count.
     """
     entries, is_missing = np.where(is_there, 0, -1), ~is_there
-    look_below(state, command.hold_keys, (entries, is_missing), EVERYWHERE)
+    look_below(state, command.hold_keys, (entries, is_missing), EVERYWHERE, magazine.tenant)
     is_cached = ~is_missing
     is_found = is_cached & ~is_there
     is_cached[is_found] = tenants_of(state, entries[is_found], magazine.tenant) == magazine.tenant

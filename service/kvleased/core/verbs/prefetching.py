@@ -12,7 +12,7 @@ from kvleased.core.effects import Outcome, Reloaded
 from kvleased.core.ids import Ids, first_of_each
 from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.prefix.chains import check_keys
-from kvleased.core.prefix.looking import EVERYWHERE, look_below, parted, tenants_of
+from kvleased.core.prefix.looking import EVERYWHERE, coming_for, look_below, parted, tenants_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.tenants import check_fits, of_one_tenant
 from kvleased.core.tier.flights import Flight, Purpose
@@ -64,18 +64,18 @@ def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
 
 def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
     """Return the slots, numbered as in `looking`, that a call with these keys brings back."""
-    below = _cached_below(state, state.covering.every_key(keys))
-    if command.worker_id is not None:
-        tenant = state.tenant_of(command.worker_id)
+    tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
+    below = _cached_below(state, state.covering.every_key(keys), tenant)
+    if tenant is not None:
         below = below[tenants_of(state, ~below, tenant) == tenant]
     return of_one_tenant(state, below)
 
 
-def _cached_below(state: CacheState, keys: bytes) -> Ids:
+def _cached_below(state: CacheState, keys: bytes, tenant: int | None) -> Ids:
     """Return the slots, numbered as in `looking`, of those keys that are neither on the device nor on their way."""
-    entries, is_missing = state.device.index.find(keys), ~state.are_loading(keys)
-    is_missing &= entries < 0
-    look_below(state, keys, (entries, is_missing.copy()), EVERYWHERE)
+    entries = state.device.index.find(keys)
+    is_missing = (entries < 0) & (coming_for(state, keys, tenant) < 0)
+    look_below(state, keys, (entries, is_missing.copy()), EVERYWHERE, tenant)
     below = ~entries[is_missing]
     return first_of_each(below[below >= 0])
 

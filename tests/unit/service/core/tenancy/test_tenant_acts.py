@@ -3,10 +3,11 @@
 import pytest
 
 from kvlease.errors import PoolFullError
-from kvlease.ids import PinId, WorkerId
+from kvlease.ids import BYTES_PER_KEY, PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import (
+    Copy,
     Direction,
     Evicted,
     Found,
@@ -21,6 +22,7 @@ from tests.unit.service.core.builders import (
     OTHER_TENANT,
     STRANGER,
     TENANT,
+    TOKENS_PER_BLOCK,
     WAIT_MS,
     a_cache,
     a_reserve,
@@ -44,6 +46,7 @@ from tests.unit.service.core.builders import (
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_tiered_cache,
+    looked_up,
     on_disk,
     probed,
     the_copies,
@@ -152,6 +155,53 @@ def test_lease_gets_no_block_of_another_tenant_whose_copy_ends_first(*, owner_fi
         reply = woken(land(cache, copy), outcome.ticket, Reserved)
 
         assert set(records(cache).device.tenant[ids(reply.block_ids)]) == {tenant}
+    assert cache.check() == []
+
+
+def a_theft(cache: Cache, packed: bytes) -> Copy:
+    """Put blocks of keys on disk, and return a copy that brings other bytes under these keys for another tenant."""
+    on_disk(cache, packed)
+    turn(cache, Tier.DISK, on=False)
+    num_blocks = len(packed) // BYTES_PER_KEY
+    stolen = a_reserve(num_blocks, "stolen", packed, worker_id=STRANGER, wait_ms=WAIT_MS)
+    probe = the_probe(cache.handle(stolen, 0.0))
+    fetch = the_copies(probed(cache, probe, *[1] * num_blocks))[Direction.FETCH]
+    turn(cache, Tier.DISK, on=True)
+    return fetch
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["theft ends first", "theft ends last"])
+def test_copy_for_stolen_keys_hides_nothing_from_their_owner(*, is_first: bool) -> None:
+    """While another tenant fetches under stolen keys, their owner finds and gets its own blocks below."""
+    cache = a_tiered_cache(16, uses_remote=True)
+    theft = a_theft(cache, keys(1, 2))
+
+    seen = looked_up(cache, keys(1, 2)), looked_up(cache, keys(1, 2), OTHER_TENANT)
+    outcome = cache.handle(a_patient_reserve(keys(1, 2)), 0.0)
+    load = the_copy(outcome)
+    if is_first:
+        land(cache, theft)
+    reply = woken(land(cache, load), outcome.ticket, Reserved)
+    if not is_first:
+        land(cache, theft)
+
+    assert seen == ((0, 0, 2), (2, 0, 0))
+    assert reply.disk_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert set(records(cache).device.tenant[ids(reply.block_ids)]) == {TENANT}
+    assert cache.check() == []
+
+
+def test_reload_by_key_brings_ones_own_beside_a_copy_for_stolen_keys() -> None:
+    """A reload by key brings its tenant's blocks also while another tenant fetches under these keys."""
+    cache = a_tiered_cache(16, uses_remote=True)
+    theft = a_theft(cache, keys(1, 2))
+
+    outcome = cache.handle(c.Reload(worker_id=MATE, keys=keys(1, 2)), 0.0)
+    reply = woken(land(cache, the_copy(outcome)), outcome.ticket, Reloaded)
+    land(cache, theft)
+
+    assert reply.num_reloaded == 2
+    assert found(cache, keys(1, 2)) == (2, 0)
     assert cache.check() == []
 
 
