@@ -251,7 +251,7 @@ def _hold(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
     _add(state, magazine, found[is_held])
     answer = np.where(is_held, found, _NOT_THERE)
     if is_any_below(state, EVERYWHERE):
-        answer[_look_below(state, magazine, command, is_there) & ~is_held] = NOT_HELD
+        answer[_look_below(state, magazine, command, found) & ~is_held] = NOT_HELD
     _count_keys(state, answer)
     return pack(answer)
 
@@ -278,21 +278,20 @@ def _add(state: CacheState, magazine: Magazine, blocks: Ids) -> None:
 
 
 def _look_below(
-    state: CacheState, magazine: Magazine, command: Exchange, is_there: NDArray[np.bool_]
+    state: CacheState, magazine: Magazine, command: Exchange, found: Ids
 ) -> NDArray[np.bool_]:
     """Tell for each key whether it is cached in any tier or on its way; bring blocks from below if that is wanted.
 
-    If holding stops at a miss, keys behind the first one that is not even cached do not count.
+    `found` are the device's blocks. If holding stops at a miss, keys behind one that is not even cached do not count.
     """
-    entries, is_missing = np.where(is_there, 0, -1), ~is_there
+    entries, is_missing = found.copy(), found < 0
     look_below(state, command.hold_keys, (entries, is_missing), EVERYWHERE, magazine.tenant)
     is_cached = ~is_missing
-    is_found = is_cached & ~is_there
-    is_cached[is_found] = tenants_of(state, entries[is_found], magazine.tenant) == magazine.tenant
+    is_cached[is_cached] = tenants_of(state, entries[is_cached], magazine.tenant) == magazine.tenant
     if command.stops_at_miss and not is_cached.all():
         is_cached[is_cached.argmin() :] = False
     if command.brings:
-        _bring(state, magazine, ~entries[is_cached & ~is_there & (entries < 0)])
+        _bring(state, magazine, ~entries[is_cached & (entries < 0)])
     return is_cached
 
 

@@ -26,6 +26,7 @@ from tests.unit.service.core.builders import (
     answer,
     cached,
     commit,
+    committed,
     copies,
     ids,
     keys,
@@ -371,6 +372,17 @@ def test_whole_chain_is_brought_behind_the_first_miss(node: Node) -> None:
     outcome = node.handle(hold_keys=keys(1, 2, 3, 9, 3), stops_at_miss=True, brings=True)
 
     assert ids(answer(outcome, Exchanged).held_blocks) == [blocks[0], -2, -2, -1, -1]
+    assert len(ids(the_copy(outcome).target_ids)) == 1
+
+
+def test_nothing_is_brought_under_keys_of_another_tenants_blocks(node: Node) -> None:
+    """A key that another tenant has on the device, which stole it, is a miss: no second block can come under it."""
+    on_host(node.cache, keys(1, 2))
+    committed(node.cache, keys(1), worker_id=STRANGER)
+
+    outcome = node.handle(hold_keys=keys(1, 2), brings=True)
+
+    assert ids(answer(outcome, Exchanged).held_blocks) == [-1, -2]
     assert len(ids(the_copy(outcome).target_ids)) == 1
 
 
