@@ -25,6 +25,7 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
     acts = [
         ("wait", "#tiles .tile"),
         ("evaluate", OPACITY),
+        ("text", "#tiles"),
         ("shot", str(shown)),
         ("wait", "main.old"),
         ("evaluate", OPACITY),
@@ -46,7 +47,7 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
                 wait([looking], timeout=0.02)
             serving.start()
             serving.wait_until_ready()
-            _, before, _, _, lost, words, _, _, after, num_silent = looking.result()
+            _, before, tiles, _, _, lost, words, _, _, after, num_silent = looking.result()
         eyes.close()
     finally:
         serving.stop()
@@ -54,3 +55,5 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
     assert (before, after, num_silent) == (1, 1, 1)
     assert lost < before
     assert "What is shown is old: it is of " in words
+    # This daemon has no cache.
+    assert "0 of them free" in tiles

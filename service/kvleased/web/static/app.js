@@ -82,10 +82,10 @@ function figures(sheet) {
 
 /** Sum what several caches have and did. */
 function summed(caches) {
-  const found = { device: {}, counters: {}, total: 0 };
+  const found = { device: Object.fromEntries(colours.LOOKS.map((look) => [look, 0])), counters: {}, total: 0 };
   for (const cache of caches) {
     const device = cache.pools.device;
-    for (const look of colours.LOOKS) found.device[look] = (found.device[look] ?? 0) + (look === "held" ? device.ready_held : look === "ready" ? device.ready - device.ready_held : device[look]);
+    for (const look of colours.LOOKS) found.device[look] += (look === "held" ? device.ready_held : look === "ready" ? device.ready - device.ready_held : device[look]);
     for (const [name, value] of Object.entries(cache.counters)) found.counters[name] = (found.counters[name] ?? 0) + value;
   }
   found.total = caches.reduce((sum, one) => sum + room(one.pools.device), 0);
