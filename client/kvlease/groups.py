@@ -57,6 +57,11 @@ class GroupShape:
         """Whether blocks leave a lease while its request runs."""
         return self.keeps in (Keeps.WINDOW, Keeps.CHUNK, Keeps.STATE)
 
+    @property
+    def last_state_place(self) -> int:
+        """The last place of a table from which a state and all speculative ones fit."""
+        return max(0, self.table_blocks - 1 - self.extra_blocks)
+
 
 def keeps_everything(tokens_per_block: int, table_blocks: int) -> GroupShape:
     """Return a group that keeps every token and names each block by a key of its own."""
@@ -105,8 +110,7 @@ def first_filled(group: GroupShape, num_tokens: Counts) -> Counts:
     rank that has asked for fewer tokens still needs a block for each of them.
     """
     if group.keeps is Keeps.STATE:
-        last = max(0, group.table_blocks - 1 - group.extra_blocks)
-        return np.minimum((num_tokens - 1) // group.tokens_per_block, last)
+        return np.minimum((num_tokens - 1) // group.tokens_per_block, group.last_state_place)
     return np.zeros_like(num_tokens)
 
 

@@ -19,7 +19,7 @@ class Places:
         "_extra",
         "_is_fixed",
         "_is_state",
-        "_last_filled",
+        "_last_state_place",
         "_max",
         "_most",
         "_size",
@@ -31,7 +31,7 @@ class Places:
         self._size = group.tokens_per_block
         self._extra = group.extra_blocks
         self._most = group.table_blocks
-        self._last_filled = max(0, group.table_blocks - 1 - group.extra_blocks)
+        self._last_state_place = group.last_state_place
         self._max = group.max_blocks
         self._window = group.kept_tokens if group.keeps is Keeps.WINDOW else None
         self._chunk = group.kept_tokens if group.keeps is Keeps.CHUNK else None
@@ -62,7 +62,7 @@ class Places:
         after = max(self.last_covered(num_computed, num_tokens), end)
         first_filled = 0
         if self._is_state:
-            first_filled = min((num_tokens - 1) // self._size, self._last_filled)
+            first_filled = min((num_tokens - 1) // self._size, self._last_state_place)
         return min(max(first_filled, end), after), after
 
     def num_passed(self, num_tokens: int, end: int, after: int) -> int:
