@@ -170,8 +170,10 @@ class Life:
                 continue
             labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
             name = metric.name + (json.dumps(labels, sort_keys=True) if labels else "")
-            value = getattr(metric, "value", None)
-            yield name, metric.sum if value is None else value
+            if hasattr(metric, "values"):
+                yield name, sum(metric.values)
+            else:
+                yield name, metric.value if hasattr(metric, "value") else metric.sum
 
     def _watch_forwards(self) -> None:
         """Prepare to die before a forward pass, and time the scheduler's calls; in one process only."""
