@@ -16,6 +16,7 @@ from tests.laws.shapes import (
     SHAPE,
     has_host,
     has_parts,
+    mix_of,
     name_of,
     ranks_of,
     tiers_of,
@@ -84,7 +85,7 @@ def world_of(seed: int) -> World:
     if name == "ranks":
         shape = with_tiers(ranks_of(seed), tiers_of(seed))
         return ApartWorld(seed, replace(shape, eviction_policy=policy))
-    shape = with_tiers(MIXES.get(name, SHAPE), tiers_of(seed))
+    shape = with_tiers(mix_of(seed) if name in MIXES else SHAPE, tiers_of(seed))
     if not has_host(seed):
         shape = replace(shape, num_slots=0)
     if has_parts(seed):

@@ -6,7 +6,7 @@ from itertools import count
 from math import lcm
 from typing import Final
 
-from kvlease.groups import GroupShape, keeps_everything, most_blocks
+from kvlease.groups import GroupShape, Keeps, keeps_everything, most_blocks
 from kvleased.core import CacheShape
 from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.grouped import (
@@ -42,10 +42,10 @@ _SPARSE: Final = replace(WINDOW, kernel_blocks_per_block=2, kernel_block_stride=
 _FAR: Final = replace(WINDOW, kept_tokens=15, max_blocks=6)
 
 
-def shape_of(*groups: GroupShape) -> CacheShape:
+def shape_of(*groups: GroupShape, longest_tokens: int = LONGEST_TOKENS) -> CacheShape:
     """Return a cache that is too small for two long requests, with a host pool that hardly holds one."""
     shared = [group.tokens_per_block for group in groups if group.keys_per_block]
-    most = sum(most_blocks(group, LONGEST_TOKENS) for group in groups)
+    most = sum(most_blocks(group, longest_tokens) for group in groups)
     num_blocks = max(9, most + most // 2 + 3)
     return replace(
         SHAPE,
@@ -54,7 +54,7 @@ def shape_of(*groups: GroupShape) -> CacheShape:
         groups=groups,
         hit_tokens=lcm(*shared),
         shares_prefixes=bool(shared),
-        longest_request_tokens=LONGEST_TOKENS,
+        longest_request_tokens=longest_tokens,
         max_leases=12,
     )
 
@@ -106,8 +106,34 @@ def ranks_of(seed: int) -> CacheShape:
     """Return the cache of a history in which an engine's two ranks call apart; half of these have one group."""
     nth, is_mixed = divmod(seed // _APART[0], 2)
     mix = [*MIXES][nth % len(MIXES)]
-    shape = replace(MIXES[mix] if is_mixed else SHAPE, num_ranks=2)
+    shape = MIXES[mix] if is_mixed else SHAPE
+    period, which = _RANKS_TO_THE_END
+    if is_mixed and nth % period == which:
+        shape = to_the_end(shape)
+    shape = replace(shape, num_ranks=2)
     return replace(shape, blocks_at_once=1) if nth % _RANKS_IN_PARTS == 0 else shape
+
+
+_TO_THE_END: Final = (16, 5)
+"""The period, and which of so many consecutive histories has requests that may fill a block table to its last place."""
+_RANKS_TO_THE_END: Final = (7, 3)
+"""The same, of histories with groups and ranks that call apart."""
+
+
+def mix_of(seed: int) -> CacheShape:
+    """Return the cache of a history that has one of the mixes."""
+    shape, (period, which) = MIXES[name_of(seed)], _TO_THE_END
+    return to_the_end(shape) if seed % period == which else shape
+
+
+def to_the_end(shape: CacheShape) -> CacheShape:
+    """Return the same cache for requests of as many tokens as the shortest table of its groups has room for."""
+    tables = [
+        group.table_blocks * group.tokens_per_block
+        for group in shape.groups
+        if group.keeps is not Keeps.FIXED
+    ]
+    return shape_of(*shape.groups, longest_tokens=min(tables, default=LONGEST_TOKENS))
 
 
 _WITHOUT_HOST: Final = (128, 98)
