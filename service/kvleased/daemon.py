@@ -184,7 +184,7 @@ class Daemon:
         Raises:
             UnknownWorkerError, NotYoursError: see `Guard.admit`.
             StaleEpochError: the caller means an earlier life of the daemon.
-            InvalidError: the idempotency key is malformed.
+            InvalidError: the epoch is negative, or the idempotency key is malformed.
         """
         caller = self.guard.admit(allowed, caller, asked)
         if asked in self._verbs:
@@ -275,7 +275,12 @@ class Daemon:
 
     def _check_epoch(self, verb: str, caller: Caller) -> None:
         epoch = caller.epoch
-        if epoch and epoch != self.epoch and verb != "attach":
+        if not epoch or epoch == self.epoch:
+            return
+        if epoch < 0:
+            message = f"epoch is {epoch}; it must be 0 or the epoch of an earlier answer"
+            raise InvalidError(message, resource="epoch", need=epoch)
+        if verb != "attach":
             message = (
                 f"the call names epoch {epoch}, but the current epoch is {self.epoch}; attach again"
             )

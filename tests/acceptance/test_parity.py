@@ -360,7 +360,7 @@ def err_twice(run: Run, token: str) -> None:
     long = "x" * 300
     for request in (pb.ReserveRequest(request_id=long), pb.EvictRequest(keys=b"x")):
         verb = type(request).__name__.removesuffix("Request").lower()
-        for who, epoch, key in itertools.product((token, "wrong", ""), (0, 1), ("", long)):
+        for who, epoch, key in itertools.product((token, "wrong", ""), (0, 1, -1), ("", long)):
             run.call(verb, request, token=who, epoch=epoch, idempotency_key=key)
     for priority in ("urgent", long):
         reserve = pb.ReserveRequest(request_id="r", num_tokens=4, priority=priority)

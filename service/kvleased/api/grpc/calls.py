@@ -39,8 +39,15 @@ UNREAD_SECONDS_MAX: Final = 2.0
 
 _RETRY_AFTER_MS: Final = 100
 _STRANGERS_ADVICE: Final = "wait, or call with a token"
-_EPOCH_MAX: Final = 2**63 - 1
-"""The largest epoch that the protocol can carry, as over the other transports."""
+_SENT_ONCE: Final = {
+    "authorization": "token",
+    "idempotency-key": "Idempotency-Key",
+    "kvlease-epoch": "epoch",
+    "kvlease-cache": "cache",
+}
+"""Metadata that are refused if they are there twice, and the resource that the refusal names."""
+_EPOCHS: Final = range(-(2**63), 2**63)
+"""The epochs that the protocol can carry, as over the other transports; the daemon refuses negative ones."""
 
 
 class Call:
@@ -266,32 +273,20 @@ def _too_many(limit: int, advice: str) -> BusyError:
 
 def _caller(context: Context, role: Role, address: str) -> Caller:
     """Return the caller that the metadata of a call describe; they are read in one pass, as every call comes here."""
-    token = key = cache = traceparent = ""
-    epoch, has_token, has_key = 0, False, False
+    told: dict[str, str] = {}
     for name, value in context.invocation_metadata() or ():
-        text = value if isinstance(value, str) else value.decode("latin-1")
-        if name == "authorization":
-            if has_token:
-                raise InvalidError("authorization was sent twice; send it once", resource="token")
-            token, has_token = _token(text), True
-        elif name == "idempotency-key":
-            if has_key:
-                raise checks.repeated("Idempotency-Key", resource="Idempotency-Key")
-            key, has_key = text, True
-        elif name == "kvlease-epoch":
-            epoch = _epoch(text)
-        elif name == "kvlease-cache":
-            cache = text
-        elif name == "traceparent":
-            traceparent = text
+        if name in told and name in _SENT_ONCE:
+            raise checks.repeated(name, resource=_SENT_ONCE[name])
+        told[name] = value if isinstance(value, str) else value.decode("latin-1")
+    authorization, epoch = told.get("authorization"), told.get("kvlease-epoch")
     return Caller(
         transport="grpc",
-        token=token,
-        epoch=epoch,
-        idempotency_key=key,
-        cache=cache,
+        token="" if authorization is None else _token(authorization),
+        epoch=0 if epoch is None else _epoch(epoch),
+        idempotency_key=told.get("idempotency-key", ""),
+        cache=told.get("kvlease-cache", ""),
         role=role,
-        traceparent=traceparent,
+        traceparent=told.get("traceparent", ""),
         address=address,
     )
 
@@ -312,7 +307,7 @@ def _token(header: str) -> str:
 @lru_cache(maxsize=1)
 def _epoch(written: str) -> int:
     """Return the number of an epoch; cached, as nearly every call has the same one."""
-    if not re.fullmatch(r"[0-9]{1,19}", written) or int(written) > _EPOCH_MAX:
+    if not re.fullmatch(r"-?[0-9]{1,19}", written) or int(written) not in _EPOCHS:
         message = f"kvlease-epoch must be 0 or the epoch of an earlier answer, not {written[:40]!r}"
         raise InvalidError(message, resource="kvlease-epoch")
     return int(written)

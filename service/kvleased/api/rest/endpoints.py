@@ -239,7 +239,7 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
         elif name == b"traceparent":
             fields["traceparent"] = value.decode("latin-1")
         elif name == b"kvlease-epoch":
-            fields["epoch"] = _epoch(value.decode("latin-1"))
+            fields["epoch"] = _epoch(value, is_first="epoch" not in fields)
     if extensions.get("checks_host", True):
         _check_hosts(hosts, request.scope["http_version"])
     return Caller(**fields), content_type
@@ -266,12 +266,10 @@ def _key(header: bytes, *, is_first: bool) -> str:
     return header.decode("latin-1")
 
 
-def _epoch(written: str) -> int:
-    epoch = _integer("KVLease-Epoch", written)
-    if epoch < 0:
-        message = f"KVLease-Epoch is {epoch}; it must be 0 or the epoch of an earlier answer"
-        raise InvalidError(message, resource="KVLease-Epoch")
-    return epoch
+def _epoch(header: bytes, *, is_first: bool) -> int:
+    if not is_first:
+        raise checks.repeated("KVLease-Epoch", resource="epoch")
+    return _integer("KVLease-Epoch", header.decode("latin-1"), 0)
 
 
 def _integer(name: str, written: str, least: int = _INTEGER_MIN) -> int:

@@ -115,7 +115,12 @@ async def test_retry_info_only_when_a_retry_helps(
         pytest.param(b"\x08\1", (), "INVALID", id="wrong type"),
         pytest.param(b"\x0a\xff\xff\x03" + b"x" * 65535, (), "TOO_LARGE", id="above the limit"),
         pytest.param(b"", (("kvlease-epoch", "x"),), "INVALID", id="epoch"),
-        pytest.param(b"", (("kvlease-epoch", "-1"),), "INVALID", id="negative epoch"),
+        pytest.param(
+            b"", (("kvlease-epoch", "1"), ("kvlease-epoch", "0")), "INVALID", id="two epochs"
+        ),
+        pytest.param(
+            b"", (("kvlease-cache", "a"), ("kvlease-cache", "b")), "INVALID", id="two caches"
+        ),
         pytest.param(b"", (("authorization", "tok"),), "UNKNOWN_WORKER", id="authorization"),
         pytest.param(
             b"",
