@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
-from kvlease.wire_fields import Body, Bytes, Count, Millis, Name, Number, Percent
+from kvlease.wire_fields import Body, Bytes, CopyMs, Count, Name, Number, Percent, WaitMs
 from kvlease.wire_plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
@@ -28,7 +28,6 @@ Index = Annotated[Count, Field(json_schema_extra={"maximum": INT32_MAX})]
 Keys = Annotated[bytes, Field(description="32-byte block keys, one after another, as base64.")]
 Blocks = Annotated[bytes, Field(description="Packed little-endian int32 block ids, as base64.")]
 LeaseIds = Annotated[bytes, Field(description="Packed little-endian int64 lease ids, as base64.")]
-WaitMs = Annotated[Millis, Field(description="Milliseconds to wait for blocks; 0 does not wait.")]
 
 
 class Empty(Body):
@@ -174,7 +173,7 @@ class ForkBody(Body):
     num_tokens: Tokens = Field(
         default=0, description="Tokens for the new lease to cover: 1 or more."
     )
-    wait_ms: WaitMs = 0
+    wait_ms: CopyMs = 0
 
 
 class TrimBody(Body):
@@ -200,7 +199,7 @@ class CommitBody(Body):
 class MoveLeaseBody(Body):
     """Evict or reload a lease."""
 
-    wait_ms: WaitMs = 0
+    wait_ms: CopyMs = 0
 
 
 class EvictBody(Body):
@@ -210,14 +209,14 @@ class EvictBody(Body):
     num_blocks: Index = Field(
         default=0, description="Number of blocks to evict, of the coldest cached ones."
     )
-    wait_ms: WaitMs = 0
+    wait_ms: CopyMs = 0
 
 
 class ReloadBody(Body):
     """Reload the blocks of given keys."""
 
     keys: Keys = b""
-    wait_ms: WaitMs = 0
+    wait_ms: CopyMs = 0
 
 
 class KeysBody(Body):

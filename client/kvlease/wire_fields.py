@@ -10,7 +10,13 @@ JSON_INTEGER_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader carries exactly."""
 
 Count = Annotated[int, Field(ge=0, le=UINT32_MAX)]
-Millis = Count
+WaitMs = Annotated[Count, Field(description="Milliseconds to wait for blocks; 0 does not wait.")]
+CopyMs = Annotated[
+    Count,
+    Field(
+        description="Milliseconds to wait for copies; 0 takes the daemon's own limit, copy_wait_ms."
+    ),
+]
 Bytes = Annotated[int, Field(ge=0, le=UINT64_MAX, json_schema_extra={"maximum": JSON_INTEGER_MAX})]
 """The protocol carries more than the daemon takes, so it is the daemon that refuses more, as over other transports."""
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]

@@ -209,7 +209,7 @@ class Settings(NetworkSettings):
         default=10_000,
         ge=1,
         le=600_000,
-        description="Milliseconds that an evict or a reload waits if the call names no time.",
+        description="Milliseconds that an evict, a reload or a fork waits if the call names no time.",
     )
     retry_after_ms: Count = Field(
         default=50, description="Milliseconds that a refusal tells the first caller to wait."

@@ -65,6 +65,28 @@ async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
     assert fields["num_tokens"]["maximum"] == checks.TOKENS_MAX
 
 
+@pytest.mark.parametrize(
+    ("body", "is_limited"),
+    [
+        pytest.param("ReserveBody", False, id="reserve"),
+        pytest.param("ExtendBody", False, id="extend"),
+        pytest.param("ForkBody", True, id="fork"),
+        pytest.param("MoveLeaseBody", True, id="evict or reload of a lease"),
+        pytest.param("EvictBody", True, id="evict"),
+        pytest.param("ReloadBody", True, id="reload"),
+    ],
+)
+async def test_openapi_tells_what_a_wait_of_0_is(
+    served: Served, body: str, *, is_limited: bool
+) -> None:
+    """For a wait_ms of 0 a call that copies takes the daemon's own limit; one that asks for blocks does not wait."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    told = document["components"]["schemas"][body]["properties"]["wait_ms"]["description"]
+
+    assert ("0 takes the daemon's own limit" in told) is is_limited
+    assert ("0 does not wait" in told) is not is_limited
+
+
 async def test_refusals_are_told_one_by_one(served: Served) -> None:
     """Each status of a route's refusals is listed with its codes and an example of each."""
     document = (await http(served, "GET", "/openapi.json")).json
