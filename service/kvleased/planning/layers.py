@@ -77,7 +77,12 @@ def _common_layers(inputs: PlanInputs) -> tuple[LayerSpec, ...]:
     )
     num_sources = bool(inputs.layers) + bool(inputs.model_config)
     if num_sources != 1 and not (brings_all and num_sources == 0):
-        message = "give either layers or model_config, not both"
+        what = (
+            "are both given; give one of them"
+            if num_sources
+            else "are both missing; give one of them"
+        )
+        message = f"layers and model_config {what}"
         raise InvalidError(message, resource="layers")
     if inputs.kv_dtype and not inputs.model_config:
         message = "kv_dtype can only be given with model_config; layers have their own dtype"

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,23 @@ LAYERS = tuple(
     FullAttention(name=f"layers.{index}", num_kv_heads=2, head_size=32, dtype="float16")
     for index in range(5)
 )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param({}, "both missing; give one", id="neither"),
+        pytest.param({"layers": LAYERS, "model_config": LLAMA}, "both given; give one", id="both"),
+    ],
+)
+def test_layers_have_one_source(given: dict[str, Any], says: str) -> None:
+    """Inputs with layers and a model, or with neither, are refused by what they have."""
+    with pytest.raises(
+        InvalidError, match=f"layers and model_config are {says} of them"
+    ) as refusal:
+        plan(PlanInputs(tokens_per_block=16, device_blocks=10, **given))
+
+    assert refusal.value.resource == "layers"
 
 
 def test_open_longest_request_is_the_models() -> None:

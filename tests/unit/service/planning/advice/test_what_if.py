@@ -280,5 +280,5 @@ def test_mistake_beyond_a_setting_is_not_an_outcome() -> None:
     assert (
         found.before.refusal
         == found.after.refusal
-        == "INVALID: give either layers or model_config, not both"
+        == "INVALID: layers and model_config are both missing; give one of them"
     )
