@@ -93,7 +93,10 @@ class Settings(NetworkSettings):
     )
     device_bytes_default: Bytes = Field(
         default=0,
-        description="Bytes of a device pool that is given no size; 0: a quarter of the memory limit or the GPU.",
+        description=(
+            "Bytes of a device pool that is given no size; 0: a quarter of the memory limit, of memory_bytes_max if "
+            "that is less, or of the GPU."
+        ),
     )
     memory_bytes_max: Bytes = Field(
         default=0,

@@ -77,7 +77,9 @@ class Maker:
         self._disk_looking = LookingAside(lambda: _disk_limit_bytes(settings), DISK_SECONDS_MAX)
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
-        self.device_bytes_default = settings.device_bytes_default or limit_bytes // 4
+        self.device_bytes_default = settings.device_bytes_default or (
+            min(limit_bytes, settings.memory_bytes_max or limit_bytes) // 4
+        )
         self.root_secret = b""
         """Makes the names of files differ from those of other daemons; set before the first call."""
 

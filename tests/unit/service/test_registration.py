@@ -156,6 +156,15 @@ async def test_pool_beyond_the_memory_is_refused_by_what_it_was_given_as(
     assert refusal.value.resource == "memory_bytes"
 
 
+async def test_pool_without_a_size_is_a_quarter_of_what_the_daemon_may_use(node: Node) -> None:
+    """A memory_bytes_max below the memory limit decides, so that a cache that names no size fits."""
+    node.settings = node.settings.model_copy(update={"memory_bytes_max": 1 << 20})
+    async with node.life():
+        info = await node.register(device_blocks=0, device_bytes=0, host_bytes=0)
+
+    assert info.plan.ranks[0].device_bytes == 1 << 18
+
+
 async def test_requests_without_an_end_are_registered_with_little_memory(node: Node) -> None:
     """Windows alone bound no request, so its row of the block table ends it, and the daemon keeps little for that."""
     windows = [
