@@ -11,7 +11,13 @@ from typing import Final
 import structlog
 from google.protobuf.message import Message
 
-from kvlease.errors import InternalError, InvalidError, KVLeaseError, StaleEpochError
+from kvlease.errors import (
+    InternalError,
+    InvalidError,
+    KVLeaseError,
+    NotYoursError,
+    StaleEpochError,
+)
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access import root_secret
@@ -209,6 +215,8 @@ class Daemon:
             if self._settling.left or self._retries.left:
                 self.settle()
             self._check_epoch(verb, caller)
+            if caller.cache:
+                self._check_cache(caller)
             carry_out = self._verbs.get(verb)
             if carry_out is None or self._not_ready == DRAINING:
                 carry_out = self._admitted(verb)
@@ -285,6 +293,12 @@ class Daemon:
                 f"the call names epoch {epoch}, but the current epoch is {self.epoch}; attach again"
             )
             raise StaleEpochError(message, resource="epoch", need=epoch, available=self.epoch)
+
+    def _check_cache(self, caller: Caller) -> None:
+        worker = self.registry.by_token.get(caller.token)
+        if worker is not None and worker.entry.name != caller.cache:
+            message = f"cache {caller.cache[:63]} is not the worker's cache; leave it out"
+            raise NotYoursError(message, resource="cache")
 
     # Commands and effects
 

@@ -373,6 +373,8 @@ def err_twice(run: Run, token: str) -> None:
     request = pb.RegisterCacheRequest(cache="other", inputs=INPUTS, options=options)
     run.call("register_cache", request)
     run.call("attach", pb.AttachRequest(cache=CACHE, engine=long))
+    for name in ("nowhere", CACHE):
+        run.call("lookup", pb.LookupRequest(keys=keys(0, 1)), token=token, cache=name)
     for who, worker_id in itertools.product((token, "wrong"), (99, -1)):
         run.call("detach", pb.DetachRequest(worker_id=worker_id), token=who)
 

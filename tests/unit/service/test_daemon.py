@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +207,32 @@ async def test_key_of_a_call_about_one_cache_is_refused_for_another(node: Node) 
         assert await node.ask("lookup", request, caller) == first
         with pytest.raises(IdReusedError):
             await node.ask("lookup", request, caller._replace(cache="other"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [
+        pytest.param("evict", pb.EvictRequest(num_blocks=1), id="evict"),
+        pytest.param("lookup", pb.LookupRequest(keys=bytes(32)), id="lookup"),
+        pytest.param("reserve", pb.ReserveRequest(request_id="r", num_tokens=4), id="reserve"),
+    ],
+)
+async def test_call_of_a_worker_about_another_cache_is_refused(
+    node: Node, verb: str, request_: Any
+) -> None:
+    """A worker's call that names another cache is not carried out on the worker's own."""
+    async with node.life() as daemon:
+        for name in ("main", "other"):
+            await node.register(name)
+        attached = await node.ask("attach", pb.AttachRequest(cache="main"), OPERATOR)
+        caller = Caller(transport="rest", token=attached.token)
+
+        for name in ("other", "nowhere"):
+            with pytest.raises(NotYoursError, match=f"cache {name} is not the worker's cache"):
+                await node.ask(verb, request_, caller._replace(cache=name))
+
+        assert daemon.registry.cache("main").core.census().num_leases == 0
+        await node.ask(verb, request_, caller._replace(cache="main"))
 
 
 async def test_stale_epoch_is_refused_before_anything_else(node: Node) -> None:
