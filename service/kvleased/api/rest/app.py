@@ -175,8 +175,11 @@ def _tell_written(app: FastAPI, written: Json) -> None:
 def signature(route: Route) -> inspect.Signature:
     """Return the signature by which FastAPI describes a route."""
     parameters = [_parameter(name, _PATH[name]) for name in route.in_path]
-    parameters += [_parameter(name, *_QUERY[name]) for name in route.query]
-    if route.takes_cache:
+    means_one = route.takes_cache or route.verb == "explain"
+    parameters += [
+        _parameter(name, *_QUERY[name]) for name in route.query if name != "cache" or not means_one
+    ]
+    if means_one:
         parameters.append(_parameter("cache", _MEANT, ""))
     parameters += [
         _parameter(name, Annotated[kind, Header(description=text)], default)

@@ -87,6 +87,21 @@ async def test_openapi_tells_what_a_wait_of_0_is(
     assert ("0 does not wait" in told) is not is_limited
 
 
+async def test_openapi_tells_which_calls_are_about_one_cache(served: Served) -> None:
+    """Only of stats and watch does a cache that is left out mean all; the others are about the one that is meant."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    told = {
+        operation["operationId"]: parameter["description"]
+        for path in document["paths"].values()
+        for operation in path.values()
+        for parameter in operation["parameters"]
+        if (parameter["in"], parameter["name"]) == ("query", "cache")
+    }
+
+    assert {name for name, says in told.items() if "empty means all" in says} == {"stats", "watch"}
+    assert "not needed if there is only one" in told["explain"]
+
+
 async def test_refusals_are_told_one_by_one(served: Served) -> None:
     """Each status of a route's refusals is listed with its codes and an example of each."""
     document = (await http(served, "GET", "/openapi.json")).json
