@@ -3,9 +3,13 @@
 What each part says is `top_parts`'s business.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from threading import Thread
 from time import monotonic
 from typing import ClassVar, Final
 
@@ -13,9 +17,10 @@ from rich.console import RenderableType
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Header, Static
+from textual.worker import Worker
 
 from kvlease.cli import top_parts as parts
 from kvlease.cli.printing import cell
@@ -71,6 +76,7 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, system=True),
         ("p", "pause", "Pause"),
         ("c", "next_cache", "Next cache"),
         ("r", "refresh_now", "Read now"),
@@ -86,6 +92,7 @@ class Top(App[None]):
         self.every_seconds = every_seconds
         self.is_paused = False
         self.moments: deque[Moment] = deque(maxlen=HISTORY_MAX)
+        self._reading: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         """Lay the parts out."""
@@ -123,22 +130,21 @@ class Top(App[None]):
             self.action_refresh_now()
 
     def action_refresh_now(self) -> None:
-        """Read at once."""
-        self._read()
+        """Read at once; an answer that is still to come is no longer shown."""
+        self._reading = self._read()
 
     def _tick(self) -> None:
-        if not self.is_paused:
-            self._read()
+        if not self.is_paused and (self._reading is None or self._reading.is_finished):
+            self._reading = self._read()
 
-    @work(thread=True, exclusive=True, exit_on_error=False)
-    def _read(self) -> None:
-        """Read in a thread of its own, so that keys work even if the daemon does not answer."""
+    @work(exclusive=True, exit_on_error=False)
+    async def _read(self) -> None:
         try:
-            moment = self._read_moment(self.cache)
+            moment = await _aside(partial(self._read_moment, self.cache))
         except KVLeaseError as error:
-            self.call_from_thread(self.show_trouble, f"{error.code}: {error.message}")
+            self.show_trouble(f"{error.code}: {error.message}")
         else:
-            self.call_from_thread(self.show, moment)
+            self.show(moment)
 
     def show_trouble(self, words: str) -> None:
         """Say why nothing new is shown."""
@@ -185,3 +191,19 @@ class Top(App[None]):
 def run(client: Client, cache: str, every_seconds: float) -> None:
     """Show the screen until it is left."""
     Top(lambda name: read(client, name), cache, every_seconds).run()
+
+
+async def _aside(ask: Callable[[], Moment]) -> Moment:
+    """Await an answer that a thread asks for, so that keys work, and the screen can be left, while none comes."""
+    answer: Future[Moment] = Future()
+    answer.set_running_or_notify_cancel()
+    # At its end a process waits for all other threads, also for those of an executor.
+    Thread(target=_settle, args=(answer, ask), name="kvlease-top", daemon=True).start()
+    return await asyncio.wrap_future(answer)
+
+
+def _settle(answer: Future[Moment], ask: Callable[[], Moment]) -> None:
+    try:
+        answer.set_result(ask())
+    except BaseException as error:  # noqa: BLE001 -- it is raised where the answer is awaited
+        answer.set_exception(error)
