@@ -73,8 +73,10 @@ def head_too_large() -> bytes:
 
 
 def no_http(error: BaseException | None) -> bytes:
-    """Return the whole answer to bytes that are no HTTP, from the error that the parser ended with."""
+    """Return the whole answer to bytes that are no HTTP/1.1, from the error that the parser ended with."""
     if isinstance(error, httptools.HttpParserCallbackError):
+        if isinstance(error.__context__, InvalidError):
+            return _no_http(error.__context__.message)
         # The callbacks parse nothing but the address.
         return _no_http("its address cannot be parsed")
     # The parser has only a few messages, and none repeats what the peer sent.

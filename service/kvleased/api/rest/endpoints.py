@@ -241,14 +241,12 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
         elif name == b"kvlease-epoch":
             fields["epoch"] = _epoch(value, is_first="epoch" not in fields)
     if extensions.get("checks_host", True):
-        _check_hosts(hosts, request.scope["http_version"])
+        _check_hosts(hosts)
     return Caller(**fields), content_type
 
 
-def _check_hosts(hosts: list[bytes], http_version: str) -> None:
-    """Refuse a request that does not have one Host header, as HTTP/1.1 demands, with one of loopback's names."""
-    if len(hosts) != 1 and (hosts or http_version != "1.0"):
-        raise InvalidError("send one Host header, either localhost or 127.0.0.1", resource="host")
+def _check_hosts(hosts: list[bytes]) -> None:
+    """Refuse a request that names another host than loopback's; one of HTTP/1.0 may name none."""
     if hosts and hosts[0].rpartition(b":")[0] not in LOCAL_NAMES and hosts[0] not in LOCAL_NAMES:
         raise InvalidError("address the daemon as localhost or 127.0.0.1", resource="host")
 

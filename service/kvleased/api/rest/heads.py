@@ -4,6 +4,8 @@ from typing import Final
 
 import httptools
 
+from kvlease.errors import InvalidError
+
 Headers = list[tuple[bytes, bytes]]
 """Names, in lower case, and values."""
 
@@ -28,8 +30,23 @@ def token_of(headers: Headers) -> str | None:
     return token.decode("latin-1").strip() if scheme.lower() == b"bearer" else None
 
 
+def check_hosts(headers: Headers, http_version: str) -> None:
+    """Refuse a head that does not have the one Host header, maybe an empty one, that RFC 9112 wants of HTTP/1.1.
+
+    Raises:
+        InvalidError: it has none, which only HTTP/1.0 may, or several.
+    """
+    num_hosts = sum(name == b"host" for name, _ in headers)
+    if num_hosts > 1:
+        raise InvalidError(f"it has {num_hosts} Host headers, not one", resource="host")
+    if not num_hosts and http_version != "1.0":
+        raise InvalidError("it has no Host header", resource="host")
+
+
 def name_host(url: bytes, headers: Headers) -> None:
     """Replace the Host header by the host in an absolute address, beside which the header does not count."""
+    if url.startswith(b"/"):
+        return
     named = httptools.parse_url(url)
     host = named.host or b""
     host = b"[%b]" % host if b":" in host else host

@@ -23,7 +23,7 @@ from kvleased.api.rest.endings import (
     told_of,
 )
 from kvleased.api.rest.half_closed import HalfClosed, has_left, next_of
-from kvleased.api.rest.heads import body_bytes, head_bytes, name_host, token_of
+from kvleased.api.rest.heads import body_bytes, check_hosts, head_bytes, name_host, token_of
 from kvleased.api.rest.whole import Whole
 from kvleased.api.sockets import address_of, peer_of, role_of
 from kvleased.api.tls import role_in
@@ -249,8 +249,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise TooLargeError(resource="head_bytes", limit=HEAD_BYTES_MAX)
         if not self._is_member:
             self._look_who_asks()
-        if not self.url.startswith(b"/"):
-            name_host(self.url, self.headers)
+        check_hosts(self.headers, self.parser.get_http_version())
+        name_host(self.url, self.headers)
         self._is_in_head = False
         self._is_in_body = True
         self._body_bytes_left = body_bytes(self.headers)
@@ -290,7 +290,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 -- uvicorn's one sentence for all
-        """Refuse bytes that are not HTTP, a complete head above the limit, or a member for whom there is no place."""
+        """Refuse what is not HTTP/1.1, a complete head above the limit, or a member for whom there is no place."""
         if self._has_no_place:
             self._refuse(no_place(self.places.members_max))
             return

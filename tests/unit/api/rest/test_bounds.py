@@ -54,7 +54,11 @@ async def test_what_is_no_request_is_a_problem_document(
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it begins HTTP/2"),
         (b"GET / HTTP/1.1\r\nno header\r\n\r\n", "Invalid header token"),
         (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", "Invalid character in Content-Length"),
-        (b"GET http://[::1 HTTP/1.1\r\n\r\n", "its address cannot be parsed"),
+        (b"GET http://[::1 HTTP/1.1\r\nHost:\r\n\r\n", "its address cannot be parsed"),
+        (b"GET /livez HTTP/1.1\r\n\r\n", "it has no Host header"),
+        (b"GET http://localhost/livez HTTP/1.1\r\n\r\n", "it has no Host header"),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nhost: a\r\n\r\n", "it has 2 Host headers, not one"),
+        (b"GET /livez HTTP/1.0\r\nHost: a\r\nhost: a\r\n\r\n", "it has 2 Host headers, not one"),
     ],
 )
 async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: str) -> None:
@@ -65,6 +69,16 @@ async def test_what_is_no_http_is_told_why(served: Served, sent: bytes, reason: 
     assert answer.headers["connection"] == "close"
     assert (answer.json["code"], answer.json["resource"]) == ("INVALID", "request")
     assert f"this is not an HTTP/1.1 request ({reason}); send one" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1\r\nHost:\r\nConnection: close", b"HTTP/1.0"])
+async def test_empty_host_and_none_of_an_old_caller_are_accepted(
+    served: Served, head: bytes
+) -> None:
+    """Over a Unix socket a Host header may be empty, and HTTP/1.0 needs none."""
+    answer = await raw(served, b"GET /livez " + head + b"\r\n\r\n")
+
+    assert answer.status == 200
 
 
 async def test_chunked_body_is_bounded_while_it_is_read(served: Served) -> None:

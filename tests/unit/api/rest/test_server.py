@@ -391,8 +391,7 @@ async def test_refused_method_names_those_that_there_are(served: Served) -> None
 @pytest.mark.parametrize(
     ("head", "status"),
     [
-        (b"GET /v1/caches HTTP/1.1\r\n", 422),
-        (b"GET /v1/caches HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n", 422),
+        (b"GET /v1/caches HTTP/1.1\r\nHost:\r\n", 422),
         (b"GET http://evil.example/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
         (b"GET http://localhost@evil.example:80/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
         (b"GET http://[::2]:7070/v1/caches HTTP/1.1\r\nHost: localhost\r\n", 422),
