@@ -58,16 +58,15 @@ def _usable(values: Values) -> list[str]:
     return [version for version in _VERSIONS if version >= since]
 
 
-def _sections(defaults: Document, *above: str) -> Iterator[tuple[str, Values]]:
-    """Yield the path of each section of the default values, and values in which it is null."""
-    for name, section in defaults.items():
-        if not isinstance(section, dict) or not section:
-            continue
+def _nulls(defaults: Document, *above: str) -> Iterator[tuple[str, Values]]:
+    """Yield the path of each default value and of each section, and values in which it is null."""
+    for name, value in defaults.items():
         values: Values = {name: None}
         for one in reversed(above):
             values = {one: values}
         yield "/".join((*above, name)), values
-        yield from _sections(section, *above, name)
+        if isinstance(value, dict):
+            yield from _nulls(value, *above, name)
 
 
 def _expanded(value: str) -> str:
@@ -129,14 +128,16 @@ def test_wrong_values_are_refused(helm: Helm, values: Values, says: str) -> None
         helm.render(values)
 
 
-def test_sections_that_are_null_are_refused(helm: Helm) -> None:
-    """Each section of the values that is set to null is refused by its name, not with a trace of templates."""
+def test_values_that_are_null_are_refused(helm: Helm) -> None:
+    """Each value, and each section, that is set to null is refused by its path, not with a trace of templates."""
     (defaults,) = helm.load_yaml((CHART / "values.yaml").read_text())
-    sections = dict(_sections(defaults))
+    nulls = dict(_nulls(defaults))
 
-    assert {"engine", "engine/image", "networkPolicy"} <= set(sections)
-    for path, values in sections.items():
-        with pytest.raises(RefusedError, match=f"missing property '{path.split('/')[-1]}'"):
+    assert {"engine", "engine/image", "engine/connectorConfig", "disk/path", "mode"} <= set(nulls)
+    for path, values in nulls.items():
+        *above, name = path.split("/")
+        says = f"at '{'/'.join(('', *above))}': missing property '{name}'"
+        with pytest.raises(RefusedError, match=re.escape(says)):
             helm.render(values)
 
 
