@@ -1,5 +1,7 @@
-"""The page over a daemon that ends and comes back: what it shows is marked as old meanwhile."""
+"""The page over a daemon that ends or hangs: it says so, and marks what it shows as old until figures come again."""
 
+import os
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -7,11 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.serving import Serving
-from tests.deploy.ui.browsing import Eyes
+from tests.deploy.ui.browsing import Eyes, address_of
 
 pytestmark = pytest.mark.deploy
 
 OPACITY = "Number(getComputedStyle(document.querySelector('main')).opacity)"
+
+STANDS_STILL = """(async () => {
+    try {
+        for (;;) await fetch("/livez", { signal: AbortSignal.timeout(500) });
+    } catch (error) {
+        return error.name;
+    }
+})()"""
+"""Ask until an answer stays away, and return what that ends with."""
 
 
 def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> None:
@@ -57,3 +68,39 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
     assert "What is shown is old: it is of " in words
     # This daemon has no cache.
     assert "0 of them free" in tiles
+
+
+def test_page_that_is_resumed_over_a_hanging_daemon_says_so(tmp_path: Path) -> None:
+    """A page that connects to a daemon that takes connections but does not answer says so, and tries again."""
+    # The supervisor is to leave the control process as it is.
+    options = ("--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    serving = Serving(tmp_path / "run", *options, "--control-silent-seconds-max", "0")
+    shown = tmp_path / "shown.png"
+    acts = [
+        ("wait", "#tiles .tile"),
+        ("click", "#pause"),
+        ("shot", str(shown)),
+        ("evaluate", STANDS_STILL),
+        ("click", "#pause"),
+        ("wait", "#notice:has-text('has not answered')"),
+        ("text", "#notice"),
+        ("text", "#status"),
+    ]
+    try:
+        serving.wait_until_ready()
+        token = (tmp_path / "run" / "reader.token").read_text().strip()
+        eyes = Eyes(address_of(Path(serving.log.name)), token)
+        with ThreadPoolExecutor(1) as beside:
+            looking = beside.submit(eyes.look, *acts)
+            serving.until(lambda: shown.exists() or looking.done())
+            os.kill(control := serving.control(), signal.SIGSTOP)
+            try:
+                *_, name, _, _, words, status = looking.result()
+            finally:
+                os.kill(control, signal.SIGCONT)
+        eyes.close()
+    finally:
+        serving.stop()
+
+    assert (name, status) == ("TimeoutError", "connection lost, trying again")
+    assert words.startswith("The daemon has not answered for 8 seconds. What is shown is old: ")

@@ -21,8 +21,8 @@ function headers() {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
-export async function ask(path, signal) {
-  const answer = await fetch(path, { headers: headers(), signal, cache: "no-store" });
+export async function ask(path) {
+  const answer = await fetch(path, { headers: headers(), signal: AbortSignal.timeout(SILENT_SECONDS * 1000), cache: "no-store" });
   if (!answer.ok) throw Object.assign(new Error(answer.statusText), { status: answer.status });
   return answer.json();
 }
@@ -51,9 +51,12 @@ export class Stream {
   async #run(controller) {
     while (!controller.signal.aborted) {
       let why = "the daemon does not answer";
+      const line = new AbortController();
+      const signal = AbortSignal.any([controller.signal, line.signal]);
       try {
         const query = this.cache ? `?cache=${encodeURIComponent(this.cache)}` : "";
-        const answer = await fetch(`/ui/data/live${query}`, { headers: headers(), signal: controller.signal, cache: "no-store" });
+        const asked = fetch(`/ui/data/live${query}`, { headers: headers(), signal, cache: "no-store" });
+        const answer = await within(asked, line, "the daemon has not answered");
         if (answer.status === 401 || answer.status === 403) {
           // The detail of a 401 is for programs, whose token is in a file.
           const detail = answer.status === 401 ? UNKNOWN : (await answer.json()).detail;
@@ -66,7 +69,7 @@ export class Stream {
           throw new Error(problem.detail ?? answer.statusText);
         }
         this.tries = 0;
-        await this.#read(answer.body.getReader());
+        await this.#read(answer.body.getReader(), line);
         why = "the daemon ended the stream";
       } catch (error) {
         if (controller.signal.aborted) return;
@@ -79,11 +82,11 @@ export class Stream {
     }
   }
 
-  async #read(reader) {
+  async #read(reader, line) {
     const decoder = new TextDecoder();
     let kept = "";
     for (;;) {
-      const { done, value } = await spoken(reader);
+      const { done, value } = await within(reader.read(), line, "nothing has come");
       if (done) return;
       kept += decoder.decode(value, { stream: true });
       const events = kept.split("\n\n");
@@ -97,16 +100,16 @@ export class Stream {
   }
 }
 
-/** Read what comes next; the daemon sends figures each second, so a long silence is the end of the connection. */
-async function spoken(reader) {
+/** Wait for what comes next; the daemon sends figures each second, so a long silence is the end of the line. */
+async function within(awaited, line, words) {
   let timer;
   const silence = new Promise((_, fail) => {
-    timer = setTimeout(() => fail(new Error(`nothing has come for ${SILENT_SECONDS} seconds`)), SILENT_SECONDS * 1000);
+    timer = setTimeout(() => fail(new Error(`${words} for ${SILENT_SECONDS} seconds`)), SILENT_SECONDS * 1000);
   });
   try {
-    return await Promise.race([reader.read(), silence]);
+    return await Promise.race([awaited, silence]);
   } catch (error) {
-    reader.cancel().catch(() => {});
+    line.abort();
     throw error;
   } finally {
     clearTimeout(timer);
