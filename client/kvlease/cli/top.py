@@ -127,15 +127,17 @@ class Top(App[None]):
         if names:
             at = names.index(self.cache) + 1 if self.cache in names else 0
             self.cache = names[at % len(names)]
-            self.action_refresh_now()
+            # What an earlier read brings is of another cache; it is no longer shown.
+            self._reading = self._read()
 
     def action_refresh_now(self) -> None:
-        """Read at once; an answer that is still to come is no longer shown."""
-        self._reading = self._read()
+        """Read at once, unless an answer is still to come."""
+        if self._reading is None or self._reading.is_finished:
+            self._reading = self._read()
 
     def _tick(self) -> None:
-        if not self.is_paused and (self._reading is None or self._reading.is_finished):
-            self._reading = self._read()
+        if not self.is_paused:
+            self.action_refresh_now()
 
     @work(exclusive=True, exit_on_error=False)
     async def _read(self) -> None:

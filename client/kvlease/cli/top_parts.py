@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvlease.cli.printing import printable
+from kvlease.cli.printing import counted, printable
 from kvlease.cli.tables import show_age
 from kvlease.replies import CacheInfo, CacheStats, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -50,6 +50,8 @@ LISTS: Final[dict[str, tuple[str, ...]]] = {
 """The lists and their columns."""
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+_NAMES_MAX: Final = 8
+"""Most caches that one line names."""
 _ROWS_OF_SQUARES: Final = 4
 _NAME_COLUMNS: Final = 12
 _TENANT_CHARACTERS_MAX: Final = 24
@@ -58,15 +60,16 @@ _TENANT_CHARACTERS_MAX: Final = 24
 
 def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> RenderableType:
     """Return one line about the daemon and one about the cache that is shown."""
-    names = ", ".join(f"[{one.cache}]" if one.cache == cache else one.cache for one in caches)
+    names = _named([one.cache for one in caches], cache)
     lines = [Text(f"epoch {stats.epoch}   caches: {names or 'none yet'}")]
     if drained := [one.cache for one in caches if one.is_draining]:
-        words = f"drained, grants nothing new until kvlease drain [--cache NAME] --undo: {', '.join(drained)}"
+        words = f"drained, grants nothing new until kvlease drain [--cache NAME] --undo: {_named(drained)}"
         lines.append(Text(words, style="bold yellow"))
     found, info = of(stats, cache), next((one for one in caches if one.cache == cache), None)
     if found is not None and info is not None:
         text = (
-            f"{found.num_leases:,} leases of {found.num_workers:,} workers, {found.num_waiting:,} waiting; "
+            f"{counted(found.num_leases, 'lease')} of {counted(found.num_workers, 'worker')}, "
+            f"{found.num_waiting:,} waiting; "
             f"{info.options.eviction_policy or 'default policy'}; "
             f"device {show_bytes(info.plan.device_bytes - _bytes_given_back(found, info))}, "
             f"host {show_bytes(info.plan.host_bytes)}"
@@ -171,6 +174,15 @@ def counts_of(pool: PoolStats) -> dict[str, int]:
         "parked": pool.parked,
         "free": pool.free,
     }
+
+
+def _named(names: Sequence[str], chosen: str = "") -> str:
+    """Return names in one sentence, the chosen one in brackets; of many, those around it, and how many more."""
+    at = names.index(chosen) if chosen in names else 0
+    first = max(0, min(at - _NAMES_MAX // 2, len(names) - _NAMES_MAX))
+    near = names[first : first + _NAMES_MAX]
+    said = ", ".join(f"[{one}]" if one == chosen else one for one in near)
+    return f"{said} and {len(names) - len(near)} more" if len(near) < len(names) else said
 
 
 def _squares(counts: dict[str, int], num_blocks: int, columns: int) -> list[Text]:

@@ -1,7 +1,9 @@
 """Laws of `kvlease top`: it shows what it read, takes keys, says that a daemon has gone, and finds it again."""
 
+import asyncio
 import re
 from dataclasses import replace
+from threading import Event, Semaphore
 from typing import Self
 
 import pytest
@@ -27,6 +29,7 @@ from kvlease.replies import (
 from kvlease.units import show_bytes
 from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
 
+SECONDS_MAX = 30.0
 GHOSTS = (GhostStats(name="lfu@64", num_keys=4, num_hits=3),)
 OTHER = replace(CACHE, cache="other", num_leases=0)
 
@@ -104,6 +107,26 @@ async def test_pause_stops_reading_and_r_reads() -> None:
         assert told.num_read == 2
         await pilot.press("p")
         assert not top.is_paused
+
+
+async def test_r_reads_once_at_a_time() -> None:
+    """However often r is pressed over a daemon that does not answer, one read waits for it."""
+    begun, go_on = Semaphore(0), Event()
+
+    def slow(cache: str) -> Moment:
+        begun.release()
+        assert go_on.wait(SECONDS_MAX)
+        return Told()(cache)
+
+    top = Top(slow, every_seconds=60)
+
+    async with top.run_test() as pilot:
+        await asyncio.to_thread(begun.acquire, timeout=SECONDS_MAX)
+        await pilot.press("r", "r", "r")
+        go_on.set()
+        await top.workers.wait_for_complete()
+
+    assert not begun.acquire(blocking=False)
 
 
 async def test_c_goes_to_the_next_cache_and_round() -> None:
@@ -303,6 +326,31 @@ def test_blocks_out_of_use_are_not_used() -> None:
     assert f"device {show_bytes(held)}," in plain(
         parts.summary(replace(STATS, caches=(small,)), (INFO,), "demo")
     )
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [
+        ("c00", "[c00], c01, c02, c03, c04, c05, c06, c07 and 42 more"),
+        ("c20", "c16, c17, c18, c19, [c20], c21, c22, c23 and 42 more"),
+        ("c49", "c42, c43, c44, c45, c46, c47, c48, [c49] and 42 more"),
+    ],
+)
+def test_many_caches_leave_room_for_the_pools(cache: str, said: str) -> None:
+    """Of many caches, also of many that are drained, only some are named: those around the one that is shown."""
+    many = tuple(replace(INFO, cache=f"c{number:02}", is_draining=True) for number in range(50))
+
+    shown = plain(parts.summary(STATS, many, cache))
+
+    assert f"caches: {said}\n" in shown
+    assert "--undo: c00, c01, c02, c03, c04, c05, c06, c07 and 42 more" in shown
+
+
+def test_one_lease_of_one_worker_is_in_the_singular() -> None:
+    """One lease is no leases."""
+    one = replace(STATS, caches=(replace(CACHE, num_leases=1, num_workers=1, num_waiting=0),))
+
+    assert "1 lease of 1 worker, 0 waiting" in plain(parts.summary(one, (INFO,), "demo"))
 
 
 def test_drained_caches_are_named() -> None:
