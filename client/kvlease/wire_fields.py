@@ -26,6 +26,16 @@ Number = Annotated[int, Field(ge=0, le=JSON_INTEGER_MAX)]
 Name = Annotated[str, Field(json_schema_extra={"maxLength": 256})]
 
 
+def _tell_required(schema: dict[str, Any]) -> None:
+    """Have a schema require the fields whose default is out of range: left out, they are refused with that default."""
+    for name, field in schema.get("properties", {}).items():
+        default = field.get("default")
+        is_short = isinstance(default, str) and len(default) < field.get("minLength", 0)
+        if is_short or (isinstance(default, int) and default < field.get("minimum", default)):
+            del field["default"]
+            schema.setdefault("required", []).append(name)
+
+
 class Body(BaseModel):
     """A JSON body: frozen, strict, and without fields of its own invention."""
 
@@ -36,6 +46,7 @@ class Body(BaseModel):
         val_json_bytes="base64",
         ser_json_bytes="base64",
         protected_namespaces=(),
+        json_schema_extra=_tell_required,
     )
 
     def fields(self) -> dict[str, Any]:

@@ -56,6 +56,18 @@ async def test_openapi_is_written_once(served: Served) -> None:
     assert (await http(served, "GET", route.path)).body == first.body
 
 
+async def test_openapi_requires_what_is_refused_if_left_out(served: Served) -> None:
+    """No field has a default that the daemon would refuse: such a field is required."""
+    schemas = (await http(served, "GET", "/openapi.json")).json["components"]["schemas"]
+
+    assert set(schemas["ReserveBody"]["required"]) == {"request_id", "num_tokens"}
+    fields = [one for schema in schemas.values() for one in schema.get("properties", {}).values()]
+    for field in fields:
+        default = field.get("default")
+        assert not isinstance(default, int) or default >= field.get("minimum", default)
+        assert not isinstance(default, str) or len(default) >= field.get("minLength", 0)
+
+
 async def test_openapi_tells_the_limits_of_a_request(served: Served) -> None:
     """The document has the bounds of the daemon, even where a field's type has wider ones."""
     document = (await http(served, "GET", "/openapi.json")).json
