@@ -376,5 +376,5 @@ def num_missing(state: CacheState, lease: Lease, num_tokens: int) -> int:
     if state.covering.guessing:
         # Blocks that the lease no longer needs at their places move on to new ones.
         ends = rows.num_blocks[row].tolist()
-        count -= state.covering.num_passed_by_one(rows.num_tokens.item(row), ends, begins, afters)
+        count -= state.covering.num_passed_by_one(rows.num_tokens.item(row), ends, afters)
     return count

@@ -20,9 +20,7 @@ def grow(
     """
     columns = leases.rows
     before = columns.num_blocks[rows].astype(np.int64)
-    passed = leases.covering.passed(
-        columns.num_tokens[rows].astype(np.int64), before, begins, afters
-    )
+    passed = leases.covering.passed(columns.num_tokens[rows].astype(np.int64), before, afters)
     if passed is not None:
         blocks = _with_moved(leases, rows, afters - begins, passed, blocks)
     added = afters - before

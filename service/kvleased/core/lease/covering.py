@@ -95,12 +95,12 @@ class Covering:
         return begins, afters
 
     def passed(
-        self, num_tokens: Counts, ends: Counts, begins: Counts, afters: Counts
+        self, num_tokens: Counts, ends: Counts, afters: Counts
     ) -> tuple[Counts, Counts] | None:
         """Return the speculative places whose blocks move on as leases grow: the first such place, and how many.
 
         Both are [leases, groups]; the result is None if no block moves on. The leases now cover `num_tokens` with the
-        places before `ends`. The fresh places begin and end where `growth` says.
+        places before `ends`, and grow up to `afters`. There are never more such places than fresh ones.
         """
         if not self.guessing:
             return None
@@ -108,20 +108,13 @@ class Covering:
         for at in self.guessing:
             group = self.groups[at]
             firsts[:, at] = first_guessed(group, num_tokens)
-            passed = num_passed(group, num_tokens, ends[:, at], afters[:, at])
-            counts[:, at] = np.minimum(passed, afters[:, at] - begins[:, at])
+            counts[:, at] = num_passed(group, num_tokens, ends[:, at], afters[:, at])
         return (firsts, counts) if counts.any() else None
 
-    def num_passed_by_one(
-        self, num_tokens: int, ends: Sequence[int], begins: Sequence[int], afters: Sequence[int]
-    ) -> int:
+    def num_passed_by_one(self, num_tokens: int, ends: Sequence[int], afters: Sequence[int]) -> int:
         """Return how many speculative places of one lease move their blocks on, in all groups."""
         return sum(
-            min(
-                self._of_one[at].num_passed(num_tokens, ends[at], afters[at]),
-                afters[at] - begins[at],
-            )
-            for at in self.guessing
+            self._of_one[at].num_passed(num_tokens, ends[at], afters[at]) for at in self.guessing
         )
 
     def hit_ends(self, hit_tokens: int) -> list[int]:

@@ -145,7 +145,7 @@ def _grow_together(
     begins, afters = state.covering.growth(
         records.num_computed[rows].astype(np.int64), num_tokens, ends
     )
-    passed = state.covering.passed(records.num_tokens[rows].astype(np.int64), ends, begins, afters)
+    passed = state.covering.passed(records.num_tokens[rows].astype(np.int64), ends, afters)
     missing = afters - begins
     is_missing = missing.any(axis=1)
     num_blocks = int(missing[is_done].sum())

@@ -73,13 +73,30 @@ def test_places_passed_over_are_those_of_many(group: GroupShape, num_tokens: int
     )
     now = np.full_like(TOKENS, num_tokens)
     ends = last_covered(group, np.zeros_like(TOKENS), now)[:, None]
-    begins, afters = covering.growth(np.zeros_like(TOKENS), TOKENS, ends)
+    _, afters = covering.growth(np.zeros_like(TOKENS), TOKENS, ends)
 
-    passed = covering.passed(now, ends, begins, afters)
+    passed = covering.passed(now, ends, afters)
 
     one_by_one = [
         covering.num_passed_by_one(num_tokens, *places)
-        for places in zip(ends.tolist(), begins.tolist(), afters.tolist(), strict=True)
+        for places in zip(ends.tolist(), afters.tolist(), strict=True)
     ]
     assert one_by_one == ([0] * len(TOKENS) if passed is None else passed[1][:, 0].tolist())
     assert (passed is not None) == (group.extra_blocks > 0)
+
+
+@pytest.mark.parametrize("table_blocks", [2, 3, 4, 6, 12])
+def test_no_more_blocks_move_on_than_there_are_new_places(table_blocks: int) -> None:
+    """Growth adds a place for each block that moves on and one for the newest state, at the end of a table, too."""
+    group = replace(GUESSING, table_blocks=table_blocks)
+    one = Places(group)
+    growths = [
+        (num_tokens, one.last_covered(0, num_tokens), more)
+        for num_tokens in range(1, table_blocks * group.tokens_per_block + 1)
+        for more in range(num_tokens, (table_blocks + 2) * group.tokens_per_block)
+    ]
+
+    for num_tokens, end, more in growths:
+        begin, after = one.growth(0, more, end)
+        num_passed = one.num_passed(num_tokens, end, after)
+        assert not num_passed or num_passed < after - begin, (num_tokens, more)
