@@ -127,16 +127,9 @@ def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
 # What is found --------------------------------------------------------------------------------------------------------
 
 
-def disk_slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
-    """Nobody checks whose bytes a disk slot holds."""
-    tenants_of = looking.tenants_of
-
-    def blind(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
-        tenants = tenants_of(state, entries, tenant)
-        tenants[~entries >= len(state.host)] = tenant
-        return tenants
-
-    patch.setattr(search, "tenants_of", blind)
+def slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
+    """Nobody checks whose bytes a slot below the device holds."""
+    patch.setattr(looking, "_slots_for", lambda pool, keys, _: pool.index.find(keys))
 
 
 def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:
@@ -352,7 +345,7 @@ OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (death_of_one_mover_ends_the_copies_of_all, "through"),
     (death_of_a_stores_mover_ends_nothing, "through"),
     (lost_load_frees_its_target, "remote"),
-    (disk_slot_of_another_tenant_is_served, "evict"),
+    (slot_of_another_tenant_is_served, "evict"),
     (tier_that_is_off_is_searched, "evict"),
     (pool_of_a_mover_that_hangs_is_searched, ""),
     (copies_of_a_mover_that_hangs_are_waited_for, ""),

@@ -50,15 +50,15 @@ def look_below(
 ) -> dict[int, CopyId]:
     """Fill in missing entries: blocks that copies in flight fill, and complements of slots; return the copies by block.
 
-    `looked` are the entries found so far, and which of them are missing; both arrays are changed. A copy that another
-    tenant has asked for hides nothing from `tenant`, if one is given.
+    `looked` are the entries found so far, and which of them are missing; both arrays are changed. If a `tenant` is
+    given, slots of other tenants, and copies that they have asked for, count for nothing and hide nothing.
     """
     entries, is_missing = looked
     (places,) = is_missing.nonzero()
     wanted = chosen_keys(keys, is_missing)
     below = np.full(len(places), -1, np.intp)
     for first, pool in searched(state, sources):
-        slots = pool.index.find(wanted)
+        slots = _slots_for(pool, wanted, tenant)
         is_new = (below < 0) & (slots >= 0)
         below[is_new] = slots[is_new] + first
     if sources.remote_keys:
@@ -81,6 +81,14 @@ def look_below(
         entries[places], is_missing[places] = blocks, False
         joined = dict(zip(blocks.tolist(), copy_ids, strict=True))
     return joined
+
+
+def _slots_for(pool: Pool, keys: bytes, tenant: int | None) -> Ids:
+    """Return the slot that a pool has under each key, or -1; with a tenant, those of others do not count."""
+    slots = pool.index.find(keys)
+    if tenant is not None and not pool.is_only_of(tenant):
+        slots[pool.records.tenant[slots] != tenant] = -1
+    return slots
 
 
 def coming_for(state: CacheState, keys: bytes, tenant: int | None) -> Ids:
@@ -146,24 +154,17 @@ def by_tier(entries: Ids) -> tuple[Ids, Ids]:
     return entries[is_block], ~entries[~is_block]
 
 
-def may_be_foreign(state: CacheState, tenant: int, sources: Sources | None) -> bool:
-    """Tell whether another tenant ever had blocks in a tier where a prefix is looked for."""
-    return not state.device.is_only_of(tenant) or (
-        sources is not None
-        and not (state.host.is_only_of(tenant) and state.disk.is_only_of(tenant))
-    )
+def are_foreign(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.bool_]:
+    """Tell which entries that were found for a tenant are blocks of others; what is below the device is its own."""
+    is_foreign = entries >= ZERO
+    is_foreign[is_foreign] = state.device.records.tenant[entries[is_foreign]] != tenant
+    return is_foreign
 
 
-def tenants_of(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.uint64]:
-    """Return the tenant whose bytes each entry holds; entries of the remote store are the asking tenant's."""
-    if b"\1" not in (entries < 0).tobytes():
-        return state.device.records.tenant[entries]
-    tenants = np.full(len(entries), tenant, np.uint64)
-    starts = (0, len(state.host))
-    for start, pool in zip(starts, (state.host, state.disk), strict=True):
-        slots = ~entries - start
-        is_there = (slots >= 0) & (slots < len(pool))
-        tenants[is_there] = pool.records.tenant[slots[is_there]]
-    is_block = entries >= 0
-    tenants[is_block] = state.device.records.tenant[entries[is_block]]
+def tenants_of(state: CacheState, slots: Ids) -> NDArray[np.uint64]:
+    """Return the tenant whose bytes each host slot or disk slot holds."""
+    is_host = slots < len(state.host)
+    tenants = np.empty(len(slots), np.uint64)
+    tenants[is_host] = state.host.records.tenant[slots[is_host]]
+    tenants[~is_host] = state.disk.records.tenant[slots[~is_host] - len(state.host)]
     return tenants

@@ -20,15 +20,14 @@ from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.message import message
 from kvleased.core.prefix.looking import (
     Sources,
+    are_foreign,
     by_tier,
     is_any_below,
     keys_at,
     look_below,
-    may_be_foreign,
     parted,
     remote_places,
     searched,
-    tenants_of,
 )
 from kvleased.core.state import CacheState, split_keys
 from kvleased.core.tier.flights import TierTokens, on_device
@@ -103,7 +102,7 @@ def match(state: CacheState, keys: bytes, tenant: int | None, sources: Sources |
         entries, joined = _before_hole(state, keys, (entries, is_missing), sources, tenant)
         if not len(entries):
             return NOTHING
-    if tenant is not None and may_be_foreign(state, tenant, sources):
+    if tenant is not None and not state.device.is_only_of(tenant):
         entries = _own(state, entries, tenant)
     blocks, below = by_tier(entries) if has_missing else (entries, NOWHERE)
     _check_distinct(state, keys, blocks, below)
@@ -142,7 +141,7 @@ def _before_hole(
 
 def _own(state: CacheState, entries: Ids, tenant: int) -> Ids:
     """Return the entries before the first one that is another tenant's; only a stolen key can name such a block."""
-    (foreign,) = (tenants_of(state, entries, tenant) != tenant).nonzero()
+    (foreign,) = are_foreign(state, entries, tenant).nonzero()
     return entries[: foreign[0]] if len(foreign) else entries
 
 
@@ -275,8 +274,8 @@ def look_everywhere(
     if sources is not None and b"\1" in is_missing.tobytes():
         joined = look_below(state, packed, (entries, is_missing), sources, tenant)
     has = ~is_missing
-    if tenant is not None and may_be_foreign(state, tenant, sources):
-        has[has] = tenants_of(state, entries[has], tenant) == tenant
+    if tenant is not None and not state.device.is_only_of(tenant):
+        has[has] = ~are_foreign(state, entries[has], tenant)
     return entries, has, joined
 
 

@@ -219,7 +219,7 @@ def of_one_tenant(state: CacheState, below: Ids) -> Ids:
     Their bytes go to blocks that need no scrubbing for that tenant. That matters if a copy fails: the block then keeps
     its old bytes, although it counts as that tenant's.
     """
-    tenants = tenants_of(state, ~below, 0)
+    tenants = tenants_of(state, below)
     own: Ids = below[tenants == tenants[:1]]
     return own
 

@@ -80,7 +80,10 @@ def supersede_asking(state: CacheState, command: Reserve, ticket: int | None) ->
 
 
 def _missing(state: CacheState, command: Reserve) -> _Blocks:
-    """Return the first blocks that no tier has and that could make the prefix longer."""
+    """Return the first blocks that the tenant has in no tier and that could make the prefix longer.
+
+    What others have under stolen keys changes nothing, so the call takes the same way whether they have it or nobody.
+    """
     tenant = state.workers[command.worker_id]
     try:
         prefix = match(state, command.keys, tenant, EVERYWHERE)
@@ -88,10 +91,7 @@ def _missing(state: CacheState, command: Reserve) -> _Blocks:
         # The call is refused for this when its turn comes.
         return _Blocks(b"", np.empty(0, np.intp))
     behind = _behind(command, prefix) if state.is_simple else _in_groups(state, command, prefix)
-    _, has, _ = look_everywhere(state, behind.keys, None, EVERYWHERE)
-    if state.is_simple and has[:1].any():
-        # Another tenant has the block that would come next, so the prefix ends here.
-        has[:] = True
+    _, has, _ = look_everywhere(state, behind.keys, tenant, EVERYWHERE)
     (missing,) = (~has).nonzero()
     missing = missing[behind.positions[missing].argsort(kind="stable")][:LABELS_MAX]
     return _Blocks(keys_at(behind.keys, missing), behind.positions[missing])

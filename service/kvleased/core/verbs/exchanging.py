@@ -20,7 +20,7 @@ from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.core.magazines import Magazine
 from kvleased.core.prefix.chains import are_distinct
-from kvleased.core.prefix.looking import EVERYWHERE, is_any_below, look_below, tenants_of
+from kvleased.core.prefix.looking import EVERYWHERE, are_foreign, is_any_below, look_below
 from kvleased.core.state import CacheState, chosen_keys, pack, split_keys
 from kvleased.core.tenancy.tenants import is_held_back, may_take_free
 from kvleased.core.verbs.prefetching import prefetch
@@ -287,7 +287,7 @@ def _look_below(
     entries, is_missing = found.copy(), found < 0
     look_below(state, command.hold_keys, (entries, is_missing), EVERYWHERE, magazine.tenant)
     is_cached = ~is_missing
-    is_cached[is_cached] = tenants_of(state, entries[is_cached], magazine.tenant) == magazine.tenant
+    is_cached[is_cached] = ~are_foreign(state, entries[is_cached], magazine.tenant)
     if command.stops_at_miss and not is_cached.all():
         is_cached[is_cached.argmin() :] = False
     if command.brings:

@@ -33,7 +33,7 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     usable = state.shape.usable_blocks
     if count > usable:
         raise _never_fits(state, command, count)
-    tenant, fresh = int(tenants_of(state, ~slots[:1], 0)[0]), None
+    tenant, fresh = int(tenants_of(state, slots[:1])[0]), None
     check_fits(state, tenant, count)
     available = max(0, num_available(state, tenant, NOWHERE))
     if count <= available:
@@ -66,8 +66,6 @@ def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
     """Return the slots, numbered as in `looking`, that a call with these keys brings back."""
     tenant = None if command.worker_id is None else state.tenant_of(command.worker_id)
     below = _cached_below(state, state.covering.every_key(keys), tenant)
-    if tenant is not None:
-        below = below[tenants_of(state, ~below, tenant) == tenant]
     return of_one_tenant(state, below)
 
 

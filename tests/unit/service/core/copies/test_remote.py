@@ -95,14 +95,12 @@ def test_patient_reserve_asks_for_what_nobody_has() -> None:
         pytest.param(a_reserve(2, "r", doc(2)), id="impatient"),
         pytest.param(a_reserve(2, "r", wait_ms=WAIT_MS), id="no keys"),
         pytest.param(a_reserve(2, "r", keys(9), wait_ms=WAIT_MS), id="all there"),
-        pytest.param(a_reserve(2, "r", keys(8, 7), wait_ms=WAIT_MS), id="another tenant's"),
     ],
 )
 def test_call_that_has_nothing_to_ask_for_is_served_at_once(command: c.Reserve) -> None:
     """Only a call that may wait, and whose prefix could be longer, asks the store."""
     cache = a_remote_cache()
     cached(cache, keys(9))
-    cached(cache, keys(8), worker_id=STRANGER)
 
     outcome = cache.handle(command, 0.0)
 

@@ -1,5 +1,7 @@
 """Laws of what a tenant's worker may do to blocks by key, by number or by pin: it reaches its own tenant's alone."""
 
+from collections.abc import Callable
+
 import pytest
 
 from kvlease.errors import PoolFullError
@@ -43,9 +45,11 @@ from tests.unit.service.core.builders import (
     the_copy,
     woken,
 )
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of, cached_tokens, chain
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_tiered_cache,
+    label_keys,
     looked_up,
     on_disk,
     probed,
@@ -203,6 +207,66 @@ def test_reload_by_key_brings_ones_own_beside_a_copy_for_stolen_keys() -> None:
     assert reply.num_reloaded == 2
     assert found(cache, keys(1, 2)) == (2, 0)
     assert cache.check() == []
+
+
+def test_slots_under_stolen_keys_hide_nothing_from_their_owner() -> None:
+    """What another tenant has in the host pool under stolen keys hides nothing that their owner has on disk."""
+    cache = a_tiered_cache(16)
+    on_host(cache, keys(1, 2), worker_id=STRANGER)
+    on_disk(cache, keys(1, 2))
+
+    seen = looked_up(cache, keys(1, 2)), looked_up(cache, keys(1, 2), OTHER_TENANT)
+    outcome = cache.handle(a_patient_reserve(keys(1, 2)), 0.0)
+    reply = woken(land(cache, the_copy(outcome)), outcome.ticket, Reserved)
+
+    assert seen == ((0, 0, 2), (0, 2, 0))
+    assert reply.disk_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert set(records(cache).device.tenant[ids(reply.block_ids)]) == {TENANT}
+    assert cache.check() == []
+
+
+def test_reload_by_key_brings_ones_own_from_below_a_slot_under_stolen_keys() -> None:
+    """A reload by key brings its tenant's blocks from disk also if a thief has these keys in the host pool."""
+    cache = a_tiered_cache(16)
+    on_host(cache, keys(1, 2), worker_id=STRANGER)
+    on_disk(cache, keys(1, 2))
+
+    outcome = cache.handle(c.Reload(worker_id=MATE, keys=keys(1, 2)), 0.0)
+    reply = woken(land(cache, the_copy(outcome)), outcome.ticket, Reloaded)
+
+    assert reply.num_reloaded == 2
+    assert found(cache, keys(1, 2)) == (2, 0)
+
+
+def keys_asked_for(cache: Cache, packed: bytes) -> bytes:
+    """Return the keys for which the remote store is asked when a thief reserves with stolen keys."""
+    command = c.Reserve(
+        worker_id=STRANGER, request_id="stolen", keys=packed, num_tokens=12, wait_ms=WAIT_MS
+    )
+    return label_keys(the_probe(cache.handle(command, 0.0)).labels)
+
+
+@pytest.mark.parametrize("put", [cached, on_host, on_disk])
+def test_remote_store_is_asked_alike_whether_another_tenant_has_the_keys_or_nobody(
+    put: Callable[[Cache, bytes], object],
+) -> None:
+    """Whether a call asks the remote store, and for what, tells a thief nothing of what the owner has here."""
+    here, nowhere = (a_tiered_cache(uses_remote=True) for _ in range(2))
+    put(here, keys(1, 2, 3))
+
+    asked = [keys_asked_for(cache, keys(1, 2, 3)) for cache in (here, nowhere)]
+
+    assert asked == [keys(1, 2, 3)] * 2
+
+
+def test_groups_ask_the_remote_store_alike_whether_another_tenant_has_the_keys_or_nobody() -> None:
+    """The same holds for a cache with several groups."""
+    here, nowhere = (cache_of(FULL, WINDOW, uses_remote=True) for _ in range(2))
+    cached_tokens(here, 12)
+
+    asked = [keys_asked_for(cache, chain(12)) for cache in (here, nowhere)]
+
+    assert asked[0] == asked[1] != b""
 
 
 def test_lookup_with_stolen_keys_finds_nothing() -> None:
