@@ -27,6 +27,8 @@ from tests.laws.mended import Mutation
 
 _DISK: Final = 2
 """The number of the disk among the pools."""
+_HIDDEN: Final = 2**40
+"""Stands for a slot that is another tenant's."""
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
@@ -130,6 +132,32 @@ def lost_load_frees_its_target(patch: pytest.MonkeyPatch) -> None:
 def slot_of_another_tenant_is_served(patch: pytest.MonkeyPatch) -> None:
     """Nobody checks whose bytes a slot below the device holds."""
     patch.setattr(looking, "_slots_for", lambda pool, keys, _: pool.index.find(keys))
+
+
+def slot_of_another_tenant_hides_what_is_below(patch: pytest.MonkeyPatch) -> None:
+    """A slot under a stolen key is a miss, even if the key's owner has its own block in a lower tier."""
+    slots_for, are_foreign = looking._slots_for, search.are_foreign
+
+    def found_for(pool: Pool, keys: bytes, tenant: int | None) -> Ids:
+        slots = pool.index.find(keys)
+        hidden = (slots >= 0) & (slots_for(pool, keys, tenant) < 0)
+        slots[hidden] = _HIDDEN
+        return slots
+
+    def are_hidden(state: CacheState, entries: Ids, tenant: int) -> NDArray[np.bool_]:
+        return are_foreign(state, entries, tenant) | (~entries >= _HIDDEN)
+
+    patch.setattr(looking, "_slots_for", found_for)
+    patch.setattr(search, "are_foreign", are_hidden)
+
+
+def what_others_have_is_not_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """The remote store is not asked for what another tenant has, which tells a thief of keys who has them."""
+    patch.setattr(
+        asking,
+        "look_everywhere",
+        lambda state, keys, _, sources: search.look_everywhere(state, keys, None, sources),
+    )
 
 
 def tier_that_is_off_is_searched(patch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
 from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
 from tests.unit.service.core.lease import test_ranks as ranks
+from tests.unit.service.core.tenancy import test_tenant_acts as tenant_acts
 from tests.unit.service.core.tenancy import test_tenants as tenants
 
 _DEPTH = 3
@@ -90,6 +91,12 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_tiers.slot_that_is_not_taken_holds_up_the_others: (
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
+    ),
+    of_tiers.slot_of_another_tenant_hides_what_is_below: (
+        tenant_acts.test_slots_under_stolen_keys_hide_nothing_from_their_owner
+    ),
+    of_tiers.what_others_have_is_not_asked_for: (
+        tenant_acts.test_groups_ask_the_remote_store_alike_whether_another_tenant_has_the_keys_or_nobody
     ),
     of_tiers.store_that_pushes_blocks_out_serves_nobody: (
         cleaning.test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now
