@@ -2,7 +2,8 @@
 
 The grant only notes how many blocks had left by then. Two kinds of blocks were cached at that instant: those that are
 cached now and became findable before it, and those that have left since, as the history says. The cases, in order:
-- another tenant's block has the key, which happens only with a stolen key;
+- another tenant's block has the key, which happens only with a stolen key, and hides what the tenant itself has only if
+  it is on the device;
 - the block was cached, but a block before it was missing;
 - a lower tier had the block, but that tier does not work, or the call could not wait for it;
 - the block had left, and the history knows why;
@@ -255,13 +256,17 @@ def _blocks(
     if lease.unserved_keys:
         is_unserved = np.array([key in lease.unserved_keys for key in split_keys(packed)], np.bool_)
         _put(blocks, is_unserved, _Code.DROPPED, TIER_NUMBERS[Tier.REMOTE])
-    foreign = np.zeros(len(words), np.bool_)
+    has_own, has_foreign = np.zeros((2, len(words)), np.bool_)
     for tier, pool in reversed(_pools(state)):
         number = TIER_NUMBERS[tier]
         was_there = (found.tiers >> number & 1).astype(np.bool_)
-        is_there, is_foreign = _in_pool(pool, packed, lease)
-        was_there |= is_there
-        foreign |= is_foreign
+        is_own, is_foreign = _in_pool(pool, packed, lease)
+        was_there |= is_own
+        has_own |= is_own
+        has_foreign |= is_foreign
+        if tier is Tier.DEVICE:
+            # It hides what is below; another tenant's slot does not.
+            has_own &= ~is_foreign
         if tier in state.tiers_off:
             _put(blocks, was_there, _Code.TIER_OFF, number)
         elif tier in lease.skipped:
@@ -273,7 +278,7 @@ def _blocks(
             # The block left the device, but a lower tier has it.
             blocks.are_below[was_there] = True
             _put(blocks, was_there & (blocks.codes == _Code.UNKNOWN), _Code.EVICTED, _DEVICE)
-    _put(blocks, foreign, _Code.FOREIGN, _NO_TIER)
+    _put(blocks, has_foreign & ~has_own, _Code.FOREIGN, _NO_TIER)
     return blocks
 
 
@@ -290,13 +295,13 @@ def _pools(state: CacheState) -> tuple[tuple[Tier, Pool], ...]:
 def _in_pool(
     pool: Pool, packed: bytes, lease: Lease
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Tell which packed keys have been findable since before a grant, and which of those are another tenant's."""
+    """Tell which packed keys have been findable since before a grant: the lease's tenant's own, and others'."""
     entries = pool.index.find(packed)
     is_there = entries >= 0
     is_there[is_there] = pool.since[entries[is_there]] < lease.lease_id
     is_foreign = is_there.copy()
     is_foreign[is_there] = pool.records.tenant[entries[is_there]] != lease.tenant
-    return is_there, is_foreign
+    return is_there & ~is_foreign, is_foreign
 
 
 def _put(blocks: _Blocks, chosen: NDArray[np.bool_], code: _Code, tier: int) -> None:

@@ -29,6 +29,7 @@ from kvleased.core.prefix.explaining import RUNS_MAX
 from tests.unit.service.core.builders import (
     EPOCH,
     MATE,
+    OTHER_TENANT,
     STRANGER,
     TENANT,
     TOKENS_PER_BLOCK,
@@ -388,6 +389,22 @@ def test_stolen_key_is_of_no_use(is_late: bool) -> None:
     (miss,) = explain(cache, lease.lease_id).misses
 
     assert (miss.reason, miss.tier) == (Reason.OTHER_TENANT, None)
+
+
+@pytest.mark.parametrize(
+    ("holder", "reason"), [(WORKER, Reason.BEHIND_A_MISS), (STRANGER, Reason.OTHER_TENANT)]
+)
+def test_slot_under_a_stolen_key_is_no_reason_where_ones_own_is_below(
+    holder: WorkerId, reason: Reason
+) -> None:
+    """What another tenant has in the host pool under a stolen key is the reason only of who has no block of its own."""
+    cache = a_tiered_cache(16)
+    on_host(cache, keys(2), worker_id=STRANGER)
+    on_disk(cache, keys(2), TENANT if holder == WORKER else OTHER_TENANT)
+
+    unknown, behind = told(cache, 2, keys(1, 2), wait_ms=WAIT_MS)
+
+    assert (unknown.reason, behind.reason) == (Reason.NEVER_COMMITTED, reason)
 
 
 @pytest.mark.parametrize(
