@@ -350,7 +350,8 @@ class CacheState:
 def _pools(shape: CacheShape, records: CacheRecords) -> tuple[Pool, Pool, Pool]:
     """Return the device pool, the host pool and the disk store."""
     of_blocks, of_slots = map(compile_transitions, (BLOCK_TRANSITIONS, SLOT_TRANSITIONS))
-    order = make_order(shape.eviction_policy, shape.num_blocks, key_digests(records.device))
+    num_blocks = shape.num_blocks - shape.null_blocks
+    order = make_order(shape.eviction_policy, num_blocks, key_digests(records.device))
     device = Pool(records.device, of_blocks, order, shape.layout_digest, shape.null_blocks)
     host_order, disk_order = LeafFirstLRU(shape.num_slots), LeafFirstLRU(shape.num_disk_slots)
     host = Pool(records.host, of_slots, host_order, shape.layout_digest)

@@ -1,14 +1,10 @@
 """Own a pool without memory: only keys go in and out of it as blocks would, to tell how many hits there would be."""
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.ids import Ids
 from kvleased.traces.policies import order_of
-
-_NOBODY: Final[Ids] = np.empty(0, np.intp)
 
 
 class ShadowPool:
@@ -38,11 +34,12 @@ class ShadowPool:
         blocks = np.array([block_of.get(name, -1) for name in named], np.intp)
         is_there = blocks >= 0
         num_hits = len(blocks) if is_there.all() else int(is_there.argmin())
-        if len(self._block_of):
-            self._order.discard(blocks[is_there])
-        if num_hits < len(blocks):
-            missing = (~is_there).nonzero()[0]
-            blocks[missing] = fresh = self._taken(len(missing))
+        missing, found = (~is_there).nonzero()[0], blocks[is_there]
+        # As in a pool, room is made before what was found counts as used.
+        blocks[missing] = fresh = self._taken(len(missing), found)
+        if len(found):
+            self._order.discard(found)
+        if len(missing):
             self._keys[fresh] = digests[missing]
             self._order.cached(fresh)
             block_of.update(zip(digests[missing].tolist(), fresh.tolist(), strict=True))
@@ -50,14 +47,14 @@ class ShadowPool:
             self._order.add(blocks[::-1])
         return num_hits
 
-    def _taken(self, count: int) -> Ids:
-        """Return blocks for new keys: unused ones first, and then blocks whose keys are evicted."""
+    def _taken(self, count: int, found: Ids) -> Ids:
+        """Return blocks for new keys: unused ones first, and then blocks, other than those found, that are evicted."""
         num_unused = min(count, self.num_blocks - self._num_used)
         fresh = np.arange(self._num_used, self._num_used + num_unused)
         self._num_used += num_unused
         if num_unused == count:
             return fresh
-        victims = self._order.coldest(count - num_unused, _NOBODY)
+        victims = self._order.coldest(count - num_unused, found)
         self._order.evicted(victims)
         for key in self._keys[victims].tolist():
             del self._block_of[key]

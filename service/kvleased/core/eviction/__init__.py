@@ -35,7 +35,10 @@ POLICIES: Final = (_LRU, *_RULES)
 
 
 def make_order(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> EvictionOrder:
-    """Return an empty order of a policy over blocks 0 to `num_blocks` - 1, whose keys have the digests `keys`."""
+    """Return an empty order of a policy over all blocks; block i has a key with the digest keys[i].
+
+    At most `num_blocks` of them are ever cached, for which the policy is made.
+    """
     if policy == _LRU:
-        return LeafFirstLRU(num_blocks)
-    return SegmentedOrder(num_blocks, _RULES[policy](num_blocks, keys))
+        return LeafFirstLRU(len(keys))
+    return SegmentedOrder(len(keys), _RULES[policy](num_blocks, keys))

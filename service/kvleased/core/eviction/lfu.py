@@ -35,8 +35,8 @@ class LFU:
         self._step = max(1, self._half_life // _SEGMENTS_PER_DOUBLING)
         """A block ranks as high as one of the next segment if it was let go of this much later."""
         self._keys = keys
-        self._weight: NDArray[np.float64] = np.zeros(num_blocks, np.float64)
-        self._last: Stamps = np.zeros(num_blocks, np.int64)
+        self._weight: NDArray[np.float64] = np.zeros(len(keys), np.float64)
+        self._last: Stamps = np.zeros(len(keys), np.int64)
         """By block: when it was used last."""
         self._ghosts = Ghosts(num_blocks, self.num_segments)
 
