@@ -127,8 +127,7 @@ class Top(App[None]):
         if names:
             at = names.index(self.cache) + 1 if self.cache in names else 0
             self.cache = names[at % len(names)]
-            # What an earlier read brings is of another cache; it is no longer shown.
-            self._reading = self._read()
+            self.action_refresh_now()
 
     def action_refresh_now(self) -> None:
         """Read at once, unless an answer is still to come."""
@@ -139,14 +138,20 @@ class Top(App[None]):
         if not self.is_paused:
             self.action_refresh_now()
 
-    @work(exclusive=True, exit_on_error=False)
+    @work(exit_on_error=False)
     async def _read(self) -> None:
-        try:
-            moment = await _aside(partial(self._read_moment, self.cache))
-        except KVLeaseError as error:
-            self.show_trouble(f"{error.code}: {error.message}")
+        """Read what is shown, and once more if another cache was chosen before the answer came."""
+        shown = None
+        while shown != self.cache:
+            shown = self.cache
+            try:
+                found: Moment | KVLeaseError = await _aside(partial(self._read_moment, shown))
+            except KVLeaseError as error:
+                found = error
+        if isinstance(found, KVLeaseError):
+            self.show_trouble(f"{found.code}: {found.message}")
         else:
-            self.show(moment)
+            self.show(found)
 
     def show_trouble(self, words: str) -> None:
         """Say why nothing new is shown."""

@@ -129,6 +129,28 @@ async def test_r_reads_once_at_a_time() -> None:
     assert not begun.acquire(blocking=False)
 
 
+async def test_c_waits_for_an_answer_and_shows_the_last_chosen() -> None:
+    """However often c is pressed over a daemon that does not answer, one read waits, and one of the last follows."""
+    told, begun, go_on = Told(), Semaphore(0), Semaphore(1)
+    asked: list[str] = []
+
+    def slow(cache: str) -> Moment:
+        asked.append(cache)
+        begun.release()
+        assert go_on.acquire(timeout=SECONDS_MAX)
+        return told(cache)
+
+    top = Top(slow, every_seconds=60)
+
+    async with top.run_test() as pilot:
+        await top.workers.wait_for_complete()
+        await pilot.press("r", "c", "c", "c")
+        go_on.release(9)
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+        assert (asked, top.cache, len(top.moments)) == (["", "demo", "other"], "other", 2)
+
+
 async def test_c_goes_to_the_next_cache_and_round() -> None:
     """C shows one cache after the other."""
     told = Told()
