@@ -471,6 +471,17 @@ def test_bytes_of_several_caches_are_each_ones_own(eyes: Eyes) -> None:
     assert eyes.look(("evaluate", sums))[-1] == 2 * 100 + 5 * 3
 
 
+def test_deleted_cache_hides_nothing_of_the_others(eyes: Eyes) -> None:
+    """What all caches did since the last look is the sum of each one's, whatever a cache that has gone had counted."""
+    sums = """import("/ui/sums.js").then((sums) => sums.grown([
+        { cache: "b", counters: { evictions: 8 } }, { cache: "c", counters: { evictions: 1 } },
+      ], [
+        { cache: "a", counters: { evictions: 1000 } }, { cache: "b", counters: { evictions: 5 } },
+      ], "evictions"))"""
+
+    assert eyes.look(("evaluate", sums))[-1] == 3 + 1
+
+
 def test_every_part_has_a_name(eyes: Eyes) -> None:
     """Every focusable part has a name, each section a heading, each table head a scope, and there is one h1."""
     nameless = """

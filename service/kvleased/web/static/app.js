@@ -68,11 +68,10 @@ function figures(sheet) {
   $("map-cut").hidden = numPools <= sheet.pools_max;
   if (!before || seconds > 0.2) {
     const now = summed(caches);
-    const was = before ? summed(before.caches.filter((one) => !chosen || one.cache === chosen)) : null;
     if (seconds > GAP_SECONDS) unseen(before);
-    lines(sheet, now, was);
-    tiles(sheet, caches, now, was, seconds);
-    flows(caches, now, was, seconds);
+    lines(sheet, caches, now);
+    tiles(sheet, caches, now, seconds);
+    flows(caches, now, seconds);
     before = sheet;
   }
   legend();
@@ -99,9 +98,9 @@ function unseen(sheet) {
   for (const timeline of [usage, hits]) timeline.push(sheet.seconds, null);
 }
 
-function lines(sheet, now, was) {
+function lines(sheet, caches, now) {
   usage.push(sheet.seconds, now.total ? Object.fromEntries(USES.map((look) => [look, now.device[look] / now.total])) : null);
-  const tokens = Object.fromEntries(SOURCES.map((name) => [name, was ? grown(now, was, `prefix_tokens_${name}`) : 0]));
+  const tokens = Object.fromEntries(SOURCES.map((name) => [name, before ? grown(caches, before.caches, `prefix_tokens_${name}`) : 0]));
   const sum = Object.values(tokens).reduce((total, one) => total + one, 0);
   hits.push(sheet.seconds, sum ? Object.fromEntries(SOURCES.map((name) => [name, tokens[name] / sum])) : null);
 }
@@ -123,7 +122,7 @@ const ago = (point, last) => (last - point.seconds > 2 ? [`${age(last - point.se
 const refusals = (sheet) => sheet.refusals.filter((one) => !chosen || one.cache === chosen);
 const numRefused = (sheet) => refusals(sheet).reduce((total, one) => total + one.count, 0);
 
-function tiles(sheet, caches, now, was, seconds) {
+function tiles(sheet, caches, now, seconds) {
   const sum = (name) => caches.reduce((total, one) => total + one[name], 0);
   const busy = now.total - now.device.free - now.device.ready;
   const tokens = SOURCES.map((name) => now.counters[`prefix_tokens_${name}`] ?? 0);
@@ -143,7 +142,7 @@ function tiles(sheet, caches, now, was, seconds) {
     ["Prompt found", percent(all ? 1 - tokens.at(-1) / all : NaN), `of ${count(all)} tokens`, false],
     ["Leases", count(sum("num_leases")), `workers ${count(sum("num_workers"))}, pins ${count(sum("num_pins"))}`, false],
     ["Waiting calls", count(sum("num_waiting")), sum("num_copies") ? `${count(sum("num_copies"))} ${sum("num_copies") === 1 ? "copy" : "copies"} under way` : "no copy under way", sum("num_waiting") > 0],
-    ["Evictions/s", perSecond(grown(now, was, "evictions")), `${count(now.counters.evictions ?? 0)} since start`, false],
+    ["Evictions/s", perSecond(before ? grown(caches, before.caches, "evictions") : 0), `${count(now.counters.evictions ?? 0)} since start`, false],
     ["Refusals/s", perSecond(refused - refusedBefore), `${count(refused)} since start`, refused > refusedBefore],
     ["Out of use", count(missing.reduce((total, [number]) => total + number, 0)), missing.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`).join(", ") || "no block quarantined", isOdd],
   ];
@@ -158,7 +157,7 @@ function tiles(sheet, caches, now, was, seconds) {
   });
 }
 
-function flows(caches, now, was, seconds) {
+function flows(caches, now, seconds) {
   const room = $("flows");
   const shown = WAYS.filter(([, counter]) => now.counters[counter]);
   if (room.dataset.shown !== shown.map(([way]) => way).join() || !room.children.length) {
@@ -168,13 +167,13 @@ function flows(caches, now, was, seconds) {
   }
   shown.forEach(([way, counter, source], at) => {
     const values = moved.get(way) ?? [];
-    const blocks = was && seconds ? grown(now, was, counter) / seconds : 0;
+    const blocks = before && seconds ? grown(caches, before.caches, counter) / seconds : 0;
     values.push(blocks);
     if (values.length > POINTS_MAX) values.shift();
     moved.set(way, values);
     const flow = room.children[at];
     text(flow.children[1], `${rate(blocks)} blocks/s`);
-    const moving = was && seconds ? grownBytes(caches, before.caches, counter) / seconds : 0;
+    const moving = before && seconds ? grownBytes(caches, before.caches, counter) / seconds : 0;
     text(flow.children[2], `${bytes(moving)}/s, ${count(now.counters[counter])} blocks since start`);
     spark(flow.children[3], values, colours.ofSource(source));
   });

@@ -10,13 +10,15 @@ export const gone = (counts) => of(counts, ["parked", "bad"]);
 /** Blocks that there are to be used. */
 export const room = (counts) => used(counts) + (counts.free ?? 0);
 
-/** By how much a counter has grown from one look to the next. */
-export const grown = (now, was, name) => Math.max(0, (now.counters[name] ?? 0) - (was?.counters[name] ?? 0));
+/** By how much a counter of caches has grown from one look to the next; what a deleted cache counted takes nothing away. */
+export const grown = (caches, before, name) => growth(caches, before, name, () => 1);
 
 /** Bytes of the blocks that a counter counts, from one look to the next; each cache has blocks of its own size. */
-export function grownBytes(caches, before, name) {
-  const were = new Map(before.map((one) => [one.cache, one]));
-  return caches.reduce((sum, one) => sum + grown(one, were.get(one.cache), name) * one.bytes_per_block, 0);
+export const grownBytes = (caches, before, name) => growth(caches, before, name, (cache) => cache.bytes_per_block);
+
+function growth(caches, before, name, weight) {
+  const were = new Map(before.map((one) => [one.cache, one.counters[name] ?? 0]));
+  return caches.reduce((sum, one) => sum + Math.max(0, (one.counters[name] ?? 0) - (were.get(one.cache) ?? 0)) * weight(one), 0);
 }
 
 /** Say who grants nothing new, and how that ends; nothing where all grant. */
