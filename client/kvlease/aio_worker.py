@@ -221,8 +221,8 @@ class AsyncWorker(WorkerView):
     ) -> tuple[StepColumns, list[AsyncLease]]:
         """Carry out the columns of one scheduler step and then its reserves, in one call, and update the leases.
 
-        In `verbs`, 1 is extend, 2 commit, 3 release. In the answer's `codes`, 0 means done; any other number is that of
-        the error in `kvlease.errors.BY_NUMBER`.
+        In `verbs`, 1 is extend, 2 commit, 3 release, which does not look at its number of tokens. In the answer's
+        `codes`, 0 means done; any other number is that of the error in `kvlease.errors.BY_NUMBER`.
         """
         ask = calls.step(
             verbs=verbs,

@@ -285,9 +285,9 @@ class Worker(WorkerView):
     ) -> tuple[StepColumns, list[Lease]]:
         """Carry out the columns of one scheduler step and then its reserves, in one call, and update the leases.
 
-        In `verbs`, 1 is extend, 2 commit, 3 release. In the answer's `codes`, 0 means done; any other number is that of
-        the error in `kvlease.errors.BY_NUMBER`. With on_doubt="miss", a step that fails as a whole has its error's
-        number in every entry.
+        In `verbs`, 1 is extend, 2 commit, 3 release, which does not look at its number of tokens. In the answer's
+        `codes`, 0 means done; any other number is that of the error in `kvlease.errors.BY_NUMBER`. With
+        on_doubt="miss", a step that fails as a whole has its error's number in every entry.
         """
         ask = calls.step(
             verbs=verbs,

@@ -281,7 +281,8 @@ class Registry:
         entry = self.caches.get(name)
         if entry is None:
             why = self.memory_shortages.told(name)
-            message = f"there is no cache {name[:63]!r}; {why or 'register it first'}"
+            todo = "register it first" if name else "say which one is meant"
+            message = f"there is no cache {name[:63]!r}; {why or todo}"
             raise UnknownCacheError(message, resource="cache")
         return entry
 

@@ -90,6 +90,9 @@ def attach(run: Run) -> tuple[str, str]:
         # Memory and proofs of death are handed over by the local socket alone; tokens are random.
         for name in ("regions", "death_proof", "token"):
             told.pop(name)
+    for token in ("", first.token):
+        run.call("get_cache", pb.GetCacheRequest(), token=token)
+        run.call("inspect", pb.InspectRequest(what="pins"), token=token)
     return first.token, second.token
 
 

@@ -149,7 +149,7 @@ def _check_in_path(verb: str, name: str, value: str) -> None:
     if name != "cache" or value:
         return
     if verb not in ("register_cache", "attach"):
-        raise UnknownCacheError("there is no cache ''; register it first", resource=name)
+        raise UnknownCacheError("there is no cache ''; say which one is meant", resource=name)
     message = "cache is ''; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
     raise InvalidError(message, resource=name)
 

@@ -123,8 +123,8 @@ class CacheVerbs:
 
     def get_cache(self, request: pb.GetCacheRequest, caller: Caller) -> Answer:
         """Describe one cache; a worker may ask only for its own."""
-        name = inspecting.seen_by(self._registry, caller, request.cache)
-        return pb.GetCacheResponse(info=self._registry.cache(name).info())
+        inspecting.seen_by(self._registry, caller, request.cache)
+        return pb.GetCacheResponse(info=self._registry.cache(request.cache).info())
 
     def list_caches(self, _: pb.ListCachesRequest, caller: Caller) -> Answer:
         """Describe all caches; a worker is told only of its own."""

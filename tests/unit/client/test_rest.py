@@ -160,7 +160,12 @@ def test_call_reads_as_a_path_and_a_body(
     [
         ("inspect", pb.InspectRequest(cache="m", what="foo"), "INVALID", "what is 'foo'; .* pins"),
         ("attach", pb.AttachRequest(), "INVALID", "cache is ''; it must be 1 to 63"),
-        ("clear", pb.ClearRequest(), "UNKNOWN_CACHE", "there is no cache ''"),
+        (
+            "clear",
+            pb.ClearRequest(),
+            "UNKNOWN_CACHE",
+            "there is no cache ''; say which one is meant",
+        ),
     ],
 )
 def test_argument_that_would_be_another_path_is_refused_by_its_name(

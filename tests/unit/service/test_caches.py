@@ -166,6 +166,8 @@ async def test_worker_is_told_of_its_own_cache_alone(node: Node) -> None:
         own = await node.ask("get_cache", pb.GetCacheRequest(cache="main"), worker)
         with pytest.raises(NotYoursError, match="cache other is not the worker's cache"):
             await node.ask("get_cache", pb.GetCacheRequest(cache="other"), worker)
+        with pytest.raises(UnknownCacheError, match="there is no cache ''; say which one is meant"):
+            await node.ask("get_cache", pb.GetCacheRequest(), worker)
         everything = await node.ask("list_caches", pb.ListCachesRequest())
 
     assert [info.cache for info in listed.caches] == [own.info.cache] == ["main"]

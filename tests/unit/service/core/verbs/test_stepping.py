@@ -426,6 +426,14 @@ def test_released_lease_may_be_released_again() -> None:
     assert ids(step(cache, end(lease), end(lease)).codes) == [0, 0]
 
 
+def test_release_does_not_look_at_a_number_of_tokens() -> None:
+    """A caller may leave in its column what it has there for a lease, also below 0."""
+    cache = a_cache()
+    operations = [(RELEASE, reserve(cache, 1).lease_id, tokens, 0, b"") for tokens in (17, -1)]
+
+    assert ids(step(cache, *operations).codes) == [0, 0]
+
+
 def test_tenants_extend_only_over_their_own_bytes() -> None:
     """A step grants no block that has another tenant's bytes."""
     cache = a_cache(2, num_slots=0)
