@@ -19,14 +19,14 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from kvlease import wire
-from kvlease.ids import SEQUENCE_MAX
+from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.roles import Role
 from kvleased.api.rest.conversion import Json, schemas_of, to_json
 from kvleased.api.rest.docs import HEADERS, docs_page
 from kvleased.api.rest.examples import ANSWERS, REQUESTS
 from kvleased.api.rest.refusals import examples, refusals, shared
-from kvleased.api.rest.routes import ROUTES, Route
+from kvleased.api.rest.routes import NUMBERS, ROUTES, Route
 
 TITLE: Final = "kvlease"
 DESCRIPTION: Final = (
@@ -71,19 +71,30 @@ _QUERY: Final = {
     "after_sequence": (
         Annotated[
             int,
-            Query(ge=0, le=SEQUENCE_MAX, description="The last sequence number seen."),
+            Query(ge=0, le=NUMBERS["after_sequence"], description="The last sequence number seen."),
         ],
         0,
     ),
     "limit": (
-        Annotated[int, Query(ge=0, description="The most entries of a page; 0 means 256.")],
+        Annotated[
+            int,
+            Query(
+                ge=0, le=NUMBERS["limit"], description="The most entries of a page; 0 means 256."
+            ),
+        ],
         0,
     ),
     "with_snapshot": (
         Annotated[bool, Query(description="Whether a snapshot of each cache comes first.")],
         False,
     ),
-    "after_id": (Annotated[int, Query(ge=0, description="The last id of the previous page.")], 0),
+    "after_id": (
+        Annotated[
+            int,
+            Query(ge=0, le=NUMBERS["after_id"], description="The last id of the previous page."),
+        ],
+        0,
+    ),
     "force": (
         Annotated[
             bool, Query(description="Whether the worker may be one whose process is watched.")
@@ -101,8 +112,23 @@ _MEANT: Final = Annotated[
     str, Query(description="The cache that an operator means; not needed if there is only one.")
 ]
 _HEADERS: Final = (
-    ("idempotency_key", "Retries of one call carry the same key.", str, ""),
-    ("kvlease_epoch", "The daemon's life that the caller knows; 0 does not check.", int, 0),
+    (
+        "idempotency_key",
+        Annotated[str, Header(description="Retries of one call carry the same key.")],
+        "",
+    ),
+    (
+        "kvlease_epoch",
+        Annotated[
+            int,
+            Header(
+                ge=0,
+                le=ID_MAX,
+                description="The daemon's life that the caller knows; 0 does not check.",
+            ),
+        ],
+        0,
+    ),
 )
 
 
@@ -181,10 +207,7 @@ def signature(route: Route) -> inspect.Signature:
     ]
     if means_one:
         parameters.append(_parameter("cache", _MEANT, ""))
-    parameters += [
-        _parameter(name, Annotated[kind, Header(description=text)], default)
-        for name, text, kind, default in _HEADERS
-    ]
+    parameters += [_parameter(name, annotation, default) for name, annotation, default in _HEADERS]
     if route.body is not None:
         usual = REQUESTS.get(route.operation_id)
         told = None if usual is None else {"usual": Example(value=usual)}

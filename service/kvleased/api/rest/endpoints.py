@@ -25,7 +25,7 @@ from kvleased.api import faults
 from kvleased.api.rest import texts
 from kvleased.api.rest.bodies import refusal_of, require_plain, schema_of
 from kvleased.api.rest.conversion import to_json
-from kvleased.api.rest.routes import Route
+from kvleased.api.rest.routes import NUMBERS, Route
 from kvleased.api.seam import Backend, Observer
 from kvleased.api.sockets import Peer
 
@@ -48,9 +48,8 @@ _NOTHING: Final = frozenset({b"", b"{}"})
 _NOBODY: Final = Peer()
 _TEXTS: Final = frozenset({"cache", "tenant"})
 """Parameters that are texts, not numbers."""
-_FLAGS: Final = frozenset({"with_snapshot", "force", "purge"})
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
-"""How a flag is written."""
+"""How a parameter is written that is neither text nor number."""
 
 
 class Answer(Response):
@@ -270,18 +269,18 @@ def _epoch(header: bytes, *, is_first: bool) -> int:
     return _integer("KVLease-Epoch", header.decode("latin-1"), 0)
 
 
-def _integer(name: str, written: str, least: int = _INTEGER_MIN) -> int:
-    """Read an integer that the protocol can carry; `least` is only for the message, as the daemon checks it itself."""
+def _integer(name: str, written: str, least: int = _INTEGER_MIN, most: int = _INTEGER_MAX) -> int:
+    """Read an integer that the protocol can carry; its range is for the message alone: the daemon checks it itself."""
     if _INTEGER.fullmatch(written) and _INTEGER_MIN <= int(written) <= _INTEGER_MAX:
         return int(written)
     shown = _shown(written)
-    message = f"{name} must be an integer from {least} to {_INTEGER_MAX}, not {shown}"
-    raise InvalidError(message, resource=name, limit=_INTEGER_MAX)
+    message = f"{name} must be an integer from {least} to {most}, not {shown}"
+    raise InvalidError(message, resource=name, limit=most)
 
 
 def _number(name: str, written: str) -> int:
-    if name not in _FLAGS:
-        return _integer(name, written, 0)
+    if name in NUMBERS:
+        return _integer(name, written, 0, NUMBERS[name])
     if written not in _TRUTHS:
         message = f"{name} must be true or false, or 1 or 0, not {_shown(written)}"
         raise InvalidError(message, resource=name, limit=1)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvlease import wire
+from kvlease.ids import ID_MAX, SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import Body
 from kvleased.access.roles import OF_OPERATION, Roles, of_verb
+from kvleased.verbs.inspecting import ENTRIES_MAX
 
 _REQUESTS: Final = {
     field.name: getattr(pb, field.message_type.name)
@@ -15,6 +17,8 @@ _REQUESTS: Final = {
 }
 _LISTED: Final = {"waiting": "waiting calls"}
 """The words for a list, if they are not its name."""
+NUMBERS: Final = {"after_id": ID_MAX, "after_sequence": SEQUENCE_MAX, "limit": ENTRIES_MAX}
+"""The query parameters that are numbers, from 0, and the most that each may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,29 @@ async def test_openapi_tells_which_calls_are_about_one_cache(served: Served) -> 
     assert "not needed if there is only one" in told["explain"]
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        pytest.param("limit", 256, id="limit"),
+        pytest.param("after_id", 2**63 - 1, id="after_id"),
+        pytest.param("after_sequence", 2**53 - 1, id="after_sequence"),
+        pytest.param("kvlease-epoch", 2**63 - 1, id="epoch"),
+    ],
+)
+async def test_range_of_a_parameter_is_told(served: Served, name: str, most: int) -> None:
+    """Numbers in the query and in headers have the range that the daemon accepts."""
+    document = (await http(served, "GET", "/openapi.json")).json
+    found = [
+        (parameter["schema"].get("minimum"), parameter["schema"].get("maximum"))
+        for path in document["paths"].values()
+        for operation in path.values()
+        for parameter in operation["parameters"]
+        if parameter["name"] == name
+    ]
+
+    assert set(found) == {(0, most)}
+
+
 async def test_refusals_are_told_one_by_one(served: Served) -> None:
     """Each status of a route's refusals is listed with its codes and an example of each."""
     document = (await http(served, "GET", "/openapi.json")).json

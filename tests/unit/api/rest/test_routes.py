@@ -147,22 +147,31 @@ async def test_flag_says_how_it_is_written(served: Served, written: str) -> None
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/v1/events?after_sequence=", "/v1/caches/main/leases?after_id="],
-    ids=["events", "page"],
+    ("path", "most"),
+    [
+        pytest.param("/v1/events?after_sequence=", 2**53 - 1, id="events"),
+        pytest.param("/v1/caches/main/leases?after_id=", 2**63 - 1, id="page"),
+    ],
 )
 @pytest.mark.parametrize("written", ["-9223372036854775809", "9223372036854775808"])
 async def test_number_where_a_list_begins_is_told_that_it_begins_at_zero(
-    served: Served, path: str, written: str
+    served: Served, path: str, most: int, written: str
 ) -> None:
     """A number that is too long is not told that it may be negative, which would be refused, too."""
     answer = await http(served, "GET", path + written)
 
     name = path.partition("?")[2].removesuffix("=")
     assert (answer.status, answer.json["resource"]) == (422, name)
-    assert answer.json["detail"] == (
-        f"{name} must be an integer from 0 to 9223372036854775807, not {written!r}"
-    )
+    assert answer.json["detail"] == f"{name} must be an integer from 0 to {most}, not {written!r}"
+
+
+@pytest.mark.parametrize("written", ["many", "9223372036854775808"])
+async def test_limit_of_a_page_is_refused_with_its_own_bounds(served: Served, written: str) -> None:
+    """What is no number at all is told the range that the daemon accepts."""
+    answer = await http(served, "GET", f"/v1/caches/main/leases?limit={written}")
+
+    assert (answer.status, answer.json["resource"], answer.json["limit"]) == (422, "limit", 256)
+    assert answer.json["detail"] == f"limit must be an integer from 0 to 256, not {written!r}"
 
 
 @pytest.mark.parametrize("written", ["9" * 19, "9" * 20, "9" * 5_000, "one"])
