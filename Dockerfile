@@ -70,7 +70,7 @@ ENV PATH=/opt/kvlease/bin:$PATH \
 USER 10001:10001
 # Only the directory of the sockets is written to: the root may be read-only. Sockets are in /run/kvlease/kvlease; REST and gRPC
 # listen on the loopback address alone, which a pod shares.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 CMD ["kvleased", "probe", "livez"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=300s --retries=3 CMD ["kvleased", "probe", "livez"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["kvleased"]
 CMD ["serve"]

@@ -24,6 +24,10 @@ _SCRIPTS: Final = (
     ROOT / "tests" / "deploy" / "containers" / "base.sh",
     ROOT / "requirements" / "lock",
 )
+_COMPOSITIONS: Final = [
+    _DEPLOY / "compose.yaml",
+    *sorted((ROOT / "examples" / "vllm").glob("*.yaml")),
+]
 _LOCKS: Final = {"service": ("service",), "cuda": ("service", "cuda")}
 
 
@@ -203,6 +207,21 @@ def test_unit_may_start_as_long_as_a_pod(helm: Helm) -> None:
 
     assert found is not None
     assert int(found[1]) >= startup["periodSeconds"] * startup["failureThreshold"]
+
+
+@pytest.mark.parametrize("path", _COMPOSITIONS, ids=lambda path: path.stem)
+def test_container_may_start_as_long_as_a_pod(helm: Helm, path: Path) -> None:
+    """Whoever waits for the daemon in a composition waits as long as the kubelet does, and so does the image itself."""
+    (values,) = helm.load_yaml((ROOT / "helm" / "kvlease" / "values.yaml").read_text())
+    startup = values["probes"]["startup"]
+
+    (waits,) = re.findall(r"^ +start_period: (\d+)s$", path.read_text(), re.MULTILINE)
+    (is_left_alone,) = re.findall(r"--start-period=(\d+)s", _DOCKERFILE)
+
+    assert (
+        min(int(waits), int(is_left_alone))
+        >= startup["periodSeconds"] * startup["failureThreshold"]
+    )
 
 
 def test_unit_is_hardened() -> None:
