@@ -11,6 +11,7 @@ from tests.deploy.helm.wrong import mistakes_in
 from tests.deploy.tools import (
     CHART,
     Helm,
+    RefusedError,
     Rendered,
 )
 
@@ -25,6 +26,15 @@ def test_templates_serve_a_chart_of_the_users_own(helm: Helm, tmp_path: Path) ->
     assert rendered.daemon["restartPolicy"] == "Always"
     assert rendered.daemon["resources"]["limits"]["memory"] == "1536Mi"
     assert mistakes_in(helm, rendered, "1.29") == []
+
+
+def test_chart_of_the_users_own_may_have_a_condition(helm: Helm, tmp_path: Path) -> None:
+    """The usual value for the condition of a dependency is accepted; false, which would switch off nothing, is not."""
+    rendered = _own_chart(helm, tmp_path, {"enabled": True})
+
+    assert [document["kind"] for document in rendered.documents] == ["Pod"]
+    with pytest.raises(RefusedError, match="enabled"):
+        helm.render({"enabled": False})
 
 
 def test_monitor_finds_a_pod_of_the_users_own(helm: Helm, tmp_path: Path) -> None:
@@ -66,9 +76,16 @@ def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
         "name": "own",
         "rules": [{"alert": "Own", "expr": "up", "annotations": {"runbook_url": "x"}}],
     }
+    bare = {"alert": "Bare", "expr": "up", "annotations": None}
     prefix = "https://example.com/kvlease/"
     rendered = helm.render(
-        {"prometheusRule": {"enabled": True, "runbookUrlPrefix": prefix, "groups": [own]}}
+        {
+            "prometheusRule": {
+                "enabled": True,
+                "runbookUrlPrefix": prefix,
+                "groups": [own, {"name": "bare", "rules": [bare]}],
+            }
+        }
     )
 
     groups = rendered.one("PrometheusRule")["spec"]["groups"]
@@ -76,7 +93,7 @@ def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:
         rule["alert"]: rule["annotations"]["runbook_url"]
         for group in groups
         for rule in group["rules"]
-        if "alert" in rule
+        if rule.get("annotations")
     }
     assert alerts.pop("Own") == "x"
     assert alerts == {name: f"{prefix}docs/runbooks/{name}.md" for name in alerts}
