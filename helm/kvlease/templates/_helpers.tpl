@@ -261,6 +261,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- range include "kvlease.podPorts" . | fromJsonArray -}}
 {{- $port := int .port -}}
 {{- $value := .value -}}
+{{- if and $port (lt $port 1024) -}}
+{{- fail (printf "%s is %d, and ports below 1024 need a capability that the daemon does not have; set it to 1024 or more" $value $port) -}}
+{{- end -}}
 {{- with get $seen (toString $port) -}}
 {{- fail (printf "%s and %s are both %d, but a pod has each port only once; set one of these values to another port" . $value $port) -}}
 {{- end -}}

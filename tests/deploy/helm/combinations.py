@@ -220,6 +220,8 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "port of REST and gRPC": (
         {"settings": {"grpc_port": 7070}}, "settings.http_port and settings.grpc_port are both 7070"),
     "port of REST left to chance": ({**_TLS, "settings": {"http_port": 0}}, "settings.http_port is 0"),
+    "port of REST that needs a capability": (
+        {**_TLS, "settings": {"http_port": 443}}, "settings.http_port is 443, and ports below 1024 need a capability"),
     "no way to upgrade": ({"engine": {"maxSurge": 0, "maxUnavailable": "0%"}}, "both 0"),
     "impatient upgrade": ({"engine": {"progressDeadlineSeconds": 600}}, "(600) must be more than 1800"),
     "monitor of nothing": ({"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}, "metrics.enabled"),
