@@ -84,11 +84,16 @@ def _stat(panel: Panel) -> stat.Panel:
         .thresholds(_thresholds(panel))
         .graph_mode(common.BigValueGraphMode.AREA)
         .reduce_options(looks.ReduceDataOptions().calcs(["lastNotNull"]))
-        .no_value("no traffic")
+        .no_value("no traffic" if _is_of_traffic(panel) else "nothing there")
     )
     for at, (legend, query) in enumerate(panel.queries.items()):
         made = made.with_target(_query(at, legend, query))
     return made
+
+
+def _is_of_traffic(panel: Panel) -> bool:
+    """Return whether a panel is empty as long as nobody calls; any other is where there is no cache, or no daemon."""
+    return any("rate(" in query for query in panel.queries.values())
 
 
 def _graph(panel: Panel) -> timeseries.Panel:
@@ -124,6 +129,12 @@ def _graph(panel: Panel) -> timeseries.Panel:
 
 
 def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
+    if panel.alarms_below is not None:
+        steps = [
+            models.Threshold(value=None, color="red"),
+            models.Threshold(value=panel.alarms_below, color="green"),
+        ]
+        return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
     steps = [models.Threshold(value=None, color="green")]
     for value, color in ((panel.warns_above, "yellow"), (panel.alarms_above, "red")):
         if value is not None:

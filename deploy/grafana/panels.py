@@ -31,6 +31,8 @@ class Panel:
     """Number above which the panel turns yellow."""
     alarms_above: float | None = None
     """Number above which the panel turns red."""
+    alarms_below: float | None = None
+    """Number below which the panel is red; then no other limit is."""
 
 
 def _stat(title: str, text: str, unit: str, query: str, *limits: float) -> Panel:
@@ -51,7 +53,11 @@ def _quantiles(metric: str, labels: str, *ranks: int) -> dict[str, str]:
 
 ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
     "Overview": (
-        _stat("Ready", "Whether all daemons grant calls: kvlease_ready; 1 is yes.", COUNT, "min(kvlease_ready{@S})"),
+        Panel(
+            title="Ready", unit=COUNT, is_stat=True, alarms_below=1,
+            text="Whether all daemons grant calls: kvlease_ready; 1 is yes.",
+            queries={"Ready": "min(kvlease_ready{@S})"},
+        ),
         _stat(
             "Blocks held, most", "The fullest device pool: kvlease:pool_used:ratio.", RATIO,
             "max(kvlease:pool_used:ratio{@C})", 0.9, 0.98,

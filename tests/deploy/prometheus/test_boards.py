@@ -67,6 +67,18 @@ def test_every_panel_can_be_read() -> None:
         assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
 
 
+def test_daemon_that_grants_nothing_is_red() -> None:
+    """The first panel is green for 1 alone, and does not take daemons that cannot be scraped for idle ones."""
+    shown = PANELS[0]["fieldConfig"]["defaults"]
+
+    assert PANELS[0]["title"] == "Ready"
+    assert [(step["value"], step["color"]) for step in shown["thresholds"]["steps"]] == [
+        (None, "red"),
+        (1, "green"),
+    ]
+    assert shown["noValue"] == "nothing there"
+
+
 def test_panels_do_not_overlap() -> None:
     """Each place of the grid has at most one panel, and each panel a number of its own."""
     places = [
