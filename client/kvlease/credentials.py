@@ -101,11 +101,11 @@ def from_environment() -> Credentials:
     """Return the credentials in the files that the environment names.
 
     Raises:
-        InvalidError: the token's file cannot be read.
+        InvalidError: the token's file cannot be read, or has no token.
     """
     path = os.environ.get(TOKEN_FILE_VARIABLE, "")
     return Credentials(
-        token=_content(path).decode("ascii", "replace").strip() if path else "",
+        token=token_in(path) if path else "",
         ca_file=os.environ.get(CA_FILE_VARIABLE, ""),
         cert_file=os.environ.get(CERT_FILE_VARIABLE, ""),
         key_file=os.environ.get(KEY_FILE_VARIABLE, ""),
@@ -131,13 +131,18 @@ def readers_file(named: str, host: str, port: int, directory: Path) -> str:
     return str(directory / _READERS)
 
 
-def readers_token(file: str) -> str:
+def token_in(path: str) -> str:
     """Return the token in a file.
 
     Raises:
-        InvalidError: it cannot be read.
+        InvalidError: the file cannot be read, or has something else.
     """
-    return _content(file).decode("ascii", "replace").strip()
+    found = _content(path).decode("ascii", "replace").strip()
+    if not found or not found.isascii() or not found.isprintable() or " " in found:
+        what = "is empty" if not found else "has something else"
+        message = f"{path} {what}; a token is one word of printable ASCII characters; name a file that has one alone"
+        raise InvalidError(message, resource="credentials")
+    return found
 
 
 class Bearer:

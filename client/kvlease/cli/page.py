@@ -10,7 +10,7 @@ import typer
 from kvlease._runtime import ADDRESS_VARIABLE, PAGE_FILE, runtime_directory
 from kvlease.cli.connecting import CONNECT_SECONDS, told
 from kvlease.client import Client
-from kvlease.credentials import from_environment, readers_file, readers_token
+from kvlease.credentials import from_environment, readers_file, token_in
 from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
 from kvlease.transports.base import Address, parse_address
 
@@ -54,7 +54,7 @@ def _address_with_token(written: str, token_file: str) -> str:
     directory = _directory(known)
     page = _page(written, known, directory)
     file = readers_file(token_file, page.host, page.port, directory)
-    token = readers_token(file)
+    token = token_in(file)
     shown = replace(from_environment(), token=token)
     with Client(str(page), deadline_seconds=CONNECT_SECONDS, credentials=shown) as client:
         try:

@@ -98,6 +98,26 @@ def test_environment_names_files(directory: Path, monkeypatch: pytest.MonkeyPatc
         Client("http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(b"\n", "is empty", id="empty"),
+        pytest.param(b"\xff\xfe" * 8, "has something else", id="bytes"),
+        pytest.param(b"token: abc\n", "has something else", id="words"),
+        pytest.param(b"abc\ndef\n", "has something else", id="lines"),
+    ],
+)
+def test_file_without_a_token_is_told(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, told: str
+) -> None:
+    """What no header could carry, or says nothing, is the mistake of whoever named the file."""
+    (directory / "wrong.token").write_bytes(content)
+    monkeypatch.setenv("KVLEASE_TOKEN_FILE", str(directory / "wrong.token"))
+
+    with pytest.raises(InvalidError, match=f"wrong.token {told}; a token is one word"):
+        Client("http://127.0.0.1:1")
+
+
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     """TLS with files that cannot be read is the caller's mistake."""
     absent = Credentials(ca_file=str(tmp_path / "absent"))
