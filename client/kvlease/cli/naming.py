@@ -11,8 +11,20 @@ from kvlease.replies import Explanation
 
 _HINT = "'--cache'"
 
+
+def given(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Refuse an empty name, as of a variable that a script has not set: without a name, more would be meant."""
+    source = context.get_parameter_source(parameter.name or "")
+    if not value and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("it is empty; write a name, or leave it out")
+    return value
+
+
 Named: TypeAlias = Annotated[
-    str, typer.Argument(metavar="CACHE", help="The cache's name; --cache CACHE means the same.")
+    str,
+    typer.Argument(
+        metavar="CACHE", callback=given, help="The cache's name; --cache CACHE means the same."
+    ),
 ]
 OneCache: TypeAlias = Annotated[
     str, typer.Option("--cache", help="The cache's name, which is required.")

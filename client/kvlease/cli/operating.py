@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvlease.cli.connecting import Address, Json, connected
-from kvlease.cli.naming import Named, OneCache, either, required, unpinned
+from kvlease.cli.naming import Named, OneCache, either, given, required, unpinned
 from kvlease.cli.printing import counted, say
 from kvlease.client import Client, Resizable
 from kvlease.errors import InvalidError
@@ -45,7 +45,9 @@ def drain(
     name: Named = "",
     *,
     address: Address = "",
-    cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
+    cache: Annotated[
+        str, typer.Option(callback=given, help="Only this cache.", show_default="the daemon")
+    ] = "",
     undo: Annotated[bool, typer.Option("--undo", help="Grant leases again.")] = False,
     wait_seconds: Annotated[
         float,
@@ -77,7 +79,9 @@ def undrain(
     name: Named = "",
     *,
     address: Address = "",
-    cache: Annotated[str, typer.Option(help="Only this cache.", show_default="the daemon")] = "",
+    cache: Annotated[
+        str, typer.Option(callback=given, help="Only this cache.", show_default="the daemon")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Grant leases again after a drain, as drain --undo does."""
@@ -147,6 +151,7 @@ def clear(
     tenant: Annotated[
         str,
         typer.Option(
+            callback=given,
             help="Only what this tenant has cached: its name, or the digest that kvlease tenants shows.",
             show_default="everybody's",
         ),

@@ -435,6 +435,24 @@ def test_tenants_get_tells_the_limits_of_one() -> None:
     assert json.loads(run("tenants", "get", "chat", "--json")[1])["revision"] == 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("drain", "--cache", ""), id="drain"),
+        pytest.param(("drain", ""), id="drain-by-name"),
+        pytest.param(("drain", "--undo", "--cache", ""), id="undo"),
+        pytest.param(("undrain", "--cache="), id="undrain"),
+        pytest.param(("clear", "a", "--tenant", ""), id="tenant"),
+    ],
+)
+def test_name_that_a_script_left_empty_does_not_mean_everything(arguments: tuple[str, ...]) -> None:
+    """An empty name is refused where none at all means the whole daemon, or everybody."""
+    status, output, errors = run(*arguments)
+
+    assert (status, output) == (2, "")
+    assert "it is empty; write a name, or leave it out" in errors
+
+
 def test_clear_of_a_tenant_that_has_nothing_says_so(
     daemon: type[Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
