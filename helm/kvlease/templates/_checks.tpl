@@ -118,6 +118,25 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The daemon refuses a cache beyond what its pools may take, and the engine would run without one. */}}
+{{- define "kvlease.checkConnector" -}}
+{{- $config := .Values.engine.connectorConfig -}}
+{{- $bytes := dict -}}
+{{- range $name, $value := dict "pool_bytes" "deviceMiB" "host_bytes" "hostMiB" "disk_bytes" "diskMiB" -}}
+{{- $asked := get $config $name -}}
+{{- $_ := set $bytes $name (or (not $asked) (kindIs "string" $asked) | ternary (mul (get $.Values.pools $value) 1048576) $asked | int64) -}}
+{{- end -}}
+{{- $asked := add $bytes.pool_bytes $bytes.host_bytes -}}
+{{- $there := mul (add .Values.pools.deviceMiB .Values.pools.hostMiB) 1048576 -}}
+{{- if gt $asked $there -}}
+{{- fail (printf "engine.connectorConfig asks for pools of %d bytes, pool_bytes and host_bytes together, but pools.deviceMiB and pools.hostMiB together are %d bytes, so the daemon would refuse the engine's cache; raise these, or lower those" $asked $there) -}}
+{{- end -}}
+{{- $there = mul .Values.pools.diskMiB 1048576 -}}
+{{- if gt $bytes.disk_bytes $there -}}
+{{- fail (printf "engine.connectorConfig asks for disk_bytes of %d, but pools.diskMiB is %d bytes, so the daemon would refuse the engine's cache; raise the one, or lower the other" $bytes.disk_bytes $there) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Prometheus reads no file in which two groups have one name. */}}
 {{- define "kvlease.checkGroups" -}}
 {{- $seen := dict -}}

@@ -257,6 +257,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail (printf "engine.kvCacheMiB (%d) and engine.shmMiB (%d) together must be less than engine.resources.memoryMiB (%d), which they are part of with gpu.kind none; lower them or raise it" (int $values.engine.kvCacheMiB) (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq $values.engine.connector "offload") (eq $values.mode "sidecar") $values.engine.enabled -}}
+{{- include "kvlease.checkConnector" . -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- range include "kvlease.podPorts" . | fromJsonArray -}}
 {{- $port := int .port -}}

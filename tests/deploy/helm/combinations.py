@@ -76,7 +76,10 @@ COMBINATIONS: Final[dict[str, Values]] = {
                        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
                        "models": {"kind": "persistentVolumeClaim", "claimName": "models"}}},
     "more for the connector": {
+        "pools": {"deviceMiB": 65536, "hostMiB": 65536},
         "engine": {"connectorConfig": {"host_bytes": 1 << 36, "tenant": "chat", "verify": False}}},
+    "other shares for the connector": {
+        "engine": {"connectorConfig": {"pool_bytes": 1 << 32, "host_bytes": 1 << 32}}},
     "no service": {"engine": {"service": {"enabled": False}}},
     "budget": {"engine": {"podDisruptionBudget": {"enabled": True}}},
     "no policy": {"networkPolicy": {"enabled": False}},
@@ -222,6 +225,12 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "port of REST left to chance": ({**_TLS, "settings": {"http_port": 0}}, "settings.http_port is 0"),
     "port of REST that needs a capability": (
         {**_TLS, "settings": {"http_port": 443}}, "settings.http_port is 443, and ports below 1024 need a capability"),
+    "more for the connector than the pools have": (
+        {"engine": {"connectorConfig": {"host_bytes": 1 << 36}}},
+        "asks for pools of 77309411328 bytes, pool_bytes and host_bytes together, but"),
+    "more disk for the connector than there is": (
+        {"pools": {"hostMiB": 1024, "diskMiB": 1024}, "engine": {"connectorConfig": {"disk_bytes": 1 << 31}}},
+        "disk_bytes of 2147483648, but pools.diskMiB is 1073741824 bytes"),
     "no way to upgrade": ({"engine": {"maxSurge": 0, "maxUnavailable": "0%"}}, "both 0"),
     "impatient upgrade": ({"engine": {"progressDeadlineSeconds": 600}}, "(600) must be more than 1800"),
     "monitor of nothing": ({"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}, "metrics.enabled"),
