@@ -31,7 +31,7 @@ _ONE_OF_MANY: Final = (
 _ADVICE: Final[Mapping[type[Exception], str]] = {
     AuthenticationError: "correct the user and password in remote_url",
     BusyLoadingError: "wait; nothing else needs to be done",
-    NoPermissionError: "grant the user +get +getrange +strlen +set +unlink +expire +ping ~kvlease:*",
+    NoPermissionError: "grant the user +get +getrange +strlen +set +unlink +expire ~kvlease:*",
     OutOfMemoryError: "raise maxmemory, or set a maxmemory-policy that evicts, such as allkeys-lru",
     ReadOnlyError: "name its primary in remote_url",
     _UnusableFileError: "name PEM files that the daemon can read",

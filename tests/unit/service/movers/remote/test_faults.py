@@ -184,6 +184,28 @@ def test_full_server_takes_nothing_and_still_gives(tmp_path: Path) -> None:
         server.kill()
 
 
+def test_server_that_cannot_save_still_gives(tmp_path: Path) -> None:
+    """A server that refuses writes and pings because its disk is broken is on, and serves what it has."""
+    folder = (tmp_path / "data").resolve()
+    folder.mkdir()
+    server = RedisServer(tmp_path, "--dir", str(folder), "--save", "3600 1")
+    try:
+        with served(server.url) as other:
+            other.share([0], [0])
+        folder.rmdir()
+        with server.client() as client:
+            client.bgsave()
+            wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        with served(server.url) as node:
+            assert node.status().is_on
+            shared, fetched = node.share([1], [1]), node.fetch([5], [0])
+
+            assert shared.failed == (0,)
+            assert fetched.failed == ()
+    finally:
+        server.kill()
+
+
 def test_evicted_values_are_misses(tmp_path: Path) -> None:
     """A value that the server evicted is a miss; those that it kept are right."""
     server = RedisServer(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru")
@@ -218,7 +240,7 @@ def test_values_live_as_long_as_the_settings_say(server: RedisServer) -> None:
         assert client.ttl(client.keys()[0]) == -1
 
 
-ACL = "--user cache on >p%ss/w#rd ~kvlease:* +get +getrange +strlen +set +unlink +ping +select"
+ACL = "--user cache on >p%ss/w#rd ~kvlease:* +get +getrange +strlen +set +unlink +select"
 
 
 @pytest.fixture
@@ -276,11 +298,11 @@ def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> Non
 @pytest.mark.parametrize(
     ("rights", "said"),
     [
-        pytest.param("+ping +get", "run the 'strlen' command; grant the user +get", id="commands"),
+        pytest.param("+get", "run the 'strlen' command; grant the user +get", id="commands"),
         pytest.param(
-            "+ping +strlen", "run the 'getrange' command; grant the user +get", id="bytes"
+            "+strlen", "run the 'getrange' command; grant the user +get", id="bytes"
         ),
-        pytest.param("+ping +strlen +getrange", "", id="enough"),
+        pytest.param("+strlen +getrange", "", id="enough"),
     ],
 )
 def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str) -> None:
@@ -298,7 +320,7 @@ def test_trial_asks_for_what_callers_ask(tmp_path: Path, rights: str, said: str)
 
 def test_right_that_is_taken_away_ends_the_store_until_it_is_given_back(tmp_path: Path) -> None:
     """Once its user may not read, the store goes off although other calls succeed, until the right is back."""
-    rights = "+ping +strlen +getrange +set +expire"
+    rights = "+strlen +getrange +set +expire"
     server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
     try:
         with server.client() as admin, served(f"redis://some:any@127.0.0.1:{server.port}") as node:
@@ -353,7 +375,7 @@ def test_full_server_is_said_with_what_to_do(
 
 def test_user_who_may_only_read_still_gets(tmp_path: Path) -> None:
     """A user who may not write gets what others have shared, and the store stays on."""
-    reads = "--user reader on nopass ~kvlease:* +getrange +strlen +ping"
+    reads = "--user reader on nopass ~kvlease:* +getrange +strlen"
     server = RedisServer(tmp_path, *reads.split())
     try:
         with served(server.url) as other:

@@ -26,7 +26,7 @@ CLUSTER = "it is a node of a Redis cluster, which has only some values; name a s
         pytest.param(
             "NOPERM no rights to run the 'get' command",
             "no permission: no rights to run the 'get' command; grant the user +get +getrange +strlen +set +unlink "
-            "+expire +ping ~kvlease:*",
+            "+expire ~kvlease:*",
             id="right",
         ),
         pytest.param(
