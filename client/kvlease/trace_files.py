@@ -219,7 +219,9 @@ def _names(number: int, fields: dict[str, Any]) -> list[int]:
             )
             raise InvalidError(message, resource="hash_ids")
     if len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        seen: set[int] = set()
+        # `add` returns None, so this is the first name that was seen before.
+        twice = next(name for name in names if name in seen or seen.add(name))
         message = f"line {number}: hash_ids has {twice} twice; each id must name a whole prefix"
         raise InvalidError(message, resource="hash_ids")
     return names

@@ -64,7 +64,8 @@ def _simulated(trace: Trace, policies: list[str], sizes: Sequence[int]) -> Itera
             num_hits = bound
             if policy != BELADY:
                 started = perf_counter()
-                pool = ShadowPool(policy, num_blocks)
+                # Blocks beyond the trace's keys would stay empty, and the pool keeps books for each.
+                pool = ShadowPool(policy, min(num_blocks, trace.num_distinct))
                 num_hits = sum(pool.ask(digests[begin:end]) for begin, end in requests)
             yield Simulated(
                 policy=policy,

@@ -1,6 +1,7 @@
 """Laws of simulation: it counts what a plain simulator counts, and no policy finds more than the bound."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,22 @@ def test_pool_that_holds_all_finds_all_that_came_before(policy: str) -> None:
 
     assert found.num_hits == found.num_keys - len(distinct) == found.num_hits_bound
     assert found.hit_ratio == found.bound_hit_ratio == found.num_hits / found.num_keys
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pool_beyond_all_keys_takes_no_memory_for_the_rest(policy: str) -> None:
+    """A pool far larger than its trace finds what one finds that holds all, and takes no more memory."""
+    trace = trace_of(random_requests(3, num_requests=50, num_keys=20, longest=5))
+
+    tracemalloc.start()
+    try:
+        whole, larger = simulate(trace, [policy], [trace.num_distinct, 10_000_000])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (larger.num_blocks, larger.num_hits) == (10_000_000, whole.num_hits)
+    assert peak_bytes < 10_000_000
 
 
 def test_every_policy_and_size_is_simulated_unless_named() -> None:
