@@ -6,7 +6,7 @@ The notes have no tokens, and keys leave this process only as digests, keyed by 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,8 @@ from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.cache import Cache
 from kvleased.core.magazine_replies import Exchanged
+from kvleased.core.prefix.chains import are_distinct
+from kvleased.core.state import split_keys
 from kvleased.core.verbs.exchanging import NOT_HELD
 from kvleased.traces.ghosts import Ghosts
 
@@ -141,11 +143,18 @@ class Observer:
     def _held(self, command: c.Exchange, reply: Exchanged, now: float) -> None:
         """Note the keys that an exchange asked to hold as a request that has ended, as its end will not be told.
 
-        A key that is cached but was not held is left out: it is asked for again, and counts then.
+        A key that is cached but was not held is left out: it is asked for again, and counts then. A key that is named
+        twice counts once.
         """
         blocks = np.frombuffer(reply.held_blocks, "<i4")
         is_told = blocks != NOT_HELD
         keys = command.hold_keys
+        if not are_distinct(keys):
+            is_first = np.zeros(len(blocks), np.bool_)
+            is_first[np.unique(np.frombuffer(keys, f"V{BYTES_PER_KEY}"), return_index=True)[1]] = (
+                True
+            )
+            is_told &= is_first
         if not is_told.all():
             keys = np.frombuffer(keys, f"V{BYTES_PER_KEY}")[is_told].tobytes()
         if not keys:
@@ -165,14 +174,17 @@ class Observer:
                 recording.add(request)
 
     def _missed(self, keys: bytes, now: float) -> None:
-        """Note keys that an exchange reports as missed: a request that found nothing, and that was made earlier."""
-        if self.ghosts is not None:
-            self.ghosts.offer(keys)
-        if self._recordings:
-            num_tokens = len(keys) // BYTES_PER_KEY * self._tokens_per_key
-            request = _Request(granted_at=now, keys=keys, input_tokens=num_tokens, hit_tokens=0)
-            for recording in self._recordings:
-                recording.add(request)
+        """Note keys that an exchange reports as missed: requests that found nothing, and that were made earlier."""
+        for asked in _parted(keys):
+            if self.ghosts is not None:
+                self.ghosts.offer(asked)
+            if self._recordings:
+                num_tokens = len(asked) // BYTES_PER_KEY * self._tokens_per_key
+                request = _Request(
+                    granted_at=now, keys=asked, input_tokens=num_tokens, hit_tokens=0
+                )
+                for recording in self._recordings:
+                    recording.add(request)
 
     def _stepped(self, command: c.Step, reply: e.Stepped, now: float) -> None:
         if self._requests and command.verbs:
@@ -202,6 +214,22 @@ class Observer:
                 request = self._requests.pop(lease_id)
                 for recording in self._recordings:
                     recording.add(request)
+
+
+def _parted(keys: bytes) -> Iterator[bytes]:
+    """Yield the keys of several requests in parts without a key that comes twice: where one does, a request begins."""
+    if are_distinct(keys):
+        yield keys
+        return
+    begin = 0
+    seen: set[bytes] = set()
+    for place, key in enumerate(split_keys(keys)):
+        if key in seen:
+            yield keys[begin * BYTES_PER_KEY : place * BYTES_PER_KEY]
+            begin = place
+            seen.clear()
+        seen.add(key)
+    yield keys[begin * BYTES_PER_KEY :]
 
 
 class _Recording:

@@ -251,6 +251,36 @@ async def test_keys_that_nobody_was_asked_for_are_told_as_a_request_that_found_n
     assert len(digests(told)) == 4
 
 
+async def test_requests_that_missed_the_same_keys_are_told_one_by_one() -> None:
+    """Where a key comes again in an exchange's missed keys, another request begins; a trace names no key twice."""
+    observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
+    trace = observer.record(0.0)
+    await anext(trace)
+    missed = keys(0, 4) + keys(0, 3) + keys(0, 3) + keys(9, 1)
+
+    observer.saw(Exchange(worker_id=WorkerId(1), sequence=1, missed_keys=missed), exchanged(), 1.5)
+
+    async with asyncio.timeout(10):
+        told = [await anext(trace) for _ in range(3)]
+    assert [one.input_tokens // TOKENS_PER_BLOCK for one in told] == [4, 3, 4]
+    assert digests(told[0])[:3] == digests(told[1]) == digests(told[2])[:3]
+
+
+async def test_key_that_an_exchange_names_twice_is_told_once() -> None:
+    """Keys that an exchange asks to hold are told without repetitions, with the hits of what is told."""
+    observer = recording.Observer(a_cache(2), TOKENS_PER_BLOCK)
+    trace = observer.record(0.0)
+    await anext(trace)
+    command = Exchange(worker_id=WorkerId(1), sequence=1, hold_keys=keys(0, 2) + keys(0, 3))
+
+    observer.saw(command, exchanged(7, 3, 7, 3, -1), 1.5)
+
+    told = await anext(trace)
+    assert told.input_tokens == 3 * TOKENS_PER_BLOCK
+    assert told.hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert len(set(digests(told))) == 3
+
+
 def exchanged(*held: int) -> Exchanged:
     """Return the answer to an exchange that asked for blocks to be held."""
     return Exchanged(

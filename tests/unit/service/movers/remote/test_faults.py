@@ -299,9 +299,7 @@ def test_tier_that_stays_off_says_the_latest_reason(guarded: RedisServer) -> Non
     ("rights", "said"),
     [
         pytest.param("+get", "run the 'strlen' command; grant the user +get", id="commands"),
-        pytest.param(
-            "+strlen", "run the 'getrange' command; grant the user +get", id="bytes"
-        ),
+        pytest.param("+strlen", "run the 'getrange' command; grant the user +get", id="bytes"),
         pytest.param("+strlen +getrange", "", id="enough"),
     ],
 )
