@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,41 @@ def test_replay_is_recorded_and_finds_what_the_simulation_finds(
     assert 0.1 < simulated["hit_ratio"] < simulated["bound_hit_ratio"] < 0.95
     assert replayed["hit_tokens"]["device"] == simulated["num_hits"] * TOKENS_PER_BLOCK
     assert_ghosts_agree(daemon, simulated["num_keys"], simulated["num_hits"])
+
+
+def test_replay_begins_at_once_whenever_its_trace_begins(daemon: Serving, tmp_path: Path) -> None:
+    """Times that count from 1970 are no pause before the first request."""
+    source = tmp_path / "source.jsonl"
+    trace = small_trace().first(3)
+    write_trace(replace(trace, times_ms=np.array([1_700_000_000_000] * 3, np.int64)), source)
+
+    run = subprocess.run(
+        kvlease(daemon, "trace", "replay", str(source), "--cache", "demo", "--json"),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert json.loads(run.stdout)["num_requests"] == 3
+
+
+def test_replay_waits_through_any_pause(daemon: Serving, tmp_path: Path) -> None:
+    """A pause that the system's clock has no room for is waited for, until the user ends it."""
+    source = tmp_path / "source.jsonl"
+    write_trace(replace(small_trace().first(2), times_ms=np.array([0, 2**62], np.int64)), source)
+
+    replaying = subprocess.Popen(
+        kvlease(daemon, "trace", "replay", str(source), "--cache", "demo"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with Client(daemon.address("unix")) as client:
+        daemon.until(lambda: client.stats("demo").caches[0].counters.get("blocks_committed", 0) > 0)
+    replaying.send_signal(signal.SIGINT)
+    _, said = replaying.communicate(timeout=60)
+
+    assert "Error" not in said
 
 
 def usable_blocks(serving: Serving) -> int:

@@ -25,6 +25,8 @@ TIERS: Final = ("device", "host", "disk", "remote")
 _WAIT_MS: Final = 2_000
 """Milliseconds that a reserve waits for room or for copies."""
 _BYTES_PER_ID: Final = 8
+_SLEEP_SECONDS_MAX: Final = 3_600.0
+"""Seconds slept at once; the clock of the system has no room for the longest pauses that a trace can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class _Tally:
 
 
 def replay(client: Client, cache: str, trace: Trace, *, speed: float, tenant: str) -> Replayed:
-    """Reserve, commit and release what each request of a trace has keys for.
+    """Reserve, commit and release what each request of a trace has keys for; the first request is sent at once.
 
     Raises:
         InvalidError: the cache has keys of another number of tokens.
@@ -92,7 +94,8 @@ def replay(client: Client, cache: str, trace: Trace, *, speed: float, tenant: st
     tally = _Tally()
     with client.attach(cache, worker_name="kvlease trace replay", tenant=tenant) as worker:
         started = time.perf_counter()
-        for request, time_ms in enumerate(trace.times_ms.tolist()):
+        # A trace may count from anywhere, such as 1970.
+        for request, time_ms in enumerate((trace.times_ms - trace.times_ms[:1]).tolist()):
             if speed:
                 _wait_until(started + time_ms / 1000 / speed, tally)
             _ask(worker, trace, request, tally)
@@ -154,10 +157,10 @@ def _timed(tally: _Tally, verb: str, call: Callable[[], R]) -> R:
 
 def _wait_until(moment: float, tally: _Tally) -> None:
     left = moment - time.perf_counter()
-    if left > 0:
-        time.sleep(left)
-    else:
-        tally.late_ms_max = max(tally.late_ms_max, -left * 1000)
+    tally.late_ms_max = max(tally.late_ms_max, -left * 1000)
+    while left > 0:
+        time.sleep(min(left, _SLEEP_SECONDS_MAX))
+        left = moment - time.perf_counter()
 
 
 def _latency(found_ms: list[float]) -> Latency:
