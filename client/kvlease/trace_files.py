@@ -9,6 +9,7 @@ ignored. A file that is compressed by gzip is read, too.
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -219,9 +220,7 @@ def _names(number: int, fields: dict[str, Any]) -> list[int]:
             )
             raise InvalidError(message, resource="hash_ids")
     if len(set(names)) < len(names):
-        seen: set[int] = set()
-        # `add` returns None, so this is the first name that was seen before.
-        twice = next(name for name in names if name in seen or seen.add(name))
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         message = f"line {number}: hash_ids has {twice} twice; each id must name a whole prefix"
         raise InvalidError(message, resource="hash_ids")
     return names
