@@ -77,6 +77,11 @@ def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seating, "_num_ahead_since", lambda *_: 0)
 
 
+def prefix_that_leaves_is_taken_for_found(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named to a call whose prefix leaves the device by then, while the host pool is off."""
+    patch.setattr(coming, "_leave", lambda *_: False)
+
+
 OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (
     (lease_that_comes_back_is_taken_for_room, "one"),
     (shared_blocks_are_taken_for_room, "one"),

@@ -89,6 +89,10 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_remedies.those_are_passed_who_no_longer_are: (
         remedies.test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept
     ),
+    of_remedies.prefix_that_leaves_is_taken_for_found: partial(
+        remedies.test_wait_for_a_prefix_that_leaves_is_advised_only_if_it_is_found_below,
+        is_on=False,
+    ),
     of_tiers.slot_that_is_not_taken_holds_up_the_others: (
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
     ),

@@ -8,7 +8,7 @@ import numpy as np
 from kvleased.core.admission.room import num_available, num_slots_available
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.blocks.states import State
-from kvleased.core.effects import Direction
+from kvleased.core.effects import Direction, Tier
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE, Lease
 from kvleased.core.lease.phases import Phase
@@ -23,8 +23,11 @@ _LEASE_AND_COPIES: Final = 3
 def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
     """Count the blocks that a call can get once all copies in flight have ended, if no other call comes meanwhile.
 
-    Protected blocks, such as the call's own prefix, do not count, even if they leave the device by then.
+    Protected blocks, such as the call's own prefix, do not count, even if they leave the device by then. If some leave
+    while the host pool is off, nobody finds them again; then the count is -1, as the prefix will not be what it is.
     """
+    if Tier.HOST in state.tiers_off and _leave(state, protected):
+        return -1
     blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
     if not state.is_limited:
         return num_available(state, tenant, protected) + len(blocks) - num_taken
@@ -45,6 +48,12 @@ def is_granted_again(state: CacheState, lease: Lease) -> bool:
     targets = [one.targets for one in flights if one.lease_id == lease.lease_id]
     own = _let_go(state.device, [state.leases.blocks_of(lease), *targets], NOWHERE)
     return len(own) <= available_to(state, lease.tenant, NOWHERE, _use_without(state, own))
+
+
+def _leave(state: CacheState, blocks: Ids) -> bool:
+    """Tell whether a copy under way takes some of these cached blocks off the device."""
+    leaving = [one.sources for one in _under_way(state) if one.purpose is Purpose.DISPLACE]
+    return any(np.isin(blocks, sources).any() for sources in leaving)
 
 
 def _blocks_coming(state: CacheState, protected: Ids) -> Ids:

@@ -17,7 +17,7 @@ from kvlease.errors import (
 )
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Forked, Reserved
+from kvleased.core.effects import Copy, Evicted, Forked, Reserved, Tier
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.builders import (
@@ -575,6 +575,32 @@ def test_longer_wait_is_advised_only_to_who_may_wait_longer(
 
     assert ("allow a longer wait_ms" in error.message) is is_longer
     assert (f"ask for fewer tokens, because {LONGEST}" in error.message) is not is_longer
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_wait_for_a_prefix_that_leaves_is_advised_only_if_it_is_found_below(*, is_on: bool) -> None:
+    """Of a prefix in a window a block leaves the device; if the host pool is off by then, the prefix is no hit."""
+    cache = cache_of(FULL, WINDOW, num_blocks=11, wait_ms_max=5000)
+    own = reserve_tokens(cache, 12, "own").lease_id
+    commit_tokens(cache, own, 12)
+    other = reserve_tokens(cache, 4, "other").lease_id
+    commit_tokens(cache, other, 4, keys(900))
+    release(cache, other)
+    evicting = cache.handle(c.Evict(worker_id=WORKER, num_blocks=3), 0.0)
+    cache.handle(c.TierChanged(tier=Tier.HOST, is_on=is_on), 0.0)
+    command = c.Reserve(
+        worker_id=WORKER, request_id="r", keys=chain(8) + keys(901, 902), num_tokens=16
+    )
+
+    remedies = refused(cache, command).remedies
+
+    assert remedies == ("wait_ms=2000" if is_on else "num_tokens=12 num_keys=3",)
+    waiting = cache.handle(replace(command, wait_ms=2000), 0.0)
+    effects = land(cache, the_copy(evicting)).effects
+    loads = [one for one in effects if isinstance(one, Copy)]
+    assert bool(loads) is is_on
+    if is_on:
+        woken(land(cache, loads[0]), waiting.ticket, Reserved)
 
 
 def test_longest_wait_behind_others_is_told_to_come_with_a_higher_priority() -> None:
