@@ -54,6 +54,7 @@ def test_demo_says_at_once_what_it_does() -> None:
     assert b"starting the daemon" in told[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "ending", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
 )

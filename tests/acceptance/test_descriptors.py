@@ -41,7 +41,7 @@ def descriptors_left(pid: int, count: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("role", ["mover", "control"])
+@pytest.mark.parametrize("role", [pytest.param("mover", marks=pytest.mark.thorough), "control"])
 def test_child_that_cannot_be_started_is_started_later(tmp_path: Path, role: str) -> None:
     """A child that ends while the supervisor has no descriptor left comes back later over the same memory."""
     with started(tmp_path) as served:

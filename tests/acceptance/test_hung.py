@@ -61,6 +61,7 @@ def test_watch_is_told_of_a_daemon_that_hangs(daemon: Serving) -> None:
         client.close()
 
 
+@pytest.mark.thorough
 async def test_async_watch_is_told_of_a_daemon_that_hangs(daemon: Serving) -> None:
     """An asynchronous watch is told when the daemon gives no sign of life any more."""
     clients = [AsyncClient(daemon.address(scheme)) for scheme in SCHEMES]

@@ -112,7 +112,13 @@ def test_magazine_survives_the_death_of_the_control_process(
         assert mine.exchange(ExchangeOrder(drop_blocks=blocks)).dropped.tolist() == [1] * 6
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "is_killed",
+    [
+        pytest.param(False, id="stopped", marks=pytest.mark.thorough),
+        pytest.param(True, id="killed"),
+    ],
+)
 def test_magazine_is_new_when_the_memory_is(
     daemon: Serving, client: Client, *, is_killed: bool
 ) -> None:

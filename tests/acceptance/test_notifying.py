@@ -10,7 +10,9 @@ from tests.acceptance.serving import served
 pytestmark = pytest.mark.acceptance
 
 
-@pytest.mark.parametrize("silent_seconds_max", ["0", "30"])
+@pytest.mark.parametrize(
+    "silent_seconds_max", [pytest.param("0", marks=pytest.mark.thorough), "30"]
+)
 def test_service_manager_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds_max: str
 ) -> None:

@@ -216,7 +216,9 @@ def _commit_blocks(
     return lease, region
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_killed_control_process_comes_back_over_the_same_memory(
     served: Served, worker: tuple[Connection, pb.AttachResponse], end: signal.Signals
 ) -> None:
@@ -345,6 +347,7 @@ def test_stuck_mover_is_replaced(tmp_path: Path) -> None:
         served.stop()
 
 
+@pytest.mark.thorough
 def test_silent_control_process_is_replaced(tmp_path: Path) -> None:
     """A control process whose loop stands still is killed; the next has all leases and still replaces movers."""
     served = Served(tmp_path, "--control-silent-seconds-max", "3")
@@ -500,6 +503,7 @@ def test_nothing_outlives_a_killed_supervisor(served: Served) -> None:
     until(lambda: not any(_is_running(pid) for pid in children), "the children's end")
 
 
+@pytest.mark.thorough
 def test_second_daemon_in_one_directory_is_refused(shared: Served) -> None:
     """Two daemons never share a directory: the second one says why and ends with status 78."""
     arguments = [

@@ -288,6 +288,7 @@ def reason_of(node: Node) -> str:
     return next(one.reason for one in node.client.get_cache(CACHE).tiers if one.tier == "remote")
 
 
+@pytest.mark.thorough
 def test_dead_store_is_off_and_comes_back_by_itself(
     nodes: tuple[Node, Node], redis: RedisServer
 ) -> None:
@@ -461,7 +462,9 @@ def withheld(
         yield other, server
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_remote_mover_fails_under_a_fetch(
     withheld: tuple[Node, Withholding], number: signal.Signals
 ) -> None:

@@ -375,7 +375,13 @@ def test_nothing_connects_out(serving: Traced) -> None:
         assert outgoing == []
 
 
-@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "TLS"])
+@pytest.mark.parametrize(
+    "is_plain",
+    [
+        pytest.param(True, id="plain"),
+        pytest.param(False, id="TLS", marks=pytest.mark.thorough),
+    ],
+)
 def test_flood_of_strangers_leaves_few_lines(tmp_path: Path, is_plain: bool) -> None:
     """Whatever is sent again and again, the log has at most one line per kind and listener in ten seconds."""
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]

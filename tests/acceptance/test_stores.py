@@ -104,7 +104,13 @@ def test_blocks_come_back_from_disk_when_no_other_tier_has_them(
             lease.release()
 
 
-@pytest.mark.parametrize("is_host_pool_kept", [False, True], ids=["alone", "with its host pool"])
+@pytest.mark.parametrize(
+    "is_host_pool_kept",
+    [
+        pytest.param(False, id="alone"),
+        pytest.param(True, id="with its host pool", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_store_outlives_the_whole_daemon(
     tmp_path: Path, disk_dir: Path, is_host_pool_kept: bool
 ) -> None:
@@ -144,6 +150,7 @@ def test_the_control_process_may_die_beside_its_stores(tmp_path: Path, disk_dir:
             lease.release()
 
 
+@pytest.mark.thorough
 @pytest.mark.thorough
 def test_a_control_process_that_starts_beside_a_store_that_is_off(
     tmp_path: Path, disk_dir: Path

@@ -206,6 +206,7 @@ def test_lease_with_damaged_bytes_has_ended_at_both_ends(tmp_path: Path, host_di
             assert client.inspect("main", "leases").num_total == 0
 
 
+@pytest.mark.thorough
 @needs_memory
 def test_host_pool_above_half_of_the_limit_is_registered_again(
     tmp_path: Path, host_dir: Path
@@ -228,6 +229,7 @@ def test_host_pool_above_half_of_the_limit_is_registered_again(
             _kill_all(serving)
 
 
+@pytest.mark.thorough
 @needs_memory
 def test_second_daemon_in_one_host_directory_is_refused(tmp_path: Path, host_dir: Path) -> None:
     """Two daemons never share the files of a host pool."""
@@ -320,6 +322,7 @@ def _that_cannot_end(pid: int) -> Iterator[None]:
         assert not libc.ptrace(PTRACE_DETACH, pid, None, None)
 
 
+@pytest.mark.thorough
 @needs_disk_mover
 def test_disk_mover_that_cannot_end_does_not_hold_up_the_next_control_process(
     tmp_path: Path, disk_dir: Path

@@ -61,7 +61,13 @@ def id_of(span: Any) -> str:
     return f"0x{span.get_span_context().span_id:016x}"
 
 
-@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "unix",
+        *(pytest.param(one, marks=pytest.mark.thorough) for one in ("http+unix", "grpc+unix")),
+    ],
+)
 def test_spans_of_the_daemon_hang_below_the_workers(
     daemon: Serving, file: Path, scheme: str
 ) -> None:

@@ -322,6 +322,8 @@ def test_killed_control_process_changes_nothing(daemon: Serving) -> None:
     assert truth >= blocks | more
 
 
+@pytest.mark.thorough
+@pytest.mark.thorough
 def test_daemon_may_come_later_and_be_wiped(tmp_path: Path) -> None:
     """An engine that starts before the daemon runs without it, attaches by itself, and again to new memory."""
     serving = Serving.__new__(Serving)

@@ -21,7 +21,13 @@ from tests.acceptance.test_vllm_session import (
 pytestmark = pytest.mark.acceptance
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True], ids=["away", "made anew"])
+@pytest.mark.parametrize(
+    "is_made_anew",
+    [
+        pytest.param(False, id="away", marks=pytest.mark.thorough),
+        pytest.param(True, id="made anew"),
+    ],
+)
 def test_kept_memory_that_ended_is_replaced_by_no_other(
     is_made_anew: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
