@@ -1,4 +1,7 @@
-"""Write the settings and tenants of values.schema.json from the daemon's settings: `python helm/write_schema.py`."""
+"""Write the schema of what the chart passes on: `python helm/write_schema.py`.
+
+In values.schema.json these are the daemon's settings and tenants, and the settings of vLLM's connectors.
+"""
 
 import json
 import sys
@@ -8,6 +11,7 @@ from typing import Any, Final
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
 from kvleased.config.setting_kinds import BYTES_MAX, TENANT_CHARACTERS_MAX, WRITTEN
 from kvleased.config.settings import Settings, TenantSettings
 from kvleased.supervision.silence import SECONDS_MIN
@@ -42,7 +46,7 @@ MADE_BY_THE_CHART: Final = frozenset(
 
 The schema refuses them below `settings`."""
 _KEPT: Final = (
-    "type", "enum", "pattern", "minimum", "exclusiveMinimum", "maximum", "description",
+    "type", "enum", "pattern", "minLength", "maxLength", "minimum", "exclusiveMinimum", "maximum", "description",
 )  # fmt: skip
 """JSON Schema keywords that the chart's schema keeps of a value; defaults are the daemon's."""
 _BOUNDS: Final = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum"}
@@ -74,15 +78,25 @@ def tenants() -> dict[str, Any]:
     }
 
 
-def schema(now: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with up-to-date `settings` and `tenants`."""
-    return now | {
-        "properties": now["properties"]
-        | {
-            "settings": now["properties"]["settings"] | {"properties": settings()},
-            "tenants": tenants(),
-        }
+def connector() -> dict[str, Any]:
+    """Return the schema of `engine.connectorConfig`; the names that vLLM reads are checked by vLLM."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _properties(ConnectorSettings) | {name: {} for name in sorted(VLLM_SETTINGS)},
     }
+
+
+def schema(now: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with up-to-date `settings`, `tenants` and `engine.connectorConfig`."""
+    sections = now["properties"]
+    engine = sections["engine"]
+    written = {
+        "settings": sections["settings"] | {"properties": settings()},
+        "tenants": tenants(),
+        "engine": engine | {"properties": engine["properties"] | {"connectorConfig": connector()}},
+    }
+    return now | {"properties": sections | written}
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Any]:

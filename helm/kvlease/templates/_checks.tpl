@@ -46,6 +46,20 @@
 {{- if regexMatch "^(::[fF]{4}:)?127\\.|^[0:]*:0*1$" . }}true{{ end -}}
 {{- end -}}
 
+{{/* The daemon does not start with files that it cannot read; those that an address in a secret names are not seen here. */}}
+{{- define "kvlease.checkRemoteFiles" -}}
+{{- range regexFindAll "[?&]ssl_(ca_certs|certfile|keyfile)=[^&]*" .Values.remote.url -1 -}}
+{{- $option := regexFind "ssl_[a-z_]+" . -}}
+{{- $path := . | splitList "=" | last -}}
+{{- if not $.Values.remote.filesSecret -}}
+{{- fail (printf "remote.url names a file (%s), which the daemon's container does not have; put it into a secret, and name the secret in remote.filesSecret" $option) -}}
+{{- end -}}
+{{- if not (regexMatch "^(/|%2[fF])etc(/|%2[fF])kvlease(/|%2[fF])remote(/|%2[fF])[-._A-Za-z0-9]+$" $path) -}}
+{{- fail (printf "%s of remote.url is %s; the secret's files are at /etc/kvlease/remote/KEY" $option $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvlease.checkAddresses" -}}
 {{- if and .Values.metrics.enabled (include "kvlease.isLoopback" .Values.metrics.host) -}}
 {{- fail (printf "metrics.host is %s, where the kubelet's probes cannot reach the daemon, so it would be killed again and again; set it to ::, or set metrics.enabled to false, so that probes are commands" .Values.metrics.host) -}}
@@ -130,6 +144,10 @@
 {{- $there := mul (add .Values.pools.deviceMiB .Values.pools.hostMiB) 1048576 -}}
 {{- if gt $asked $there -}}
 {{- fail (printf "engine.connectorConfig asks for pools of %d bytes, pool_bytes and host_bytes together, but pools.deviceMiB and pools.hostMiB together are %d bytes, so the daemon would refuse the engine's cache; raise these, or lower those" $asked $there) -}}
+{{- end -}}
+{{- $there = mul .Values.pools.hostMiB 1048576 -}}
+{{- if and (include "kvlease.hasHostDir" .) (gt $bytes.host_bytes $there) -}}
+{{- fail (printf "engine.connectorConfig asks for host_bytes of %d, but with pools.hostOutlivesContainer the host pool lies in a tmpfs of pools.hostMiB, which is %d bytes; raise the one, or lower the other" $bytes.host_bytes $there) -}}
 {{- end -}}
 {{- $there = mul .Values.pools.diskMiB 1048576 -}}
 {{- if gt $bytes.disk_bytes $there -}}

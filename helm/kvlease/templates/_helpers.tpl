@@ -210,6 +210,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and (eq $values.disk.kind "hostPath") (include "kvlease.hasDisk" .) (not $values.disk.path) -}}
 {{- fail "disk.kind hostPath needs disk.path, a directory that belongs to securityContext.runAsUser" -}}
 {{- end -}}
+{{- if and (eq $values.disk.kind "hostPath") (include "kvlease.hasDisk" .) (eq $values.mode "daemonset") -}}
+{{- if eq (clean $values.disk.path) (clean $values.daemonset.hostPath) -}}
+{{- fail (printf "disk.path and daemonset.hostPath are both %s, but the engines, which see the sockets' directory, must not see the disk store; give each a directory of its own" (clean $values.disk.path)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $values.disk.kind "persistentVolumeClaim") (include "kvlease.hasDisk" .) (eq $values.mode "daemonset") -}}
 {{- fail "one claim cannot serve the daemons of several nodes: with mode daemonset use disk.kind hostPath or emptyDir" -}}
 {{- end -}}
@@ -239,6 +244,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if hasPrefix "unix:" $values.remote.url -}}
 {{- fail "remote.url is a Unix socket, but the daemon's container has no directory with one; name a store that is reached over TCP" -}}
 {{- end -}}
+{{- if and $values.remote.filesSecret (not (include "kvlease.hasRemote" .)) -}}
+{{- fail "remote.filesSecret has the files that a remote store's address names, and there is none; set remote.url or remote.existingSecret" -}}
+{{- end -}}
+{{- include "kvlease.checkRemoteFiles" . -}}
 {{- if and $values.shareProcessNamespace (eq $values.mode "daemonset") -}}
 {{- fail "shareProcessNamespace is for pods with an engine; with mode daemonset the daemon is alone in its pod: leave it false" -}}
 {{- end -}}

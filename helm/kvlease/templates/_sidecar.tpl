@@ -81,6 +81,9 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
     {{- if .Values.tls.existingSecret }}
     - {name: kvlease-tls, mountPath: /etc/kvlease/tls, readOnly: true}
     {{- end }}
+    {{- if .Values.remote.filesSecret }}
+    - {name: kvlease-remote, mountPath: /etc/kvlease/remote, readOnly: true}
+    {{- end }}
     {{- if include "kvlease.tokenSecrets" . }}
     - {name: kvlease-tokens, mountPath: /etc/kvlease/tokens, readOnly: true}
     {{- end }}
@@ -231,6 +234,9 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{- /* Whole directories and no subPath: so a renewed secret comes to the daemon, which takes it while it runs. */}}
 {{- if .Values.tls.existingSecret }}
 - {name: kvlease-tls, secret: {secretName: {{ .Values.tls.existingSecret | quote }}, defaultMode: 0440}}
+{{- end }}
+{{- with .Values.remote.filesSecret }}
+- {name: kvlease-remote, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
 {{- end }}
 {{- with include "kvlease.tokenSecrets" . | fromYaml }}
 - name: kvlease-tokens

@@ -47,6 +47,9 @@ COMBINATIONS: Final[dict[str, Values]] = {
                              "sharedSecret": {"existingSecret": "s"},
                              "pools": {"hostMiB": 64, "hostOutlivesContainer": True, "diskMiB": 64}},
     "remote": {**_HOST, "remote": {"url": "rediss://redis:6379/1", "capacityMiB": 4096}},
+    "remote with an authority of its own": {**_HOST, "remote": {
+        "url": "rediss://redis:6379?ssl_ca_certs=/etc/kvlease/remote/ca.crt", "filesSecret": "redis-tls"}},
+    "remote of a secret with files": {**_HOST, "remote": {"existingSecret": "redis", "filesSecret": "redis-tls"}},
     "remote of a secret": {**_HOST, "remote": {"existingSecret": "redis", "key": "address"}},
     "shared secret": {"sharedSecret": {"existingSecret": "s", "key": "bytes"}},
     "tenants": {"tenants": {"chat": {"min_percent": 40, "weight": 3}, 'a "b" <c>': {"max_percent": 50.5}}},
@@ -228,6 +231,12 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "more for the connector than the pools have": (
         {"engine": {"connectorConfig": {"host_bytes": 1 << 36}}},
         "asks for pools of 77309411328 bytes, pool_bytes and host_bytes together, but"),
+    "more in the host pool than its tmpfs has": (
+        {"pools": {"hostMiB": 1024, "hostOutlivesContainer": True},
+         "engine": {"connectorConfig": {"pool_bytes": 1 << 30, "host_bytes": 1 << 31}}}, "a tmpfs of pools.hostMiB"),
+    "a store among the sockets": (
+        {**_DAEMONSET, "pools": {"hostMiB": 64, "diskMiB": 64}, "disk": {"kind": "hostPath", "path": "/var/lib/x/"},
+         "daemonset": {"hostPath": "/var/lib//x"}}, "a directory of its own"),
     "more disk for the connector than there is": (
         {"pools": {"hostMiB": 1024, "diskMiB": 1024}, "engine": {"connectorConfig": {"disk_bytes": 1 << 31}}},
         "disk_bytes of 2147483648, but pools.diskMiB is 1073741824 bytes"),
@@ -315,6 +324,15 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
+    "files of a store without a secret": (
+        {**_HOST, "remote": {"url": "rediss://x?ssl_ca_certs=/ca.crt"}}, "in remote.filesSecret"),
+    "files of a store elsewhere": (
+        {**_HOST, "remote": {"url": "rediss://x?db=1&ssl_keyfile=/etc/../k", "filesSecret": "t"}},
+        "/etc/kvlease/remote/KEY"),
+    "files of no store": ({"remote": {"filesSecret": "t"}}, "set remote.url or remote.existingSecret"),
+    "misspelt setting of the connector": ({"engine": {"connectorConfig": {"host_byte": 1}}}, "/engine/connectorConfig"),
+    "setting of the connector out of range": (
+        {"engine": {"connectorConfig": {"deadline_ms": 0}}}, "/engine/connectorConfig/deadline_ms"),
     "store of a socket": ({**_HOST, "remote": {"url": "unix:///run/redis.sock"}}, "over TCP"),
     "one process namespace of nobody": ({**_DAEMONSET, "shareProcessNamespace": True}, "leave it false"),
     "password in the clear": ({**_HOST, "remote": {"url": "redis://u:secret@x"}}, "remote.existingSecret"),

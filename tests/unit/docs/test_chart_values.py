@@ -24,8 +24,8 @@ def test_chart_takes_every_setting() -> None:
     assert taken["additionalProperties"] is False
 
 
-def test_chart_has_the_bounds_of_settings_and_tenants() -> None:
-    """Helm refuses what the daemon would refuse at each start; `make chart-files` writes the bounds."""
+def test_chart_has_the_bounds_of_settings_tenants_and_connectors() -> None:
+    """Helm refuses what the daemon, or an engine, would refuse at each start; `make chart-files` writes the bounds."""
     now = json.loads(_SCHEMA.read_text())
 
     assert schema(now) == now
@@ -37,7 +37,6 @@ def test_every_object_of_the_chart_is_closed() -> None:
 
     assert open_ones == [
         *(f"affinity.{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")),
-        "engine.connectorConfig",
         *(f"engine.env[].valueFrom.{source}" for source in _SOURCES),
         "global",
         "prometheusRule.groups[]",

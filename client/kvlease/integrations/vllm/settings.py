@@ -11,6 +11,18 @@ from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.transports.base import default_address, parse_address
 
+VLLM_SETTINGS: Final = frozenset(
+    {
+        "block_size",
+        "blocks_per_chunk",
+        "canonical_layout",
+        "offload_prompt_only",
+        "self_describing_kv_events",
+        "spec_module_path",
+        "spec_name",
+    }
+)
+"""Names in the extra config that vLLM's offloading itself reads."""
 _LOCAL: Final = "unix://"
 _NUMBERS: Final = (
     *("pool_bytes", "host_bytes", "disk_bytes", "remote_bytes", "magazine_blocks"),

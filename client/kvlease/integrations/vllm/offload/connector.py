@@ -44,10 +44,10 @@ from kvlease.integrations.vllm.offload.pool import (
 from kvlease.integrations.vllm.offload.preemptions import changed
 from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
-from kvlease.integrations.vllm.offload.spec import VLLM_SETTINGS, KVLeaseOffloadingSpec
+from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
 from kvlease.integrations.vllm.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
 from kvlease.integrations.vllm.shared import readers
 
 _logger: Final = logging.getLogger(__name__)

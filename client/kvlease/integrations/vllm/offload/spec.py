@@ -15,22 +15,9 @@ from vllm.v1.kv_offload.base import (
 from kvlease.integrations.vllm.logs import join_engine_log
 from kvlease.integrations.vllm.offload.manager import PoolManager
 from kvlease.integrations.vllm.offload.worker import worker_of
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
 
 _logger: Final = logging.getLogger(__name__)
-
-VLLM_SETTINGS: Final = frozenset(
-    {
-        "block_size",
-        "blocks_per_chunk",
-        "canonical_layout",
-        "offload_prompt_only",
-        "self_describing_kv_events",
-        "spec_module_path",
-        "spec_name",
-    }
-)
-"""Names in the extra config that vLLM's offloading itself reads."""
 
 
 class KVLeaseOffloadingSpec(OffloadingSpec):
