@@ -19,7 +19,14 @@ from kvlease.cli.plan_settings import OWN, VLLM, Spelling
 from kvlease.cli.planner import Planner, find_planner
 from kvlease.cli.records import plain
 from kvlease.cli.vllm_arguments import read_arguments
-from kvlease.cli.vllm_plan import ANY_LENGTH_VARIABLE, PLATFORMS, Machine, check_defaults, inputs_of
+from kvlease.cli.vllm_plan import (
+    ANY_LENGTH_VARIABLE,
+    PLATFORMS,
+    SPLIT_CHUNKS_VARIABLE,
+    Machine,
+    check_defaults,
+    inputs_of,
+)
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
 from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
@@ -153,6 +160,7 @@ def _plan_as_vllm(
         other_bytes=_bytes(words["other_memory"]),
         layout=words["layout"],
         takes_any_length=os.environ.get(ANY_LENGTH_VARIABLE, "").strip().lower() in ("1", "true"),
+        splits_chunks=os.environ.get(SPLIT_CHUNKS_VARIABLE, "1").strip() != "0",
     )
     _refuse_what_vllm_says(context)
     given = read_arguments(context.meta[_VLLM], _own_options(context))

@@ -23,6 +23,9 @@ PLATFORMS: Final = ("cuda", "cpu")
 ANY_LENGTH_VARIABLE: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """The variable by which vLLM takes requests beyond the model's positions; those that plan for it set it, too."""
 
+SPLIT_CHUNKS_VARIABLE: Final = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
+"""The variable by which, if it is 0, vLLM keeps layers that attend within chunks in one table with all others."""
+
 _LAYOUTS: Final = {"cuda": "LBNHC", "cpu": "LBHNC"}
 _BLOCK_TOKENS: Final = {"cuda": 16, "cpu": 128}
 _STEP_TOKENS: Final = {"cuda": 2048, "cpu": 2048}
@@ -73,6 +76,8 @@ class Machine:
     """Order of the axes, if a backend prefers another order than the platform."""
     takes_any_length: bool = False
     """Whether vLLM is told to accept requests beyond the model's positions."""
+    splits_chunks: bool = True
+    """Whether layers that attend within chunks have a table of their own, as they do unless vLLM is told otherwise."""
 
 
 def inputs_of(given: Given, machine: Machine) -> PlanInputs:
@@ -100,7 +105,7 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
         block_multiple_bytes=1,
         longest_request_tokens=longest,
         fit_longest_request=_is_auto(given),
-        engine=_engine(given, machine, longest, is_one_group=_is_one_group(config, given)),
+        engine=_engine(given, machine, longest, is_one_group=_is_one_group(config, given, machine)),
         parallel=_parallel(given),
     )
 
@@ -260,14 +265,14 @@ def _engine(
     )
 
 
-def _is_one_group(config: Mapping[str, Any], given: Given) -> bool:
-    """Tell whether vLLM uses one table for all layers: if it is told to, and by default if there are chunks."""
+def _is_one_group(config: Mapping[str, Any], given: Given, machine: Machine) -> bool:
+    """Tell whether vLLM uses one table for all layers, which it does only if it is told to."""
     told = given.switches.get("disable-hybrid-kv-cache-manager")
     if told is not None:
         return told
     inner = config.get("text_config")
     words = {**config, **inner} if isinstance(inner, dict) else config
-    if words.get("attention_chunk_size"):
+    if words.get("attention_chunk_size") and not machine.splits_chunks:
         return True
     if "kv-transfer-config" in given.values:
         name = str(given.config("kv-transfer-config").get("kv_connector"))

@@ -18,7 +18,7 @@ _VERSION: Final = 1
 
 VOCABULARY_TOKENS: Final = 512
 WINDOW_TOKENS: Final = 64
-"""The window of the hybrid's sliding layers."""
+"""The window of the hybrid's sliding layers, and the chunk of the model with chunks."""
 POSITIONS_MAX: Final = 131_072 + 1_024
 _EVERY: Final[dict[str, Any]] = {
     "dtype": "float32",
@@ -60,6 +60,18 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
             "sliding_window": WINDOW_TOKENS,
             "query_pre_attn_scalar": 32,
+        },
+    ),
+    "chunked": (
+        "Llama4Text",
+        {
+            **_EVERY,
+            "num_hidden_layers": 4,
+            "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+            "attention_chunk_size": WINDOW_TOKENS,
+            "intermediate_size": 64,
+            "intermediate_size_mlp": 128,
+            "num_local_experts": 2,
         },
     ),
     "latent": (
@@ -108,6 +120,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 _CLASSES: Final = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "Gemma3Text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "Llama4Text": ("Llama4TextConfig", "Llama4ForCausalLM"),
     "DeepseekV2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
     "FalconH1": ("FalconH1Config", "FalconH1ForCausalLM"),
 }

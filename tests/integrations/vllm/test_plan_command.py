@@ -38,6 +38,11 @@ CASES = [
         " --disable-hybrid-kv-cache-manager --seed 1 --gpu-memory-utilization 0.5",
         id="one group",
     ),
+    pytest.param(
+        "chunked",
+        "--dtype float32 --kv-cache-memory-bytes 32M --max-model-len 2K --block-size 32 --max-num-batched-tokens 512",
+        id="chunks",
+    ),
 ]
 
 

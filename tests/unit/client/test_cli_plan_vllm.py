@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from kvlease.cli.app import app
 from kvlease.cli.plan_settings import VLLM, as_options, with_options
 from kvlease.cli.vllm_arguments import read_arguments
+from kvlease.cli.vllm_plan import SPLIT_CHUNKS_VARIABLE
 from kvlease.cli.vllm_table import SWITCHES, VALUES
 from kvlease.errors import InvalidError
 
@@ -29,6 +30,13 @@ WINDOWS = {
     "architectures": ["Gemma3ForCausalLM"],
     "sliding_window": 512,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+CHUNKS = {
+    "model_type": "llama4_text",
+    "architectures": ["Llama4ForCausalLM"],
+    "attention_chunk_size": 512,
+    "layer_types": ["chunked_attention", "full_attention"] * 2,
+    "no_rope_layers": [1, 0, 1, 0],
 }
 
 MEMORY = ("--kv-cache-memory-bytes", "64M")
@@ -259,6 +267,22 @@ def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
 
     assert refused.exit_code == 2
     assert run(*words, '{"kv_connector": "KVLeaseSharedConnector"}').exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "num_groups"), [("", 2), ("1", 2), ("0", 1)], ids=["by default", "told", "not"]
+)
+def test_chunks_have_a_table_of_their_own_unless_the_variable_is_0(
+    value: str, num_groups: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in vLLM, chunks are in one table with the other layers only if its variable says so."""
+    (model / "config.json").write_text(json.dumps(CONFIG | CHUNKS))
+    if value:
+        monkeypatch.setenv(SPLIT_CHUNKS_VARIABLE, value)
+
+    made = plan("--vllm", model, *MEMORY, "--max-num-batched-tokens", 512)
+
+    assert len(made["groups"]) == num_groups
 
 
 def test_missing_model_is_refused() -> None:
