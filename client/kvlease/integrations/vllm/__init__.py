@@ -1,13 +1,14 @@
 """Own kvlease's connectors for vLLM: three, each loaded on first use; the modules beside hold what they share.
 
 vLLM's configuration names this package as a module path. The first use of a connector checks that the installed vLLM
-has what the connector's mode needs. If not, it raises an ImportError that names what is missing.
+has what the connector's mode needs. If not, it raises an ImportError that names what is missing. If it has, but is not
+of a release that the connectors are tested with, the log says so.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from kvlease.integrations.vllm.hooks import require_hooks
+from kvlease.integrations.vllm.hooks import require_hooks, warn_of_another_release
 from kvlease.integrations.vllm.logs import join_engine_log
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def __getattr__(name: str) -> Any:
     mode, module = HOMES[name]
     require_hooks(mode)
     join_engine_log()
+    warn_of_another_release()
     home = import_module(f"{__name__}.{mode}.{module}")
     value = globals()[name] = getattr(home, name)
     return value

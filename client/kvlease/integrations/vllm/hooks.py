@@ -1,10 +1,13 @@
 """Own the list of vLLM's parts that the connectors build on, and the refusal of a vLLM that lacks any of them."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
+
+_logger: Final = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS: Final = "0.32"
 """The releases that the connectors are tested with."""
@@ -124,6 +127,20 @@ def require_hooks(mode: str) -> None:
             f"kvlease supports vLLM {SUPPORTED_VERSIONS}; this is {_version()}, which lacks "
             f"{', '.join(dict.fromkeys(lacks))} for the mode {mode}; install a supported vLLM, or a version of "
             "kvlease that supports this one"
+        )
+
+
+@cache
+def warn_of_another_release() -> None:
+    """Log, once in a process, that the installed vLLM is not of a release that the connectors are tested with."""
+    version = _version()
+    if ".".join(version.split(".")[:2]) != SUPPORTED_VERSIONS:
+        _logger.warning(
+            "kvlease is tested with vLLM %s; this is %s, which has all that is built on, but may use it in another "
+            "way: before you rely on it, compare its answers with those without kvlease.",
+            SUPPORTED_VERSIONS,
+            version,
+            extra={"action": "vllm_untested"},
         )
 
 

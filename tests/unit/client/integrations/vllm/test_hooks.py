@@ -14,6 +14,7 @@ from kvlease.integrations.vllm import hooks
 def _probed_anew() -> None:
     """Forget what an earlier test found."""
     hooks.require_hooks.cache_clear()
+    hooks.warn_of_another_release.cache_clear()
 
 
 def test_connector_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,32 @@ def test_unsupported_vllm_is_refused_with_what_it_lacks(monkeypatch: pytest.Monk
     assert "KVConnectorBase_V1.get_mem_pool_context" in str(caught.value)
     assert "KVConnectorBase_V1.reset_cache" not in str(caught.value)
     assert "vllm.v1.core.block_pool.BlockPool" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "num_said"), [("0.32.0", 0), ("0.32.4.dev1+cpu", 0), ("0.33.0", 1), ("0.3.2", 1)]
+)
+def test_release_that_is_not_tested_is_named_once(
+    version: str,
+    num_said: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A vLLM that has every hook is used, and the log says once if it is of another release than the tests'."""
+    monkeypatch.setattr(hooks, "find_spec", lambda _: object())
+    monkeypatch.setattr(hooks, "missing_hooks", lambda _: [])
+    names = {name: name for name in integration.__all__}
+    module = types.SimpleNamespace(__version__=version, **names)
+    monkeypatch.setattr(hooks, "import_module", lambda _: module)
+    monkeypatch.setattr(integration, "import_module", lambda _: module)
+
+    for name in names:
+        assert integration.__getattr__(name) == name
+        monkeypatch.delitem(vars(integration), name)
+
+    said = [record for record in caplog.records if getattr(record, "action", "") == "vllm_untested"]
+    assert len(said) == num_said
+    assert all(version in record.getMessage() for record in said)
 
 
 def test_missing_module_counts_as_missing_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
