@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from blake3 import blake3
-
 from kvlease.errors import (
     BusyError,
     InvalidError,
@@ -20,6 +18,7 @@ from kvlease.ids import EPOCH_SHIFT, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.access.derived import engine_digest, magazine_digest, tenant_digest
 from kvleased.access.worker_allowances import WorkerAllowances
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
@@ -39,6 +38,8 @@ POPULATING: Final = "populating"
 READY: Final = "ready"
 TENANT_DEFAULT: Final = "default"
 _STARTING_RETRY_MS: Final = 200
+_NAMES_MAX: Final = 8
+"""Names in a message."""
 _LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 
 
@@ -330,7 +331,11 @@ class Registry:
     def require_room_for_cache(self) -> None:
         """Refuse one cache too many."""
         if len(self.caches) >= self._max_caches:
-            message = f"there are {len(self.caches)} caches already, as many as max_caches allows; delete one"
+            idle = [name for name, entry in self.caches.items() if not entry.num_workers]
+            message = (
+                f"there are {len(self.caches)} caches already, as many as max_caches allows; raise it, or delete a "
+                f"cache (kvlease delete NAME); without workers now: {', '.join(idle[:_NAMES_MAX]) or 'none'}"
+            )
             raise BusyError(message, resource="caches", need=1, available=0, limit=self._max_caches)
 
     def add_cache(self, entry: CacheEntry) -> None:
@@ -377,25 +382,3 @@ class Registry:
 def new_token() -> str:
     """Return a bearer token: 128 random bits in hex."""
     return secrets.token_hex(16)
-
-
-def tenant_key(root_secret: bytes, tenant: str) -> bytes:
-    """Return the secret for a tenant's block keys: blake3(root secret; label ‖ tenant), the same in every life."""
-    return blake3(b"kvlease tenant 1\0" + tenant.encode(), key=root_secret).digest()
-
-
-def tenant_digest(key: bytes) -> int:
-    """Return 64 bits that name the tenant with this key in the core, never 0."""
-    return int.from_bytes(blake3(key).digest(8), "little") or 1
-
-
-def engine_digest(key: bytes, engine: str) -> int:
-    """Return 64 bits that name an engine of the tenant with this key in the core; 0 if the name is empty."""
-    if not engine:
-        return 0
-    return int.from_bytes(blake3(engine.encode(), key=key).digest(8), "little") or 1
-
-
-def magazine_digest(key: bytes, magazine: str) -> int:
-    """Return 64 bits that name a magazine of the tenant with this key in the core; 0 if the name is empty."""
-    return engine_digest(key, f"magazine\0{magazine}") if magazine else 0

@@ -11,6 +11,7 @@ from math import ceil, floor
 from typing import Final
 
 from kvlease.errors import BusyError, NeverFitsError
+from kvleased.access.derived import tenant_digest, tenant_key
 from kvleased.config.settings import TenantSettings
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
@@ -18,7 +19,6 @@ from kvleased.core.shape import CacheShape
 from kvleased.counted import counted
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
-from kvleased.registry import tenant_digest, tenant_key
 
 REVISION_MAX: Final = 2**53 - 1
 """The last revision that limits can have: JSON carries no larger number exactly."""

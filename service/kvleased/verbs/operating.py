@@ -15,6 +15,7 @@ from kvlease.errors import (
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.access.derived import tenant_digest, tenant_key
 from kvleased.config.settings import Settings, TenantSettings, check_minima
 from kvleased.core import commands as c
 from kvleased.core import effects as e
@@ -24,7 +25,7 @@ from kvleased.events import Events
 from kvleased.idempotency import Answer
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
-from kvleased.registry import CacheEntry, Registry, tenant_digest, tenant_key
+from kvleased.registry import CacheEntry, Registry
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer

@@ -21,6 +21,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.access.derived import tenant_key
 from kvleased.access.roles import Role
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
@@ -33,14 +34,7 @@ from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
 from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
-from kvleased.registry import (
-    TENANT_DEFAULT,
-    CacheEntry,
-    Registry,
-    WorkerEntry,
-    new_token,
-    tenant_key,
-)
+from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
 from kvleased.verbs import replies
 from kvleased.verbs.proofs import has_ended, own_pidfd, process_of, require_proof
 from kvleased.verbs.resuming import require_same

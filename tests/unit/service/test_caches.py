@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kvlease.errors import (
+    BusyError,
     CacheInUseError,
     InvalidError,
     LayoutMismatchError,
@@ -66,6 +67,22 @@ async def test_registration_above_the_memory_limit_never_fits(node: Node) -> Non
 
         assert refusal.value.need == (1 << 22) * 512 + 8 * 512
         assert refusal.value.limit == refusal.value.available == 1 << 30
+
+
+async def test_one_cache_too_many_is_told_which_are_without_workers(node: Node) -> None:
+    """What may be deleted to make room is told, and how."""
+    node.settings = node.settings.model_copy(update={"max_caches": 2})
+    async with node.life():
+        await node.register("left")
+        await node.register("main")
+        await node.attach()
+
+        with pytest.raises(
+            BusyError, match=r"delete a cache \(kvlease delete NAME\).*: left$"
+        ) as refusal:
+            await node.register("third")
+
+        assert (refusal.value.available, refusal.value.limit) == (0, 2)
 
 
 async def test_cache_with_workers_is_not_deleted(node: Node) -> None:

@@ -124,8 +124,8 @@ def _register(client: Client, name: str, settings: ConnectorSettings, terms: Ter
                 )
                 return there
         message = (
-            f"{error.message}. Set `cache` to another name, or delete the old cache with "
-            f"`kvlease delete {name}` when no engine uses it"
+            f"{error.message}, which is the setting `cache`; delete the old cache only when no engine "
+            "uses it"
         )
         raise LayoutMismatchError(message, resource="layout") from error
 
