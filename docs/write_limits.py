@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 
 PAGE: Final = Path(__file__).with_name("limits.md")
 ROOT: Final = PAGE.parents[1]
@@ -38,7 +39,7 @@ def settings() -> list[str]:
 def tenants() -> list[str]:
     """Return a row for each limit of a tenant."""
     rows = ["| limit | default | may be | bounds |", "|---|---|---|---|"]
-    docs = _docs_of(ROOT / "service/kvleased/config/settings.py", "TenantSettings")
+    docs = _docs_of(ROOT / "service/kvleased/config/tenant_settings.py", "TenantSettings")
     for name, field in TenantSettings.model_fields.items():
         rows.append(f"| `{name}` | {_told(field.default)} | {_range(field)} | {docs[name]} |")
     return rows

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
 from kvleased.config.setting_kinds import BYTES_MAX, TENANT_CHARACTERS_MAX, WRITTEN
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.supervision.silence import SECONDS_MIN
 
 SCHEMA: Final = Path(__file__).with_name("kvlease") / "values.schema.json"

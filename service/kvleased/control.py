@@ -18,7 +18,8 @@ import uvloop
 
 from kvleased import risks
 from kvleased.access import tokens
-from kvleased.config.settings import PATHS, Settings, TenantSettings
+from kvleased.config.settings import PATHS, Settings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.daemon import Daemon
 from kvleased.descriptors import ADVICE
 from kvleased.directories import UnusableError

@@ -13,7 +13,7 @@ from math import ceil, floor
 from typing import Final
 
 from kvlease.errors import BusyError
-from kvleased.config.settings import TenantSettings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.counted import counted, there_are
 
 _JOINERS_ONE_IN: Final = 2

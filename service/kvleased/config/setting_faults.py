@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from kvleased.config.setting_kinds import WRITTEN
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -16,7 +16,8 @@ from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.access.callers import Caller
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core import commands as c
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvlease.errors import BusyError, NeverFitsError
 from kvleased.access.derived import tenant_digest, tenant_key
-from kvleased.config.settings import TenantSettings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape

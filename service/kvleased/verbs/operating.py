@@ -16,7 +16,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.derived import tenant_digest, tenant_key
-from kvleased.config.settings import Settings, TenantSettings, check_minima
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings, check_minima
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier

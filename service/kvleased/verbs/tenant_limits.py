@@ -11,7 +11,7 @@ from kvlease.errors import InvalidError
 from kvlease.units import BYTES_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased import checks
-from kvleased.config.settings import TenantSettings
+from kvleased.config.tenant_settings import TenantSettings
 
 _DEFAULTS: Final = TenantSettings()
 

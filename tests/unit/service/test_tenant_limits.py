@@ -9,8 +9,9 @@ import pytest
 from kvlease.errors import BusyError, NeverFitsError
 from kvlease.groups import keeps_everything
 from kvleased.access.derived import tenant_digest, tenant_key
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
 from kvleased.config.sources import load
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.control import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape

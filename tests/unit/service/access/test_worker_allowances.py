@@ -6,7 +6,7 @@ import pytest
 
 from kvlease.errors import BusyError
 from kvleased.access.worker_allowances import WorkerAllowances
-from kvleased.config.settings import TenantSettings
+from kvleased.config.tenant_settings import TenantSettings
 
 
 def attach_all(

@@ -6,8 +6,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from kvleased.config.setting_faults import NO_JSON
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
 from kvleased.config.sources import load
+from kvleased.config.tenant_settings import TenantSettings
 
 LIMITS = 'limits such as {"min_percent": 20}'
 

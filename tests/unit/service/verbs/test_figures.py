@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.verbs.figures import OTHERS, figures
 from tests.unit.service.conftest import Node, keys
 

@@ -7,7 +7,8 @@ import pytest
 
 from kvlease.errors import InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.config.settings import Settings, TenantSettings
+from kvleased.config.settings import Settings
+from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core.effects import Tier
 from kvleased.verbs import surveys as module
 from kvleased.verbs.figures import OTHERS
