@@ -26,6 +26,11 @@ RULES: Final[list[dict[str, Any]]] = [
 ]
 BY_ALERT: Final = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 BY_RECORD: Final = {rule["record"]: rule for rule in RULES if "record" in rule}
+POD: Final = {
+    "namespace": "caches", "pod": "caches-0", "container": "kvleased",
+    "endpoint": "kvlease-metrics", "node": "n1",
+}  # fmt: skip
+"""The labels that a PodMonitor adds to job and instance."""
 SECTIONS: Final = ("## What it means", "## What to look at", "## What to do")
 
 
@@ -83,6 +88,24 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
         "exp_alerts": [_alert(name, case)],
     }
     evaluate(tmp_path, case.fires, alert_rule_test=[expected])
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_alert_fires_for_a_pod(name: str, tmp_path: Path) -> None:
+    """An alert fires as well over series with the labels of a pod, which recorded series do not have."""
+    case = ALERTS[name]
+    labels = ", ".join(f'{label}="{value}"' for label, value in POD.items())
+    series = {
+        one.removesuffix("}") + (", " if "{" in one else "{") + labels + "}": values
+        for one, values in case.fires.items()
+    }
+    firing = {
+        "eval_time": f"{case.at_minutes}m",
+        "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})',
+        "exp_samples": [{"labels": "{}", "value": 1}],
+    }
+
+    evaluate(tmp_path, series, promql_expr_test=[firing])
 
 
 @pytest.mark.parametrize("name", ALERTS)
