@@ -7,8 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from kvlease.errors import BY_CODE, DeadlineError, PoolFullError, UnknownWorkerError
+from kvlease.errors import (
+    BY_CODE,
+    DeadlineError,
+    NeverFitsError,
+    PoolFullError,
+    UnknownWorkerError,
+)
 from kvleased.core.reasons import Reason
+from kvleased.core.tenancy.tenants import TENANT_BLOCKS
 from kvleased.tallies import OTHER, Tally
 
 Codes = Mapping[tuple[str, str, str], int]
@@ -31,6 +38,10 @@ ADVICE: Final[Mapping[str, str]] = {
     Reason.KEPT_LEASES.value: "The free rows of the block table are kept for other tenants. Raise max_leases.",
 }
 """What to do if there was no room, by the reason, as in docs/runbooks/KvleasePoolExhausted.md."""
+_OF_TENANT: Final = (
+    "The request is larger than its tenant's maximum, and the pool might hold it. Raise the tenant's max_percent and "
+    "max_bytes (kvlease tenants set), or let it ask for less."
+)
 _NONE: Final[Mapping[str, Tally]] = {}
 _OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})
 """The codes of refusals for want of room; other errors say themselves what to do."""
@@ -76,6 +87,8 @@ def _why(code: str, reason: str) -> str:
     """Return what to do: by the reason if there was no room, else as the error's docstring says."""
     if code in _OF_ROOM and reason in ADVICE:
         return ADVICE[reason]
+    if (code, reason) == (NeverFitsError.code, TENANT_BLOCKS):
+        return _OF_TENANT
     if code in _OF_CODE:
         return _OF_CODE[code]
     kind = BY_CODE.get(code)

@@ -54,6 +54,17 @@ def test_refusals_have_the_reason_of_their_metric() -> None:
     assert "ask for less" in str(found["NEVER_FITS", "blocks"]["why"])
 
 
+def test_refusal_above_a_tenants_maximum_is_told_whose_it_is() -> None:
+    """A request above its tenant's maximum is not said to need a larger pool, which might not help."""
+    tally = Tally()
+    tally.refused("reserve", NeverFitsError(resource="tenant_blocks"))
+
+    (found,) = refusals({("reserve", "local", "NEVER_FITS"): 1}, {"main": tally})
+
+    assert "max_percent" in str(found["why"])
+    assert "larger pool" not in str(found["why"])
+
+
 def test_refusals_name_their_cache() -> None:
     """The same refusal by two caches is listed for each; one from before any cache was asked names no cache."""
     first, second = Tally(), Tally()
