@@ -57,6 +57,15 @@ def test_every_object_of_the_chart_is_closed() -> None:
         pytest.param("redis://store/one", False, id="database without a number"),
         pytest.param("redis://store?socket_timeout=999", False, id="deadline got round"),
         pytest.param("rediss://store?ssl_cert_reqs=none", False, id="certificate not looked at"),
+        pytest.param("rediss://store/1?ssl_check_hostname=false", True, id="another name"),
+        pytest.param("mooncake://m?segment_bytes=1&host=h", True, id="options of mooncake"),
+        pytest.param("redis://store?ssl_ca_certs=/tls/ca.pem", False, id="files without TLS"),
+        pytest.param("rediss://store?db=1&host=h", False, id="options of another scheme"),
+        pytest.param("rediss://store?ssl_check_hostname=no", False, id="neither true nor false"),
+        pytest.param("redis://store?db=one", False, id="option without a number"),
+        pytest.param("mooncake://master/1", False, id="database of mooncake"),
+        pytest.param("mooncake://m?buffer_bytes=1GiB", False, id="bytes with a unit"),
+        pytest.param("redis://store:0", False, id="port 0"),
     ],
 )
 def test_chart_takes_an_address_that_the_daemon_takes(*, address: str, is_taken: bool) -> None:
