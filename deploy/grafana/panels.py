@@ -283,10 +283,12 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
         ),
         Panel(
             title="Memory", unit=BYTES,
-            text="Used and allowed where least is left: kvlease_memory_used_bytes and kvlease_memory_limit_bytes.",
+            text="Used and allowed where least is left, and what pools have of it: kvlease_memory_used_bytes, "
+            "…_limit_bytes, …_pools_bytes.",
             queries={
                 "used {{instance}}": "kvlease_memory_used_bytes{@S}",
                 "limit {{instance}}": "kvlease_memory_limit_bytes{@S}",
+                "pools {{instance}}": "kvlease_memory_pools_bytes{@S}",
             },
         ),
         Panel(

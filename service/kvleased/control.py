@@ -298,6 +298,7 @@ def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_credentials(lambda: renewal.stale)
+    metrics.watch_memory(lambda: sum(entry.bytes_in_use for entry in daemon.registry))
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
     metrics.watch_mover_ends(lambda: daemon.tiers.mover_ends)
     metrics.pulse.start()
@@ -396,6 +397,5 @@ def _check_free(settings: Settings) -> None:
         if settings.serve_grpc:
             ports.append((settings.tcp_host, settings.grpc_port))
     for host, port in ports:
-        # Port 0 stands for any free port.
-        if port:
+        if port:  # 0 stands for any free port
             listen_beyond(host, port).close()

@@ -50,6 +50,7 @@ class Metrics:
         self._places: Callable[[], Places | None] = lambda: None
         self._caches: Callable[[], Iterable[Surveyed]] = tuple
         self._movers: Callable[[], Mapping[str, LinkFigures]] = dict
+        self._pools_bytes: Callable[[], int] = int
         self._is_ready: Callable[[], bool] = lambda: True
         self._stale_credentials: Callable[[], Mapping[str, bool]] = dict
         self._latencies: dict[tuple[str, str], Latency] = {}
@@ -77,6 +78,10 @@ class Metrics:
     def watch_places(self, taken: Callable[[], Places]) -> None:
         """Ask `taken()` how many connections and watchers there are and may be."""
         self._places = taken
+
+    def watch_memory(self, pools_bytes: Callable[[], int]) -> None:
+        """Ask `pools_bytes()` how much memory all pools have."""
+        self._pools_bytes = pools_bytes
 
     def watch_readiness(self, is_ready: Callable[[], bool]) -> None:
         """Ask `is_ready()` whether calls can be granted."""
@@ -181,7 +186,7 @@ class Metrics:
         ends(part, self.control_restarts, self._mover_ends())
         places(part, self._places())
         part.add("scrape_seconds", self._scrape_seconds)
-        processes(part, self.pulse)
+        processes(part, self.pulse, self._pools_bytes())
 
     def _calls(self, part: Part) -> None:
         requests(part, self._codes, self._latencies)

@@ -83,6 +83,7 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
             "Memory in use at the place where least is left: a cgroup of the daemon, or the machine.",
         ),
         _gauge("memory_limit_bytes", "The memory limit at the place that kvlease_memory_used_bytes is about."),
+        _gauge("memory_pools_bytes", "Memory that pools have while their caches are there; a GPU's does not count."),
         _gauge("scrape_seconds", "Seconds that it took to compute the previous scrape."),
     ),
     "Pools": (

@@ -52,13 +52,14 @@ def ends(part: Part, control_restarts: Mapping[str, int], mover_ends: Mapping[st
         part.add("mover_ends", count, mover)
 
 
-def processes(part: Part, pulse: Pulse) -> None:
-    """Add what the kernel tells about the daemon's processes, and the lag of the event loop."""
+def processes(part: Part, pulse: Pulse, pools_bytes: int = 0) -> None:
+    """Add what the kernel tells about the daemon's processes, beside their pools, and the lag of the event loop."""
     lag = pulse.lag
     part.add_histogram("loop_lag_seconds", BUCKETS, lag.counts, lag.seconds)
     used, limit = memory_used()
     part.add("memory_used_bytes", used)
     part.add("memory_limit_bytes", limit)
+    part.add("memory_pools_bytes", pools_bytes)
     part.begin("process_private_bytes", "process_open_fds")
     for role, process in _processes():
         try:

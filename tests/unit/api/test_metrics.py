@@ -225,6 +225,13 @@ def test_ends_of_processes_are_counted(metrics: Metrics) -> None:
     assert value(metrics, "kvlease_mover_ends_total", mover="memory") == 3
 
 
+def test_memory_of_pools_is_shown_beside_what_is_used(metrics: Metrics) -> None:
+    """A metric tells how much of the used memory is that of pools, which was promised and does not grow."""
+    metrics.watch_memory(lambda: 5)
+
+    assert value(metrics, "kvlease_memory_pools_bytes") == 5
+
+
 def test_places_are_shown_beside_their_limits(metrics: Metrics) -> None:
     """A metric shows how near the places are to their limits, before a caller is turned away."""
     metrics.watch_places(
