@@ -203,6 +203,18 @@ def test_claim_is_shared(helm: Helm) -> None:
     assert "nvidia.com/gpu" not in json.dumps(rendered.documents)
 
 
+def test_other_claims_have_another_template(helm: Helm) -> None:
+    """An upgrade changes no template of claims, as Kubernetes refuses that; a newer version of the API is no change."""
+
+    def name(count: int, api_version: str = "resource.k8s.io/v1") -> str:
+        gpu = {"kind": "dra", "count": count, "dra": {"apiVersion": api_version}}
+        template = helm.render({"gpu": gpu}).one("ResourceClaimTemplate")
+        return str(template["metadata"]["name"])
+
+    assert name(1) != name(2)
+    assert name(1) == name(1, "resource.k8s.io/v1beta1")
+
+
 def test_device_plugin_gives_to_the_engine_alone(helm: Helm) -> None:
     """Only the engine asks the device plugin, because two containers that ask would get two devices."""
     rendered = helm.render({"gpu": {"kind": "devicePlugin", "count": 2}})

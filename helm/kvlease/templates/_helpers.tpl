@@ -108,6 +108,11 @@ seccompProfile: {type: RuntimeDefault}
 {{- join ", " $asked -}}
 {{- end -}}
 
+{{/* A template of claims cannot be changed: one for other claims has another name. Versions of the API say the same in other words. */}}
+{{- define "kvlease.claimName" -}}
+{{- printf "%s-gpu-%s" (include "kvlease.fullname" .) (printf "%s %d" .Values.gpu.dra.deviceClassName (int64 .Values.gpu.count) | sha256sum | trunc 8) -}}
+{{- end -}}
+
 {{/* The roles whose tokens are secrets, each with its secret, as lines "operator: name". */}}
 {{- define "kvlease.tokenSecrets" -}}
 {{- range $role := list "operator" "joiner" "reader" -}}

@@ -261,6 +261,6 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
 {{/* The pod's claim of a GPU that daemon and engine share; nothing without DRA. */}}
 {{- define "kvlease.resourceClaims" -}}
 {{- if eq .Values.gpu.kind "dra" -}}
-- {name: kvlease-gpu, resourceClaimTemplateName: {{ include "kvlease.fullname" . }}-gpu}
+- {name: kvlease-gpu, resourceClaimTemplateName: {{ include "kvlease.claimName" . }}}
 {{- end -}}
 {{- end -}}
