@@ -342,8 +342,8 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
     "Magazines": (
         _gauge(
             "magazine_blocks",
-            "Device blocks in each magazine, by the magazine's place: private ones, and findable ones, which others "
-            "may hold too.",
+            "Device blocks in each magazine, by the magazine's place: private ones, and held ones, which are findable "
+            "and which others may hold too.",
             "cache", "magazine", "state",
         ),
         _counter(

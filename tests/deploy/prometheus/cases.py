@@ -23,7 +23,7 @@ OWNED: Final = {
     'kvlease_blocks{cache="main", tier="device", state="reserved"}': "64x200",
     'kvlease_available_blocks{cache="main"}': "64x10 0x200",
     'kvlease_magazine_blocks{cache="main", magazine="1", state="private"}': "0x10 24x200",
-    'kvlease_magazine_blocks{cache="main", magazine="1", state="findable"}': "0x10 40x200",
+    'kvlease_magazine_blocks{cache="main", magazine="1", state="held"}': "0x10 40x200",
 }
 """A pool that one engine has taken as a whole; only the engine knows which blocks are in use."""
 POOLS_OF_MOST: Final = {
