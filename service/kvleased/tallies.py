@@ -5,7 +5,10 @@ from collections import Counter
 from time import monotonic
 from typing import Final
 
-from kvlease.errors import KVLeaseError
+import numpy as np
+
+from kvlease.errors import BY_NUMBER, KVLeaseError
+from kvleased.core.effects import Stepped
 
 WAIT_BOUNDS_SECONDS: Final = (
     0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 600.0,
@@ -14,6 +17,8 @@ WAIT_BOUNDS_SECONDS: Final = (
 REFUSALS_MAX: Final = 256
 """Kinds of refusals that are counted apart; all others are counted together."""
 OTHER: Final = ("other", "other", "other")
+UNSAID: Final = "unsaid"
+"""The reason of a refusal that names neither a rule nor a resource."""
 GRANTED: Final = "granted"
 REFUSED: Final = "refused"
 LEFT: Final = "left"
@@ -40,9 +45,26 @@ class Tally:
 
     def refused(self, verb: str, error: KVLeaseError) -> None:
         """Count a refused call."""
-        kind = (verb, error.code, error.rule or error.resource or "unsaid")
+        self._count((verb, error.code, error.rule or error.resource or UNSAID), 1)
+
+    def stepped(self, reply: Stepped) -> None:
+        """Count what a step refused: its reserves, and its operations, only the first of which say why."""
+        for one in reply.reserves:
+            if isinstance(one, KVLeaseError):
+                self.refused("step", one)
+        if not reply.errors:
+            return
+        for _, error in reply.errors:
+            self.refused("step", error)
+        numbers = Counter(np.frombuffer(reply.codes, np.int32).tolist())
+        numbers -= Counter(error.number for _, error in reply.errors)
+        for number, count in numbers.items():
+            if number:
+                self._count(("step", BY_NUMBER[number].code, UNSAID), count)
+
+    def _count(self, kind: tuple[str, str, str], count: int) -> None:
         is_known = kind in self.refusals or len(self.refusals) < REFUSALS_MAX
-        self.refusals[kind if is_known else OTHER] += 1
+        self.refusals[kind if is_known else OTHER] += count
 
     def waits_for(self, command: object) -> "Wait":
         """Return a wait that begins now."""

@@ -155,10 +155,11 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _counter(
             "refusals",
-            "Calls that a cache refused, by the rule that was broken or the resource that was short.",
+            "Calls that a cache refused, and operations and reserves of its steps, by the rule that was broken or the "
+            "resource that was short.",
             "cache", "verb", "code", "reason",
         ),
-        _counter("step_refusals", "Entries of step calls that were refused.", "cache", "code"),
+        _counter("step_refusals", "Operations of steps that were refused, beside their reserves.", "cache", "code"),
         _gauge(
             "waiting_requests",
             "Requests that wait for blocks, by the priority that they have reached.",

@@ -19,6 +19,7 @@ from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
+from kvleased.core.effects import Stepped
 from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs import replies
@@ -217,11 +218,11 @@ class LeaseVerbs:
         checks.packed("verbs", command.verbs, 1, self._operations_max)
         if command.keys:
             checks.keys("keys", command.keys, self._keys_max)
-        if not command.reserves:
-            return self._run(worker.entry, command, replies.stepped)
-        explainer = Explainer(self._registry, worker.entry, worker)
-        respond = partial(replies.stepped, explain=explainer.add_misses)
-        return self._run(worker.entry, command, respond)
+        respond: Respond = replies.stepped
+        if command.reserves:
+            explainer = Explainer(self._registry, worker.entry, worker)
+            respond = partial(replies.stepped, explain=explainer.add_misses)
+        return self._run(worker.entry, command, _tallied(worker.entry, respond))
 
     def _step_reserves(self, worker: WorkerEntry, request: pb.StepRequest) -> tuple[c.Reserve, ...]:
         if not request.reserves:
@@ -308,6 +309,16 @@ class LeaseVerbs:
             message = "a lease belongs to its worker; send the worker's token"
             raise NotYoursError(message, resource="lease_id")
         return None
+
+
+def _tallied(entry: CacheEntry, respond: Respond) -> Respond:
+    """Return a function that responds to a step, and counts what the step refused."""
+
+    def count(reply: Stepped) -> Message:
+        entry.tally.stepped(reply)
+        return respond(reply)
+
+    return count
 
 
 def _noted(

@@ -2,14 +2,25 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvlease.errors import InvalidError, KVLeaseError, PoolFullError
+from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core.commands import Reserve
+from kvleased.core.effects import Reserved, Stepped
 from kvleased.tallies import OTHER, REFUSALS_MAX, WAIT_BOUNDS_SECONDS, Tally
 from tests.unit.service.conftest import Node
 
+GRANTED = Reserved(
+    lease_id=LeaseId(1),
+    block_ids=b"",
+    device_hit_tokens=0,
+    host_hit_tokens=0,
+    row=0,
+    covered_tokens=0,
+)
 RESERVE = Reserve(worker_id=1, request_id="r", keys=b"", num_tokens=1)  # type: ignore[arg-type]
 
 
@@ -40,6 +51,23 @@ def test_kinds_of_refusals_are_bounded() -> None:
     assert len(tally.refusals) == REFUSALS_MAX + 1
     assert tally.refusals[OTHER] == 5
     assert tally.refusals["reserve", "INVALID", "0"] == 2
+
+
+def test_what_steps_refuse_is_counted() -> None:
+    """Each refused reserve and operation of a step counts once, also an operation of which only the code is told."""
+    full, other = PoolFullError(rule="blocks"), InvalidError.number
+    codes = np.array([0, full.number, other, other], np.int32).tobytes()
+    reply = Stepped(
+        codes=codes, num_blocks=b"", block_ids=b"", reserves=(full, GRANTED), errors=((1, full),)
+    )
+    tally = Tally()
+
+    tally.stepped(reply)
+
+    assert dict(tally.refusals) == {
+        ("step", "POOL_FULL", "blocks"): 2,
+        ("step", "INVALID", "unsaid"): 2,
+    }
 
 
 def test_waits_are_told_by_their_end() -> None:
@@ -79,3 +107,25 @@ async def test_daemon_counts_what_becomes_of_calls(node: Node) -> None:
 
     assert tally.refusals["reserve", "POOL_FULL", "blocks"] == 2
     assert dict(tally.waits) == {("reserve", "granted"): 1, ("reserve", "refused"): 1}
+
+
+async def test_daemon_counts_what_steps_refuse(node: Node) -> None:
+    """A step for which there is no room counts as refused, though the step itself is answered."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        held = await node.ask("reserve", a_request("most", 60), worker)
+        step = pb.StepRequest(reserves=[a_request("now", 20)])
+        step.verbs, step.lease_ids = bytes([1]), packed(held.lease_id, np.int64)
+        step.num_tokens, step.num_keys = packed(65, np.int32), packed(0, np.int32)
+        await node.ask("step", step, worker)
+
+        tally = daemon.registry.cache("main").tally
+
+    assert tally.refusals.total() == 2
+    assert {verb for verb, _, _ in tally.refusals} == {"step"}
+
+
+def packed(number: int, kind: type[np.integer[Any]]) -> bytes:
+    """Return a column of one number."""
+    return np.array([number], kind).tobytes()
