@@ -132,6 +132,23 @@ def test_recording_has_its_value(name: str, tmp_path: Path) -> None:
     evaluate(tmp_path, series, promql_expr_test=[expected])
 
 
+def test_pools_that_are_not_used_memory_hide_nothing(tmp_path: Path) -> None:
+    """Where pools are larger than what is used, as on huge pages, which count apart, all of the limit is looked at."""
+    series = {
+        "kvlease_memory_used_bytes": "960x10",
+        "kvlease_memory_limit_bytes": "1000x10",
+        "kvlease_memory_pools_bytes": "2000x10",
+    }
+    whole = {"labels": "{}", "value": 0.96}
+
+    expr = "sum(kvlease:memory_used:ratio)"
+    evaluate(
+        tmp_path,
+        series,
+        promql_expr_test=[{"eval_time": "5m", "expr": expr, "exp_samples": [whole]}],
+    )
+
+
 def test_every_rule_has_a_case() -> None:
     """Every alert and every recording rule has a case."""
     assert set(ALERTS) == set(BY_ALERT)
