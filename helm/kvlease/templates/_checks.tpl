@@ -28,6 +28,11 @@
 {{- end -}}
 {{- $named = append $named .name -}}
 {{- end -}}
+{{- range .Values.engine.args -}}
+{{- if regexMatch "^--port(=|$)" . -}}
+{{- fail "engine.args has --port, but the probes, the service and the network policy go by engine.port; set that instead" -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .Values.mode "sidecar") .Values.engine.enabled .Values.engine.service.enabled -}}
 {{- $name := include "kvlease.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
