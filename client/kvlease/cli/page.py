@@ -54,7 +54,13 @@ def _address_with_token(written: str, token_file: str) -> str:
     directory = _directory(known)
     page = _page(written, known, directory)
     file = readers_file(token_file, page.host, page.port, directory)
-    token = token_in(file)
+    try:
+        token = token_in(file)
+    except InvalidError as error:
+        message = (
+            f"{error.message}; name the file of the daemon's --reader-token-file with --token-file"
+        )
+        raise InvalidError(message, resource=error.resource) from error
     shown = replace(from_environment(), token=token)
     with Client(str(page), deadline_seconds=CONNECT_SECONDS, credentials=shown) as client:
         try:

@@ -201,6 +201,20 @@ def test_page_of_no_daemon_has_no_token(
     assert "token-of-reader" not in result.stderr
 
 
+def test_page_whose_token_is_elsewhere_says_how_to_name_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kvlease ui` without the token beside the socket tells how to name the file that the daemon was given."""
+    monkeypatch.setattr("kvlease.credentials._is_own", lambda _: True)
+    (directory / "reader.token").unlink()
+
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ui"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "reader.token cannot be used" in result.stderr
+    assert "--token-file" in result.stderr
+
+
 def test_page_that_does_not_answer_has_no_token(directory: Path) -> None:
     """A daemon that does not answer is given no token, whatever names it."""
     token = str(directory / "reader.token")
