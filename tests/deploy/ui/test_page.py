@@ -455,7 +455,7 @@ def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
             client.undrain(cache=cache)
             notices.append(words)
 
-    assert notices[0].startswith("Gemma-2b is drained")
+    assert notices[0].startswith("The cache gemma-2b is drained, and grants nothing")
     assert "kvlease drain --cache NAME --undo" in notices[0]
     assert notices[1].startswith("The daemon is drained")
     assert eyes.look(("wait", "#tiles .tile"), ("count", "#notice[hidden]"))[-1] == 1

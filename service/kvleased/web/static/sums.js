@@ -27,6 +27,7 @@ export function drained(sheet) {
   if (sheet.is_draining) return "the daemon is drained: no cache grants anything new until kvlease drain --undo";
   const names = sheet.caches.filter((one) => one.is_draining).map((one) => one.cache);
   if (!names.length) return "";
-  const which = names.length > 1 ? `${names.join(", ")} are` : `${names[0]} is`;
-  return `${which} drained, and grants nothing new until kvlease drain --cache NAME --undo`;
+  const [first, ...others] = names;
+  const which = others.length ? `the caches ${names.join(", ")} are drained, and grant` : `the cache ${first} is drained, and grants`;
+  return `${which} nothing new until kvlease drain --cache NAME --undo`;
 }
