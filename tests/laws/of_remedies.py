@@ -3,7 +3,7 @@
 import pytest
 
 from kvleased.core.admission import coming, refusals, remedies
-from kvleased.core.admission.room import num_available
+from kvleased.core.admission.room import num_at_once, num_available
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Reload
 from kvleased.core.ids import Ids
@@ -80,6 +80,17 @@ def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
 def prefix_that_leaves_is_taken_for_found(patch: pytest.MonkeyPatch) -> None:
     """A longer wait is named to a call whose prefix leaves the device by then, while the host pool is off."""
     patch.setattr(coming, "_leave", lambda *_: False)
+
+
+def first_key_is_taken_for_what_it_was(patch: pytest.MonkeyPatch) -> None:
+    """Fewer keys are named as if they were for the last one's tenant, though a block that has just left is the first."""
+
+    def of_the_last(state: CacheState, command: Reload) -> tuple[str, ...]:
+        below = prefetching._cached_below(state, state.covering.every_key(command.keys), None)
+        tenant = prefetching._tenant_of(state, below[-1:])
+        return prefetching._fewer_keys(state, command, num_at_once(state, tenant, NOWHERE))
+
+    patch.setattr(prefetching, "_fewer_keys_at_once", of_the_last)
 
 
 OF_REMEDIES: tuple[tuple[Mutation, str], ...] = (

@@ -93,6 +93,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
         remedies.test_wait_for_a_prefix_that_leaves_is_advised_only_if_it_is_found_below,
         is_on=False,
     ),
+    of_remedies.first_key_is_taken_for_what_it_was: (
+        remedies.test_fewer_keys_are_of_whose_blocks_are_the_first_by_then
+    ),
     of_tiers.slot_that_is_not_taken_holds_up_the_others: (
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
     ),

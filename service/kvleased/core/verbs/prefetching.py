@@ -33,15 +33,14 @@ def reload_cached(state: CacheState, command: Reload, now: float) -> Outcome:
     usable = state.shape.usable_blocks
     if count > usable:
         raise _never_fits(state, command, count)
-    tenant, fresh = int(tenants_of(state, slots[:1])[0]), None
+    tenant, fresh = _tenant_of(state, slots), None
     check_fits(state, tenant, count)
     available = max(0, num_available(state, tenant, NOWHERE))
     if count <= available:
         fresh = room(state, count, tenant, may_wait=False)
     if fresh is None:
         caller = state.workers.get(command.worker_id or WorkerId(0))
-        fewer = _fewer_keys(state, command, num_at_once(state, tenant, NOWHERE))
-        raise keys_full(state, (count, available), caller, fewer)
+        raise keys_full(state, (count, available), caller, _fewer_keys_at_once(state, command))
     ticket = state.next_id()
     for flight in prefetch(state, slots, fresh):
         flight.ticket, flight.ticket_deadline = ticket, deadline(command.wait_ms, now)
@@ -60,6 +59,11 @@ def prefetch(state: CacheState, slots: Ids, fresh: Ids) -> list[Flight]:
             sources = slots[is_there] - first
             flights.append(state.fly(purpose, sources, fresh[is_there], keyed=sources >= 0))
     return flights
+
+
+def _tenant_of(state: CacheState, slots: Ids) -> int:
+    """Return the tenant for which slots, numbered as in `looking`, are brought back: that of the first block."""
+    return int(tenants_of(state, slots[:1])[0])
 
 
 def _slots(state: CacheState, command: Reload, keys: bytes) -> Ids:
@@ -92,6 +96,15 @@ def _never_fits(state: CacheState, command: Reload, count: int) -> NeverFitsErro
         limit=usable,
         remedies=_fewer_keys(state, command, usable),
     )
+
+
+def _fewer_keys_at_once(state: CacheState, command: Reload) -> tuple[str, ...]:
+    """Return how many keys of a refused call there is room for now.
+
+    A block that has just left for the call may be the first to be brought back, and be another tenant's.
+    """
+    tenant = _tenant_of(state, _slots(state, command, command.keys))
+    return _fewer_keys(state, command, num_at_once(state, tenant, NOWHERE))
 
 
 def _fewer_keys(state: CacheState, command: Reload, num_blocks: int) -> tuple[str, ...]:

@@ -338,6 +338,23 @@ def test_fewer_keys_are_those_that_need_no_zeroing() -> None:
     assert (error.need, error.available, *why(error)) == (3, 4, "copies", ("num_keys=2",))
 
 
+def test_fewer_keys_are_of_whose_blocks_are_the_first_by_then() -> None:
+    """A first key whose block leaves for the refused call is not named: its tenant's block would need zeroing."""
+    cache = a_cache(4)
+    on_host(cache, keys(8), worker_id=STRANGER)
+    land(cache, the_copy(cache.handle(c.Reload(worker_id=STRANGER, keys=keys(8)), 0.0)))
+    on_host(cache, keys(1, 2, 3))
+    waiting = cache.handle(a_reserve(2, worker_id=STRANGER, wait_ms=WAIT_MS), 0.0)
+    granted = woken(land(cache, the_copy(waiting)), waiting.ticket, Reserved)
+    commit(cache, granted.lease_id, keys(9, 10), worker_id=STRANGER)
+    release(cache, granted.lease_id, worker_id=STRANGER)
+    cached(cache, keys(4))
+
+    error = refused(cache, c.Reload(keys=keys(8, 1, 2, 3)))
+
+    assert (error.need, error.available, *why(error)) == (3, 4, "copies", ())
+
+
 def test_a_key_of_several_groups_counts_with_all_its_blocks() -> None:
     """If each key names a block in each of two groups, a refusal names half as many keys as there are blocks."""
     cache = cache_of(FULL, WINDOW, num_blocks=9)
