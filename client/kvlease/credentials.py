@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvlease._checks import check_type
 from kvlease.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _OPERATORS: Final = "operator.token"
 _READERS: Final = "reader.token"
 """Token files that a daemon of this user writes to its runtime directory."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_TOKEN_FORM: Final = "a token is one word of printable ASCII characters"  # noqa: S105 -- says what one is
 _LISTENS: Final = "0A"
 """The state of a listening socket in the kernel's tables."""
 
@@ -138,11 +140,26 @@ def token_in(path: str) -> str:
         InvalidError: the file cannot be read, or has something else.
     """
     found = _content(path).decode("ascii", "replace").strip()
-    if not found or not found.isascii() or not found.isprintable() or " " in found:
+    if not found or not _is_word(found):
         what = "is empty" if not found else "has something else"
-        message = f"{path} {what}; a token is one word of printable ASCII characters; name a file that has one alone"
+        message = f"{path} {what}; {_TOKEN_FORM}; name a file that has one alone"
         raise InvalidError(message, resource="credentials")
     return found
+
+
+def checked(credentials: Credentials) -> Credentials:
+    """Return the credentials that a caller gives; nothing of a token that is refused is shown.
+
+    Raises:
+        InvalidError: they are no credentials, or have a token that no header can carry.
+    """
+    check_type("credentials", credentials, Credentials | None)
+    if not isinstance(credentials.token, str) or not _is_word(credentials.token):
+        message = f"the token of the credentials is something else; {_TOKEN_FORM}"
+        raise InvalidError(message, resource="credentials")
+    for name in ("ca_file", "cert_file", "key_file"):
+        check_type(name, getattr(credentials, name), str, of=" of the credentials")
+    return credentials
 
 
 class Bearer:
@@ -186,6 +203,11 @@ def not_taken(address: object, reason: str) -> str:
     else:
         advice = f"set {CA_FILE_VARIABLE} to the certificate file of the authority that signed it"
     return f"the certificate of {address} was not accepted ({reason.rstrip('.')}); {advice}"
+
+
+def _is_word(token: str) -> bool:
+    """Tell whether a token is one word, which every transport carries, or empty."""
+    return token.isascii() and token.isprintable() and " " not in token
 
 
 def _is_own(port: int) -> bool:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from numpy.typing import ArrayLike, NDArray
 
 from kvlease._calling import answers
-from kvlease._calling.fields import from_zero, given, packed
+from kvlease._calling.fields import from_zero, given, named, packed
 from kvlease._checks import check_range, check_token_ids, check_type
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
@@ -385,7 +385,7 @@ def ask(
 ) -> Ask[R]:
     """Build the request; a value that protobuf does not take is the caller's mistake, so it raises InvalidError."""
     try:
-        return Ask(verb, build(), read, wait_ms, cache)
+        return Ask(verb, build(), read, wait_ms, named(cache))
     except _WRONG as error:
         raise InvalidError(f"{verb}: {error}") from error
 

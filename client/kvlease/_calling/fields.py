@@ -42,6 +42,17 @@ def given(**arguments: Any) -> dict[str, Any]:
     return arguments
 
 
+def named(cache: Any) -> Any:
+    """Return the name of the cache that an operator means; it travels beside the request.
+
+    Raises:
+        InvalidError: it is no text.
+    """
+    if cache != "":  # as in all calls of workers
+        given(cache=cache)
+    return cache
+
+
 def from_zero(num_tokens: Any) -> Any:
     """Return a number of tokens that may be 0, such as that of a commit or a trim.
 

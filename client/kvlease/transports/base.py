@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from kvlease._checks import check_type
 from kvlease._runtime import ADDRESS_VARIABLE, runtime_directory
-from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, from_environment
+from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, checked, from_environment
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -178,10 +178,10 @@ def chosen_address(written: str | None, credentials: Credentials | None) -> Addr
     """Return the address that a caller names, or the default, with the given credentials or else the environment's.
 
     Raises:
-        InvalidError: the address is malformed, or the token's file cannot be read.
+        InvalidError: the address or the token is malformed, or the token's file cannot be read.
     """
     address = parse_address(default_address() if written in (None, "") else written)
-    shown = from_environment() if credentials is None else credentials
+    shown = from_environment() if credentials is None else checked(credentials)
     return replace(address, credentials=shown)
 
 

@@ -23,6 +23,7 @@ from kvlease.errors import (
     KVLeaseError,
     TooLargeError,
     UnavailableError,
+    UnknownCacheError,
 )
 from kvlease.faults import error_from_proto, fitting, holdings_from_text
 from kvlease.framing import GRPC_SLACK_BYTES
@@ -235,6 +236,10 @@ def _multi_callable(channel: Any, verb: str) -> Any:
 
 
 def _metadata(call: Outgoing, bearer: Bearer) -> tuple[tuple[str, str], ...]:
+    if not (call.cache.isascii() and call.cache.isprintable()):
+        # Metadata carries no such text, and gRPC's error would look like that of a daemon that is away.
+        message = f"there is no cache {call.cache[:63]!r}; register it first"
+        raise UnknownCacheError(message, resource="cache")
     token = call.token or bearer.token
     pairs = (
         ("authorization", f"Bearer {token}" if token else ""),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -116,6 +117,29 @@ def test_file_without_a_token_is_told(
 
     with pytest.raises(InvalidError, match=f"wrong.token {told}; a token is one word"):
         Client("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a b", "é", "\ud800", b"secret", None])
+@pytest.mark.parametrize("written", ["http://h:1", "grpc://h:1", "unix:///s"])
+def test_token_that_no_header_carries_is_refused(written: str, token: Any) -> None:
+    """What no header could carry is refused before anything is sent, and not repeated."""
+    with pytest.raises(InvalidError, match=r"^the token of the credentials .* one word") as refusal:
+        Client(written, credentials=Credentials(token=token))
+
+    assert "secret" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("credentials", "told"),
+    [
+        ("token", "credentials must be a Credentials, or left out, not 'token'"),
+        (Credentials(ca_file=cast("str", 5)), "ca_file of the credentials must be a string, not 5"),
+    ],
+)
+def test_what_are_no_credentials_is_told(credentials: Any, told: str) -> None:
+    """Credentials of another type are the caller's mistake."""
+    with pytest.raises(InvalidError, match=f"^{told}"):
+        Client("http://h:1", credentials=credentials)
 
 
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 # ruff: noqa: ARG002, N802 - names and parameters are those of the generated service
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -19,7 +20,13 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from kvlease.errors import DeadlineError, InvalidError, PoolFullError, UnavailableError
+from kvlease.errors import (
+    DeadlineError,
+    InvalidError,
+    PoolFullError,
+    UnavailableError,
+    UnknownCacheError,
+)
 from kvlease.transports.base import Outgoing, parse_address
 from kvlease.transports.grpc import AsyncGrpcTransport, GrpcTransport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -127,6 +134,17 @@ def test_call_carries_who_sends_it(service: Service, send: Callable[[Outgoing], 
         for name in ("authorization", "kvlease-epoch", "idempotency-key", "kvlease-cache")
     )
     assert tuple(sent) == ("Bearer t", "4", "k", "c")
+
+
+@pytest.mark.parametrize("cache", ["é", "a\nb", "\x7f"])
+def test_cache_that_metadata_cannot_carry_is_unknown(
+    send: Callable[[Outgoing], Message], cache: str
+) -> None:
+    """No cache has such a name; the refusal is the daemon's over other transports, and no retry follows it."""
+    with pytest.raises(
+        UnknownCacheError, match=re.escape(f"there is no cache {cache!r}; register")
+    ):
+        send(call("release", pb.ReleaseRequest(lease_id=5), cache=cache))
 
 
 def test_details_become_the_error(send: Callable[[Outgoing], Message]) -> None:

@@ -1,8 +1,11 @@
 """Laws of arguments: a caller's value is refused in the words of its own bounds."""
 
+from collections.abc import Callable
+
 import pytest
 
 from kvlease import InvalidError
+from kvlease._calling import calls
 from kvlease._calling.fields import from_zero, given
 
 
@@ -42,3 +45,30 @@ def test_number_behind_which_a_list_begins_is_refused(name: str, number: int, wa
     """A number above what the wire carries is refused with its bounds, which begin at 0."""
     with pytest.raises(InvalidError, match=rf"^{name} must be {wanted}, not {number}$"):
         given(**{name: number})
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        pytest.param(None, "cache must be given, not None", id="none"),
+        pytest.param(5, "cache must be a string, not 5", id="number"),
+        pytest.param(b"demo", "cache must be a string, not b'demo'", id="bytes"),
+        pytest.param("\ud800", "cache must be text that UTF-8 can encode", id="surrogate"),
+    ],
+)
+@pytest.mark.parametrize(
+    "asking",
+    [
+        pytest.param(lambda cache: calls.lookup(b"", cache), id="lookup"),
+        pytest.param(lambda cache: calls.pin(b"", cache), id="pin"),
+        pytest.param(lambda cache: calls.unpin(1, cache), id="unpin"),
+        pytest.param(lambda cache: calls.evict(num_blocks=1, cache=cache), id="evict"),
+        pytest.param(lambda cache: calls.reload_keys(b"", 0, cache), id="reload"),
+    ],
+)
+def test_cache_that_an_operator_names_is_text(
+    asking: Callable[[object], object], cache: object, told: str
+) -> None:
+    """The name of a cache that travels beside the request is refused like one that is a field of it."""
+    with pytest.raises(InvalidError, match=f"^{told}"):
+        asking(cache)
