@@ -113,6 +113,7 @@ class GrpcTransport:
         """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
+            _await_head(events, call)
             while True:
                 # A blocking stream has no limit between two events, so a timer ends it.
                 timer = threading.Timer(idle_seconds or threading.TIMEOUT_MAX, events.cancel)
@@ -184,6 +185,7 @@ class AsyncGrpcTransport:
         """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
         events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
         try:
+            await _await_head_async(events, call)
             while True:
                 async with asyncio.timeout(idle_seconds):
                     event = await events.read()
@@ -233,6 +235,32 @@ def _multi_callable(channel: Any, verb: str) -> Any:
         request_serializer=getattr(pb, method.input_type.name).SerializeToString,
         response_deserializer=getattr(pb, method.output_type.name).FromString,
     )
+
+
+def _await_head(events: Any, call: Outgoing) -> None:
+    """Wait until a stream has begun or ended; why it ended is said by its next event.
+
+    Raises:
+        DeadlineError: the daemon has done nothing by the call's deadline.
+    """
+    timer = threading.Timer(call.seconds_left(), events.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        events.initial_metadata()
+    finally:
+        timer.cancel()
+    if events.cancelled():
+        raise past_deadline(call.verb)
+
+
+async def _await_head_async(events: Any, call: Outgoing) -> None:
+    """Do the same on an event loop."""
+    try:
+        async with asyncio.timeout(call.seconds_left()):
+            await events.initial_metadata()
+    except TimeoutError as error:
+        raise past_deadline(call.verb) from error
 
 
 def _metadata(call: Outgoing, bearer: Bearer) -> tuple[tuple[str, str], ...]:

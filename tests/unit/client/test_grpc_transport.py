@@ -76,6 +76,15 @@ class Service(kvlease_pb2_grpc.KVLeaseServiceServicer):
         yield from (pb.WatchResponse(sequence=number) for number in range(3))
         self.release.wait(5)
 
+    def Trace(
+        self, request: pb.TraceRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.TraceResponse]:
+        """Begin to answer if the cache is called quiet, and say nothing more."""
+        if request.cache == "quiet":
+            context.send_initial_metadata(())
+        self.release.wait(5)
+        yield from ()
+
 
 @pytest.fixture
 def service() -> Service:
@@ -224,3 +233,42 @@ async def test_async_watch_ends_when_nothing_more_comes(address: str) -> None:
 
     await transport.close()
     assert [event.sequence for event in events] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("idle_seconds", [0.01, None])
+def test_stream_of_a_hung_service_ends_at_its_deadline(
+    address: str, idle_seconds: float | None
+) -> None:
+    """A stream ends at its deadline if the daemon does not begin to answer, however long it would wait for events."""
+    transport = GrpcTransport(parse_address(address))
+
+    with pytest.raises(DeadlineError):
+        list(transport.stream(call("trace", pb.TraceRequest(), seconds=0.2), idle_seconds))
+    transport.close()
+
+
+@pytest.mark.parametrize("idle_seconds", [0.01, None])
+async def test_async_stream_of_a_hung_service_ends_at_its_deadline(
+    address: str, idle_seconds: float | None
+) -> None:
+    """The same holds on an event loop."""
+    transport = AsyncGrpcTransport(parse_address(address))
+    events = transport.stream(call("trace", pb.TraceRequest(), seconds=0.2), idle_seconds)
+
+    with pytest.raises(DeadlineError):
+        [event async for event in events]
+    await transport.close()
+
+
+async def test_quiet_stream_goes_on_past_its_deadline(address: str) -> None:
+    """A stream that has begun ends only after its longest idle time."""
+    transport = GrpcTransport(parse_address(address))
+    other = AsyncGrpcTransport(parse_address(address))
+    request = pb.TraceRequest(cache="quiet")
+
+    began = time.monotonic()
+    assert list(transport.stream(call("trace", request, seconds=0.2), 0.3)) == []
+    assert [one async for one in other.stream(call("trace", request, seconds=0.2), 0.3)] == []
+    assert time.monotonic() - began >= 0.6
+    transport.close()
+    await other.close()

@@ -102,6 +102,10 @@ class Call:
             await self._ending
         return packed if isinstance(packed, bytes) else None
 
+    async def begin(self) -> None:
+        """Tell the caller of a stream that its answers will come, though there may be none for long."""
+        await self._context.send_initial_metadata(())
+
     async def write(self, packed: bytes) -> None:
         """Send a message as soon as the caller can take it."""
         await self._context.write(packed)

@@ -82,6 +82,7 @@ class Verbs:
                 request = self._parse(kind, await call.read())
             except KVLeaseError as error:
                 await abort(context, error)
+            await call.begin()
             async for answer in faults.stream(self._daemon, verb, request, call.caller):
                 if isinstance(answer, KVLeaseError):
                     await abort(context, answer)

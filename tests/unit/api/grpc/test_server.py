@@ -250,6 +250,20 @@ async def test_watch_streams_until_it_is_refused(served: Served, channel: grpc.a
     assert explained(caught.value)[0].reason == "UNKNOWN_CACHE"
 
 
+async def test_watch_without_events_tells_that_it_has_begun(
+    served: Served, channel: grpc.aio.Channel
+) -> None:
+    """The head of the answer comes before any event, so a caller can tell a quiet daemon from one that hangs."""
+    served.daemon.events = []
+    events = kvlease_pb2_grpc.KVLeaseServiceStub(channel).Watch(pb.WatchRequest())
+
+    async with asyncio.timeout(5):
+        await events.initial_metadata()
+
+    assert not events.done()
+    events.cancel()
+
+
 async def test_health_follows_readiness(served: Served, channel: grpc.aio.Channel) -> None:
     """The standard health service has the same status as readiness."""
     stub = health_pb2_grpc.HealthStub(channel)
