@@ -212,12 +212,13 @@ class _Documents:
 
 async def _refused_by_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for nothing else"
-    detail = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
+    path = request.scope["path"]
+    detail = f"{request.method} {path[:200]}: {HTTPStatus(error.status_code).phrase}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         detail += "; /docs lists all paths, and /ui is the web page"
     elif taken := (error.headers or {}).get("Allow"):
         detail += f"; use {taken}"
-    wrong = _wrong_argument(request.method, request.scope["path"])
+    wrong = _wrong_argument(request.method, path)
     answer = refusal(wrong or InvalidError(detail, resource="path"), error.status_code)
     for name, value in (error.headers or {}).items():
         answer.raw_headers.append((name.lower().encode(), value.encode()))

@@ -147,6 +147,13 @@ async def test_path_that_is_none_leads_to_those_that_are(served: Served) -> None
     )
 
 
+async def test_path_without_a_slash_is_told_as_it_was_sent(served: Served) -> None:
+    """The daemon's own socket is no part of what a caller asked for."""
+    answer = await http(served, "OPTIONS", "*")
+
+    assert answer.json["detail"].startswith("OPTIONS *: Not Found; ")
+
+
 async def test_method_that_a_path_does_not_take_is_told_with_those_that_it_takes(
     served: Served,
 ) -> None:
