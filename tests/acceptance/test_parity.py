@@ -343,7 +343,8 @@ def operate(run: Run, token: str) -> None:
     tenant = str(time.time_ns())
     limits = pb.TenantLimits(max_percent=50, min_bytes=512, leases_max=3)
     run.call("get_tenant", pb.GetTenantRequest(tenant=tenant))
-    run.call("get_tenant", pb.GetTenantRequest(tenant=129 * "t"))
+    for wrong_name in ("", 129 * "t"):
+        run.call("get_tenant", pb.GetTenantRequest(tenant=wrong_name))
     for revision, wanted in ((4, limits), (4, limits), (3, limits), (4, pb.TenantLimits())):
         run.call("set_tenant", pb.SetTenantRequest(tenant=tenant, limits=wanted, revision=revision))
     run.call("inspect", pb.InspectRequest(cache=CACHE, what="tenants"))

@@ -82,6 +82,8 @@ EVENT_BYTES_MAX: Final = 2**20
 PROBLEM_BYTES_SHOWN: Final = 200
 """Bytes that an error repeats of an answer that is not kvlease's."""
 
+_TENANT_CHARACTERS_MAX: Final = 128
+
 _PROBLEM_FIELDS: Final = (
     "code", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies",
     "holdings",
@@ -140,12 +142,17 @@ def _check_in_path(verb: str, name: str, value: str) -> None:
     """Refuse a value that a path cannot carry, as the daemon would over other transports; it would see another path.
 
     Raises:
-        InvalidError: there is no such list, or a cache to register or attach to has an empty name.
+        InvalidError: there is no such list, or a tenant, or a cache to register or attach to, has an empty name.
         UnknownCacheError: another verb names a cache by an empty name.
     """
     if name == "what" and value not in LISTED:
         message = f"what is {value[:40]!r}; it must be one of {', '.join(LISTED)}"
         raise InvalidError(message, resource=name)
+    if name == "tenant" and not value:
+        message = (
+            f"tenant has 0 characters; it must have 1 to {_TENANT_CHARACTERS_MAX}, all printable"
+        )
+        raise InvalidError(message, resource=name, need=0, limit=_TENANT_CHARACTERS_MAX)
     if name != "cache" or value:
         return
     if verb not in ("register_cache", "attach"):

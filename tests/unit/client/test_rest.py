@@ -166,6 +166,7 @@ def test_call_reads_as_a_path_and_a_body(
             "UNKNOWN_CACHE",
             "there is no cache ''; say which one is meant",
         ),
+        ("get_tenant", pb.GetTenantRequest(), "INVALID", "tenant has 0 characters; it must have"),
     ],
 )
 def test_argument_that_would_be_another_path_is_refused_by_its_name(
