@@ -89,7 +89,10 @@ def _require_private(directory: Path, *, may_make: bool) -> None:
     try:
         status = directory.stat() if may_make else directory.lstat()
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, f"it does not exist; {advice}") from None
+        reason = f"it does not exist; {advice}"
+        if directory.is_symlink():
+            reason = "it is a symbolic link to nothing; make the directory that it points to"
+        raise FileNotFoundError(errno.ENOENT, reason) from None
     _check_status(directory, status, advice, may_make=may_make)
 
 

@@ -40,6 +40,14 @@ def test_directory_behind_a_link_is_refused(private: Path) -> None:
         enter("--disk-dir", private / "link")
 
 
+def test_link_to_nothing_is_called_that(private: Path) -> None:
+    """A link whose directory has gone is not called a directory that is missing and would be made."""
+    (private / "link").symlink_to("nowhere")
+
+    with pytest.raises(UnusableError, match="symbolic link to nothing; make the directory"):
+        enter("--runtime-dir", private / "link", may_make=True)
+
+
 def test_directory_that_others_may_enter_is_refused(private: Path) -> None:
     """A directory that others may enter is refused, as it holds bytes of requests; its mode is left as it is."""
     private.chmod(0o750)
