@@ -294,6 +294,7 @@ class _Opening:
 
     def _hand_over(self, unsent: bytes, token: str) -> None:
         """Let an asyncio protocol go on with the connection, bound to the worker that attached."""
+        self._close_fds()  # only an attach has a use for any
         peer = peer_of(self._sock)
         connection = LocalConnection(self._server, self._sock, peer, token)
         self._server.forget(self)

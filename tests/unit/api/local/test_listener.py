@@ -61,6 +61,30 @@ async def test_attach_closes_what_it_received(served: Served) -> None:
     os.close(read_end)
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["first frame", "later frame"])
+@pytest.mark.parametrize("frame", [framed(STATS), b"\5\0\0\0abcde"], ids=["call", "nonsense"])
+async def test_frame_that_is_no_attach_leaves_no_descriptor_behind(
+    served: Served, frame: bytes, *, is_first: bool
+) -> None:
+    """Descriptors that come with any other frame, which has no use for them, do not stay open in the daemon either."""
+    read_end, write_end = os.pipe()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(str(served.settings.local_socket))
+    if not is_first:
+        await asyncio.to_thread(sock.sendall, framed(STATS))
+        await asyncio.to_thread(sock.recv, 65536)
+
+    await asyncio.to_thread(socket.send_fds, sock, [frame], [write_end] * 3)
+    os.close(write_end)
+    assert await asyncio.to_thread(sock.recv, 65536)
+
+    os.set_blocking(read_end, False)
+    assert os.read(read_end, 1) == b"", "somebody still has the other end"
+    sock.close()
+    os.close(read_end)
+
+
 async def test_attach_must_come_first(served: Served) -> None:
     """A later attach could not carry descriptors, so it is refused, and the connection stays open."""
     line = await served.line()
