@@ -83,7 +83,7 @@ def prefix_that_leaves_is_taken_for_found(patch: pytest.MonkeyPatch) -> None:
 
 
 def first_key_is_taken_for_what_it_was(patch: pytest.MonkeyPatch) -> None:
-    """Fewer keys are named as if they were for the last one's tenant, though a block that has just left is the first."""
+    """Fewer keys are named for the tenant of the last, though a block that has just left is the first."""
 
     def of_the_last(state: CacheState, command: Reload) -> tuple[str, ...]:
         below = prefetching._cached_below(state, state.covering.every_key(command.keys), None)
