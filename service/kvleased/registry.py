@@ -204,7 +204,9 @@ class WorkerEntry:
     is_heard: bool = True
     """Whether it has called since the last check for silent workers."""
     heard_at: float = 0.0
-    """Seconds on the loop's clock of the last check that found that it had called."""
+    """Seconds on the loop's clock of the last check that found that it had called; 0 before the first."""
+    has_called: bool = False
+    """Whether a check found that it had called since an earlier check."""
     process_id: int = 0
     """Its process id as the kernel told it at the first attach; 0 if unknown or in another PID namespace."""
 

@@ -1,6 +1,7 @@
-"""Own the end of silent workers whose death cannot be proven, and that have no leases.
+"""Own the end of silent workers that have no leases and whose death cannot be proven, or that have never called.
 
-A silent worker with a lease is kept for ever: time proves nothing, and it may still write to its blocks.
+A silent worker with a lease is kept for ever: time proves nothing, and it may still write to its blocks. One that has
+not called since it attached holds nothing: its caller may have gone before it learnt that it attached.
 """
 
 import asyncio
@@ -46,8 +47,11 @@ class SilentWorkers:
         """
         has_paused = now - self._looked_at > 2 * self._look_seconds
         self._looked_at = now
-        for worker in [one for one in self._registry.by_id.values() if one.pidfd is None]:
+        workers = self._registry.by_id.values()
+        for worker in [one for one in workers if one.pidfd is None or not one.has_called]:
             if worker.is_heard or has_paused:
+                # At the first look a worker was heard because it attached.
+                worker.has_called |= worker.is_heard and worker.heard_at > 0
                 worker.is_heard, worker.heard_at = False, now
             elif now - worker.heard_at >= self._silent_seconds_max:
                 self._consider(worker)

@@ -94,13 +94,36 @@ async def test_worker_that_calls_is_not_silent(node: Node, long: float) -> None:
 
 
 async def test_worker_whose_process_is_watched_is_not_ended(node: Node, long: float) -> None:
-    """A worker whose process is watched is not ended for silence: the kernel reports its death."""
+    """A worker that has called, and whose process is watched, does not end silently: the kernel reports its death."""
     async with node.life():
         await node.register()
-        caller = Caller(transport="local", peer_pid=os.getpid())
-        await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+        worker = await _attached_here(node)
+        looking = Looking(node)
+        await node.ask("heartbeat", pb.HeartbeatRequest(), worker)
 
-        assert Looking(node).pass_time(long) == []
+        assert looking.pass_time(2 * long) == []
+
+
+@pytest.mark.parametrize("has_lease", [False, True])
+async def test_watched_worker_that_never_called_is_ended(
+    node: Node, long: float, has_lease: bool
+) -> None:
+    """A caller may have gone before it learnt that it attached, although its process goes on; a lease is kept."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await _attached_here(node)
+        if has_lease:
+            await node.ask("reserve", pb.ReserveRequest(request_id="r", num_tokens=8), worker)
+
+        ended = Looking(node).pass_time(long)
+        assert (len(ended), len(daemon.registry.by_id)) == (not has_lease, has_lease)
+
+
+async def _attached_here(node: Node) -> Caller:
+    """Attach a worker whose process is watched, as over the local socket."""
+    caller = Caller(transport="local", peer_pid=os.getpid())
+    reply = await node.ask("attach", pb.AttachRequest(cache="main"), caller)
+    return Caller(transport="local", token=reply.token, peer_pid=os.getpid())
 
 
 async def test_nobody_was_silent_while_the_daemon_stood_still(node: Node, long: float) -> None:
