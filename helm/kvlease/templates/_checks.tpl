@@ -29,8 +29,9 @@
 {{- $named = append $named .name -}}
 {{- end -}}
 {{- range .Values.engine.args -}}
-{{- if regexMatch "^--port(=|$)" . -}}
-{{- fail "engine.args has --port, but the probes, the service and the network policy go by engine.port; set that instead" -}}
+{{- $name := regexReplaceAll "=.*$" . "" | replace "_" "-" -}}
+{{- with get (dict "--port" "port" "--model" "model" "--kv-cache-memory-bytes" "kvCacheMiB" "--kv-transfer-config" "connectorConfig") $name -}}
+{{- fail (printf "engine.args has %s, which would override what the rest of the chart goes by; set engine.%s instead" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.mode "sidecar") .Values.engine.enabled .Values.engine.service.enabled -}}

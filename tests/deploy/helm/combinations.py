@@ -321,8 +321,12 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "namespaceSelector": {}}]}]}},
         "/networkPolicy/egress/0/to/0"),
     "port of the store that is none": ({**_HOST, "remote": {"url": "redis://x:65536/0"}}, "remote.url has port 65536"),
-    "port of the engine by its words": ({"engine": {"args": ["--port=9000"]}}, "set that instead"),
-    "port of the engine by two words": ({"engine": {"args": ["--port", "9000"]}}, "set that instead"),
+    "port of the engine by its words": ({"engine": {"args": ["--port=9000"]}}, "set engine.port instead"),
+    "port of the engine by two words": ({"engine": {"args": ["--port", "9000"]}}, "set engine.port instead"),
+    "cache of the engine by its words": (
+        {"engine": {"args": ["--kv_cache_memory_bytes=1"]}}, "set engine.kvCacheMiB instead"),
+    "connector of the engine by its words": (
+        {"engine": {"args": ["--kv-transfer-config", "{}"]}}, "set engine.connectorConfig instead"),
     "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
