@@ -234,12 +234,14 @@ def test_tenants_do_not_reach_each_other(serving: Traced) -> None:
     with attached(serving, "a") as a, attached(serving, "b") as b:
         keys = computed(a, 2)
         pinned = a.pin(keys)
-        lease = a.reserve("running", keys=keys, num_tokens=3 * TOKENS_PER_BLOCK)
+        lease = a.reserve("running", keys=keys, num_tokens=3 * TOKENS_PER_BLOCK, wait_ms=20_000)
         token = b._session.link.token
 
         assert chain(b, 2) != keys
         assert b.lookup(keys).hit_tokens == b.lookup(chain(b, 2)).hit_tokens == 0
-        with b.reserve("theft", keys=keys, num_tokens=2 * TOKENS_PER_BLOCK) as stolen:
+        with b.reserve(
+            "theft", keys=keys, num_tokens=2 * TOKENS_PER_BLOCK, wait_ms=20_000
+        ) as stolen:
             assert stolen.hit_tokens == 0
             assert not np.isin(stolen.block_ids, lease.block_ids).any()
             assert not (pool_of(b)[stolen.block_ids] == CANARY_BYTE).any()
@@ -279,7 +281,7 @@ def test_tenants_do_not_see_each_other(serving: Traced) -> None:
     with attached(serving, "a") as a, attached(serving, "b") as b:
         keys = computed(a, 2)
         pinned = a.pin(keys)
-        with a.reserve("running", keys=keys, num_tokens=3 * TOKENS_PER_BLOCK):
+        with a.reserve("running", keys=keys, num_tokens=3 * TOKENS_PER_BLOCK, wait_ms=20_000):
             token = b._session.link.token
             seen = {
                 what: _asked(serving, "GET", f"/v1/caches/main/{what}", token)
