@@ -8,8 +8,11 @@ from kvlease.replies import CacheInfo, Stats
 
 UNDRAIN: Final = "to grant leases again, use kvlease drain --undo, with --cache NAME if a cache was drained by itself"
 """How to end a drain."""
-STOPPING: Final = "the daemon was told to stop: it ends with its leases or after drain_seconds; this cannot be undone"
-"""Why the drain cannot be ended."""
+STOPPING: Final = (
+    "the daemon was told to stop: it ends with its leases or after drain_seconds, and drain --undo cannot end that; if "
+    "only its control process was told, its supervisor then starts another"
+)
+"""Why the drain cannot be ended. The control process cannot know who sent it the signal."""
 
 
 def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:
@@ -27,7 +30,8 @@ def of(found: Sequence[CacheInfo], stats: Stats) -> Iterator[str]:
         for one in found
         if (told := counters.get(one.cache, {})).get("evictions")
         and one.plan.num_slots
-        and not told.get("offloads")
+        # Blocks that were reloaded lay below already, as after a restart, and leave without a copy.
+        and not (told.get("offloads") or told.get("reloads"))
     }
     if evicted:
         counted = ", ".join(f"{name} ({count:,})" for name, count in evicted.items())
