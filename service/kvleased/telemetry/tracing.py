@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from google.protobuf.message import Message
@@ -19,6 +20,7 @@ from kvleased.core.commands import Command, CopyDone, CopyFailed, CopyLost, Move
 from kvleased.core.effects import Copy
 from kvleased.idempotency import Answer
 from kvleased.movers.batches import Moved
+from kvleased.telemetry import logs
 from kvleased.telemetry.span_file import SpanFile
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ SERVICE_NAME: Final = "kvleased"
 _COPIES_MAX: Final = 4_096
 """Spans of copies under way at once; further copies get none."""
 _BYTES_PER_ID: Final = 4
+_STOP_SECONDS_MAX: Final = 2.0
+"""Seconds for what is left at the end: well below those after which the supervisor kills who does not stop."""
 
 
 class MissingOtelError(Exception):
@@ -75,11 +79,21 @@ class Tracing:
         self._tracer = self._provider.get_tracer(SERVICE_NAME)
 
     def stop(self) -> None:
-        """End all spans, send them, and close the exporters."""
+        """End all spans, send them, and close the exporters; wait only moments for a collector that does not answer."""
         for span in self._copies.values():
             span.end()
         self._copies.clear()
-        self._provider.shutdown()
+        # OpenTelemetry would wait for such a collector for half a minute.
+        sending = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(_STOP_SECONDS_MAX)
+        if sending.is_alive():
+            logs.line(
+                "warning",
+                "spans_lost",
+                error=f"not sent within {_STOP_SECONDS_MAX:g} seconds of the end",
+                advice="see that the collector at trace_endpoint answers; the last spans may be missing there",
+            )
         if self._out is not None:
             self._out.close()
 
@@ -97,8 +111,8 @@ class Tracing:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
 
             self._out = SpanFile(self._file)
-            # The exporter only writes to it and flushes it.
-            found.append(ConsoleSpanExporter(out=cast("IO[str]", self._out), formatter=_line))
+            # The exporter only writes to it and flushes it. It is the first: its end waits for no collector.
+            found.insert(0, ConsoleSpanExporter(out=cast("IO[str]", self._out), formatter=_line))
         return found
 
     # Requests, as the servers of REST and gRPC see them

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction
 from kvleased.movers.batches import Moved
+from kvleased.supervision.supervisor import STOP_GRACE_SECONDS
 from kvleased.telemetry import tracing
 from kvleased.telemetry.tracing import MissingOtelError, Tracing, traced
 
@@ -56,6 +59,25 @@ def test_file_of_spans_is_this_users_alone(spans: Tracing) -> None:
     again.stop()
 
     assert spans._file.stat().st_mode & 0o777 == 0o640
+
+
+def test_collector_that_does_not_answer_holds_up_no_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spans that a silent collector does not take are lost, and said to be; those for the file are written."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        spans = Tracing(endpoint=endpoint, file=tmp_path / "spans", epoch=5)
+        spans.start()
+        spans.call("reserve", "local", PARENT).end()
+        began = time.monotonic()
+
+        found = written(spans)
+
+        assert time.monotonic() - began < STOP_GRACE_SECONDS - 1
+    assert [one["name"] for one in found] == ["kvlease.reserve"]
+    assert "spans_lost" in capsys.readouterr().err
 
 
 def a_copy(number: int) -> Copy:
