@@ -105,7 +105,8 @@ def record_command(
         write_trace(trace, file)
     # What was recorded has been written, even if the recording ended early.
     with told(status=1):
-        typer.echo(_said(trace, recorded, output))
+        # A pipe may be standard output, which has the trace then.
+        typer.echo(_said(trace, recorded, output), err=not output.is_file())
         if recorded.error is not None:
             raise recorded.error
 

@@ -29,10 +29,11 @@ def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
     Raises:
         InvalidError: there is a file already that may not be replaced, or none can be written there.
     """
-    place = Path(os.path.realpath(output))
-    if place.exists() and not place.is_file():
-        yield place
+    # Asked of the name as it is: the link of a pipe's descriptor leads there, but no path does.
+    if output.exists() and not output.is_file():
+        yield output
         return
+    place = Path(os.path.realpath(output))
     if place.exists() and not may_replace:
         message = f"{output} already exists; name another file, or replace it with --force"
         raise InvalidError(message, resource="output")

@@ -1,6 +1,7 @@
 """Laws of `kvlease trace`: tables for people, JSON for machines, drawings, and a sentence for a senseless command."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -11,10 +12,11 @@ from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
 from kvlease.cli import simulator, trace_plot, trace_replay
-from kvlease.cli.trace_record import written_at_the_end
+from kvlease.cli import trace as trace_commands
+from kvlease.cli.trace_record import Recorded, written_at_the_end
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace
-from kvlease.traces import Simulated
+from kvlease.traces import Simulated, TracedRequest
 from kvleased.traces import POLICIES
 
 CUT = Path(__file__).parents[2] / "fixtures" / "traces" / "conversation-1000.jsonl"
@@ -222,6 +224,33 @@ def test_recording_into_a_pipe_or_a_device_writes_there() -> None:
     """A pipe or a device cannot be replaced, and is written to directly."""
     with written_at_the_end(Path("/dev/null"), may_replace=False) as file:
         assert file == Path("/dev/null")
+
+
+def test_recording_into_a_pipe_of_the_shell_writes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe without a path, as of `| gzip` or >(gzip), gets the trace and no other line."""
+    request = TracedRequest(
+        timestamp_ms=3,
+        input_tokens=16,
+        output_tokens=0,
+        key_digests=bytes(8),
+        tokens_per_key=16,
+        hit_tokens=0,
+        num_dropped=0,
+    )
+
+    async def recorded(*_: object) -> Recorded:
+        return Recorded(requests=[request])
+
+    monkeypatch.setattr(trace_commands, "record", recorded)
+    reader, writer = os.pipe()
+
+    status, told, said = run("record", "--cache", "demo", "--output", f"/dev/fd/{writer}")
+    os.close(writer)
+
+    with os.fdopen(reader) as pipe:
+        assert [json.loads(line) for line in pipe][1]["timestamp"] == 3
+    assert (status, told) == (0, "")
+    assert f"written to /dev/fd/{writer}" in said
 
 
 def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
