@@ -12,6 +12,7 @@ from rich.console import Console
 from kvlease.cli import trace_tables
 from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.drawing import drawing
+from kvlease.cli.printing import counted
 from kvlease.cli.simulator import find_simulator
 from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record, written_at_the_end
 from kvlease.cli.trace_replay import TENANT, replay
@@ -178,10 +179,10 @@ def _entry(result: Simulated) -> dict[str, object]:
 def _said(trace: Trace, recorded: Recorded, output: Path) -> str:
     hits = 0 if trace.hit_tokens is None else int(trace.hit_tokens.sum())
     text = (
-        f"{len(trace):,} requests with {len(trace.key_ids):,} keys ({trace.num_distinct:,} distinct) of "
-        f"{trace.tokens_per_key} tokens written to {output}; the cache had {hits:,} of "
+        f"{counted(len(trace), 'request')} with {counted(len(trace.key_ids), 'key')} ({trace.num_distinct:,} distinct) "
+        f"of {counted(trace.tokens_per_key, 'token')} written to {output}; the cache had {hits:,} of "
         f"{int(trace.input_tokens.sum()):,} tokens"
     )
     if recorded.num_dropped:
-        text += f"; {recorded.num_dropped:,} requests are missing because they came too fast"
+        text += f"; missing because they came too fast: {recorded.num_dropped:,}"
     return text

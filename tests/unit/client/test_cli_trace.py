@@ -250,6 +250,7 @@ def test_recording_into_a_pipe_of_the_shell_writes_there(monkeypatch: pytest.Mon
     with os.fdopen(reader) as pipe:
         assert [json.loads(line) for line in pipe][1]["timestamp"] == 3
     assert (status, told) == (0, "")
+    assert said.startswith("1 request with ")
     assert f"written to /dev/fd/{writer}" in said
 
 
