@@ -298,7 +298,7 @@ def _watch(daemon: Daemon, metrics: "Metrics", renewal: "Renewal") -> None:
     metrics.watch_caches(lambda: surveys(daemon.registry))
     metrics.watch_readiness(lambda: daemon.readiness[0])
     metrics.watch_credentials(lambda: renewal.stale)
-    metrics.watch_memory(lambda: sum(entry.bytes_in_use for entry in daemon.registry))
+    metrics.watch_memory(lambda: daemon.registry.bytes_in_use)
     metrics.watch_movers(lambda: daemon.tiers.figures(monotonic()))
     metrics.watch_mover_ends(lambda: daemon.tiers.mover_ends)
     metrics.pulse.start()

@@ -271,6 +271,11 @@ class Registry:
         return iter([self.caches[name] for name in sorted(self.caches)])
 
     @property
+    def bytes_in_use(self) -> int:
+        """Bytes that the pools of all caches take of the memory that this daemon may use."""
+        return sum(entry.bytes_in_use for entry in self)
+
+    @property
     def num_leases(self) -> int:
         """Leases of all caches."""
         return sum(entry.core.census().num_leases for entry in self)

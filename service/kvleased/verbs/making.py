@@ -97,7 +97,7 @@ class Maker:
             PoolFullError: the file system of the disk stores does not say how large it is.
         """
         need = planned.host_bytes + (0 if self._settings.is_on_gpu else planned.device_bytes)
-        used = self._used_bytes
+        used = self._registry.bytes_in_use
         left_behind = self._unclaimed_bytes(name, planned, options)
         available = self._memory_bytes_max - used - left_behind
         if need > available:
@@ -116,17 +116,13 @@ class Maker:
         if planned.num_disk_slots:
             await self._require_disk(planned)
 
-    @property
-    def _used_bytes(self) -> int:
-        return sum(entry.bytes_in_use for entry in self._registry)
-
     def require_room_to_grow(self, entry: CacheEntry, need: int) -> None:
         """Refuse to bring back memory of a cache that another cache has taken meanwhile.
 
         Raises:
             PoolFullError: there is too little; it says what is needed, what is left, and the limit.
         """
-        available = self._memory_bytes_max - self._used_bytes
+        available = self._memory_bytes_max - self._registry.bytes_in_use
         if need > available:
             message = (
                 f"{need} bytes of cache {entry.name} were given back, but only {max(0, available)} of the "
