@@ -12,11 +12,12 @@ from kvlease.groups import Keeps
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands
 from kvleased.core.blocks.records import NULL
+from kvleased.core.blocks.states import State
 from kvleased.core.effects import Committed, Extended, Forked, Reloaded, Reserved, Trimmed
 from kvleased.core.lease.phases import Phase
 from kvleased.core.verbs.stepping import StepVerb
 from tests.laws import needs
-from tests.laws.actors import Held, Worker
+from tests.laws.actors import Held, Mark, Worker
 from tests.laws.holders import check_fresh, name_blocks, row_of, row_parts
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None
         return
     for at, place, block, _ in list(child.places()):
         is_shared = place < len(parent.parts[at]) and parent.parts[at][place] == block
-        mark = parent.marks[at][place] if is_shared else None
+        mark = parent.marks[at][place] if is_shared else _committed(world, child, at, place)
         child.marks[at][place] = mark if mark is not None and mark[0] == "key" else None
     blocks = [block for *_, block, _ in child.places()]
     shared = {block for part in parent.parts for block in part}
@@ -242,6 +243,17 @@ def join_fork(world: "World", worker: Worker, child: Held, parent: Held) -> None
     shared |= {*world.shared[parent.lease_id].fresh}
     new = untold(world, child, [block for block in blocks if block not in shared])
     check_fresh(world, worker, child, new)
+
+
+def _committed(world: "World", child: Held, at: int, place: int) -> Mark | None:
+    """Return what a committed block of a fork holds, which its parent may have given back since; None for another."""
+    last = (place + 1) * world.shape.groups[at].keys_per_block - 1
+    if not 0 <= last < len(child.keys):
+        return None
+    records, block = world.records.device, child.parts[at][place]
+    key = records.key[block].tobytes()
+    is_there = records.state[block] == State.READY and key == needs.kept_under(child.keys[last], at)
+    return ("key", child.keys[last], at) if is_there else None
 
 
 def know_prefix(world: "World", held: Held) -> None:
