@@ -6,6 +6,7 @@ call that ended without an answer, the caller must ask for the inventory before 
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvlease._bound import Bound
@@ -52,7 +53,7 @@ class MagazineView(Bound):
 
     def _exchanging(self, order: ExchangeOrder) -> Flow[Exchanged]:
         if self._is_in_doubt:
-            message = "an exchange ended without an answer; call inventory() first"
+            message = "an exchange has no answer yet, or ended without one; call inventory() first"
             raise WrongStateError(message, resource="sequence", rule="inventory_first")
         if self._sequence is None:
             yield from self._taking_stock()
@@ -66,6 +67,9 @@ class MagazineView(Bound):
         except (InvalidError, RefusedError):
             self._is_in_doubt = False
             raise
+        if self._sequence != sequence - 1:
+            message = "the magazine's inventory was taken before the exchange's answer, and tells what became of it"
+            raise WrongStateError(message, resource="sequence", rule="answer_first")
         self._sequence, self._is_in_doubt = sequence, False
         return exchanged
 
@@ -95,6 +99,27 @@ class Magazine(MagazineView):
         """
         with self._turn:
             return self._port.run(self._exchanging(order))
+
+    def begin(self, order: ExchangeOrder) -> Callable[[], Exchanged]:
+        """Send an exchange, and return the function that waits for its answer, which raises what `exchange` does.
+
+        So the daemon works while the caller does something else. Ask for the answer once, and before anything else of
+        the magazine; if nobody does, the exchange has ended without an answer. Only over the local socket is it on its
+        way meanwhile; another transport sends it when the answer is asked for.
+
+        Raises:
+            WrongStateError: the last exchange has no answer yet, or ended without one; ask for the inventory first.
+        """
+        with self._turn:
+            if self._sequence is None and not self._is_in_doubt:
+                self._port.run(self._taking_stock())
+            answer = self._port.begin(self._exchanging(order))
+
+        def exchanged() -> Exchanged:
+            with self._turn:
+                return answer()
+
+        return exchanged
 
     def inventory(self) -> Inventory:
         """Tell what is in the magazine; the next exchange goes on from there."""

@@ -3,9 +3,10 @@
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, NoReturn, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -52,23 +53,61 @@ class Port:
     def run(self, flow: flows.Flow[R]) -> R:
         """Carry out a flow and return its result."""
         try:
-            action = next(flow)
-            while True:
-                try:
-                    if type(action) is Outgoing:
-                        answer: Any = self.transport.send(action)
-                    else:
-                        answer = self._perform(action)
-                except KVLeaseError as error:
-                    action = flow.throw(error)
-                else:
-                    action = flow.send(answer)
+            self._go_on(flow, next(flow))
         except StopIteration as stop:
             result: R = stop.value
             return result
         except BaseException:
             flow.close()
             raise
+
+    def begin(self, flow: flows.Flow[R]) -> Callable[[], R]:
+        """Send the first call of a flow, and return the function that carries out the rest and returns its result.
+
+        Only over the local socket is the call on its way meanwhile; another transport sends it with the rest.
+        """
+        call = next(flow)
+        assert type(call) is Outgoing, "a flow that can begin sends a call first"
+        answer = self._begun(call)
+
+        def result() -> R:
+            try:
+                try:
+                    told = answer()
+                except KVLeaseError as error:
+                    action = flow.throw(error)
+                else:
+                    action = flow.send(told)
+                self._go_on(flow, action)
+            except StopIteration as stop:
+                found: R = stop.value
+                return found
+            except BaseException:
+                flow.close()
+                raise
+
+        return result
+
+    def _begun(self, call: Outgoing) -> Callable[[], Any]:
+        if not isinstance(self.transport, LocalTransport):
+            return lambda: self.transport.send(call)
+        try:
+            return self.transport.begin(call)
+        except KVLeaseError as error:
+            return partial(_fail, error)
+
+    def _go_on(self, flow: flows.Flow[Any], action: flows.Action) -> NoReturn:
+        """Carry out a flow's actions from this one on; its end raises StopIteration with its result."""
+        while True:
+            try:
+                if type(action) is Outgoing:
+                    answer: Any = self.transport.send(action)
+                else:
+                    answer = self._perform(action)
+            except KVLeaseError as error:
+                action = flow.throw(error)
+            else:
+                action = flow.send(answer)
 
     def _perform(self, action: flows.Action) -> Any:
         if isinstance(action, Outgoing):
@@ -341,6 +380,10 @@ class Worker(WorkerView):
         self._pulse.transport.close()
         if self._session.memory is not None:
             self._session.memory.close()
+
+
+def _fail(error: KVLeaseError) -> NoReturn:
+    raise error
 
 
 def _beat(session: Session, port: Port, stop: threading.Event) -> None:

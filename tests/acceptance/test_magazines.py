@@ -112,6 +112,52 @@ def test_magazine_survives_the_death_of_the_control_process(
         assert mine.exchange(ExchangeOrder(drop_blocks=blocks)).dropped.tolist() == [1] * 6
 
 
+def test_exchange_goes_on_while_its_engine_does_something_else(client: Client) -> None:
+    """The answer is asked for later; until then the magazine takes no other exchange, and other calls go on."""
+    with client.attach("demo", magazine="engine") as worker:
+        mine = worker.magazine()
+        answer = mine.begin(ExchangeOrder(take_running=3))
+        with pytest.raises(WrongStateError, match="has no answer yet"):
+            mine.exchange(ExchangeOrder(take_running=1))
+        assert worker.reserve("r", num_tokens=16).release()
+
+        taken = answer().taken_running.tolist()
+        assert mine.begin(ExchangeOrder(drop_blocks=taken))().dropped.tolist() == [1, 1, 1]
+        assert mine.inventory().sequence == 2
+
+
+def test_answer_that_nobody_asks_for_leaves_the_exchange_in_doubt(client: Client) -> None:
+    """The inventory tells what became of it; the answer, if asked for after that, might be told for a second time."""
+    with client.attach("demo", magazine="engine") as worker:
+        mine = worker.magazine()
+        mine.exchange(ExchangeOrder())
+        answer = mine.begin(ExchangeOrder(take_running=2))
+        worker.reserve("r", num_tokens=16).release()
+        assert mine.inventory().blocks.size == 2
+        with pytest.raises(WrongStateError, match="inventory was taken before"):
+            answer()
+        assert mine.inventory().sequence == 2
+
+        mine.begin(ExchangeOrder(take_running=1))
+        with pytest.raises(WrongStateError):
+            mine.exchange(ExchangeOrder())
+
+
+def test_exchange_that_is_on_its_way_outlives_the_control_process(
+    daemon: Serving, client: Client
+) -> None:
+    """A restart breaks the connection; the answer comes from a retry of the same sequence, which does nothing twice."""
+    with client.attach("demo", magazine="engine") as worker:
+        mine = worker.magazine()
+        mine.exchange(ExchangeOrder(take_running=1))
+        answer = mine.begin(ExchangeOrder(take_running=2))
+
+        daemon.restart_control(worker)
+
+        assert answer().taken_running.size == 2
+        assert mine.inventory().blocks.size == 3
+
+
 @pytest.mark.parametrize(
     "is_killed",
     [

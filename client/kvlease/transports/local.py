@@ -4,11 +4,9 @@ They use the kernel's own socket timeouts, because Python's timeouts poll before
 """
 
 import math
-import select
 import socket
-import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -31,19 +29,15 @@ from kvlease.transports._frames import (
 )
 from kvlease.transports._pool import ConnectionPool
 from kvlease.transports._silence import Silence
+from kvlease.transports._waits import TICKS_PER_SECOND, has_come, has_peer, interval, receive_late
 from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 
 _FIRST_BUFFER_BYTES: Final = 2**16
 UNDO_SECONDS: Final = 1.0
 """Seconds that undoing an attach may take if its caller has gone."""
-_TICKS_PER_SECOND: Final = 100
-"""Kernel timeouts are set in steps of 10 ms, so that calls with the same deadline share one setting."""
 _EARLY: Final = 7 / 8
 """The part of a call's time left after which a read wakes, as the kernel may be late by an eighth of a timeout."""
-_MS_PER_SECOND: Final = 1000
-_ITS_END: Final = 0
-"""A poll for no event; it reports only the end of a connection."""
 _LOOK_SECONDS: Final = 0.0002
 """Seconds for which a thread looks for an answer before it sleeps until the answer comes.
 
@@ -87,6 +81,34 @@ class LocalTransport:
         finally:
             self._pool.put_back(connection, num_closes)
         return response_of(reply)
+
+    def begin(self, call: Outgoing) -> Callable[[], Message]:
+        """Send a call, and return the function that waits for its response, which raises what `send` does.
+
+        Until then the call has a connection to itself, which is closed if nobody asks for the response.
+
+        Raises:
+            UnavailableError: the call could not be sent.
+        """
+        connection, num_closes = self._pool.take(call)
+        try:
+            connection.begin(call)
+        except BaseException as error:
+            self._pool.put_back(connection, num_closes)
+            if isinstance(error, OSError):
+                raise self._failed(error, call) from error
+            raise
+
+        def response() -> Message:
+            try:
+                reply = connection.finish(call)
+            except OSError as error:
+                raise self._failed(error, call) from error
+            finally:
+                self._pool.put_back(connection, num_closes)
+            return response_of(reply)
+
+        return response
 
     def attach(self, call: Outgoing) -> Attached:
         """Send an attach over a fresh connection, which later calls also use; all earlier connections are closed."""
@@ -165,6 +187,10 @@ class _Connection:
         self._call_number = 0
         self._num_without_look = 0
 
+    def __del__(self) -> None:
+        """Close a connection that was dropped amid a call: by an interrupt, or as nobody asked for the answer."""
+        self.close()
+
     @property
     def is_open(self) -> bool:
         return self._socket is not None
@@ -172,26 +198,33 @@ class _Connection:
     @property
     def has_peer(self) -> bool:
         sock = self._socket
-        if sock is None:
-            return False
-        # Peeking raises if there is nothing to read, as is usual, and then takes several times as long as a poll.
-        poll = select.poll()
-        try:
-            poll.register(sock, _ITS_END)
-        except ValueError:  # another thread has closed it
-            return False
-        return not poll.poll(0)
+        return sock is not None and has_peer(sock)
 
     def exchange(self, call: Outgoing) -> pb.Reply:
         try:
-            self._call_number += 1
-            frame = encode(call, self._call_number)
-            sock = self._socket or self._connect(call)
-            self._limit_call(sock, call.seconds_left())
-            self._send_all(sock, frame)
-            return self._receive(sock, call)
+            return self._receive(self._send(call), call)
         except BaseException:
             # Whatever stopped us, even an interrupt: a late reply must not answer the next call.
+            self.close()
+            raise
+
+    def begin(self, call: Outgoing) -> None:
+        """Send a call; nothing else may use the connection until `finish`."""
+        try:
+            self._send(call)
+        except BaseException:
+            self.close()
+            raise
+
+    def finish(self, call: Outgoing) -> pb.Reply:
+        """Receive the reply to the call that `begin` sent, which may have come long ago."""
+        try:
+            sock = self._socket
+            assert sock is not None, "begin leaves the connection open"
+            if not has_come(sock):
+                self._limit_call(sock, call.seconds_left())
+            return self._receive(sock, call)
+        except BaseException:
             self.close()
             raise
 
@@ -257,6 +290,14 @@ class _Connection:
         if sock is not None:
             sock.close()
 
+    def _send(self, call: Outgoing) -> socket.socket:
+        self._call_number += 1
+        frame = encode(call, self._call_number)
+        sock = self._socket or self._connect(call)
+        self._limit_call(sock, call.seconds_left())
+        self._send_all(sock, frame)
+        return sock
+
     def _encode(self, call: Outgoing) -> bytes:
         self._call_number += 1
         return encode(call, self._call_number)
@@ -271,17 +312,17 @@ class _Connection:
     def _limit(self, sock: socket.socket, seconds: float) -> None:
         """Have the kernel end every read and write of this socket after `seconds`."""
         self._ticks = 0
-        ticks = math.ceil(seconds * _TICKS_PER_SECOND)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _interval(ticks))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _interval(ticks))
+        ticks = math.ceil(seconds * TICKS_PER_SECOND)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval(ticks))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval(ticks))
 
     def _limit_call(self, sock: socket.socket, seconds: float) -> None:
         """Set a call's limit, whose reads wake early and then wait for the rest; free if the limit is unchanged."""
-        ticks = math.ceil(seconds * _TICKS_PER_SECOND)
+        ticks = math.ceil(seconds * TICKS_PER_SECOND)
         if ticks != self._ticks:
             early = max(1, int(ticks * _EARLY))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _interval(early))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _interval(ticks))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval(early))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval(ticks))
             self._ticks = ticks
 
     def _send_all(self, sock: socket.socket, frame: bytes) -> None:
@@ -296,7 +337,7 @@ class _Connection:
         try:
             num_received = self._look(sock) or sock.recv_into(buffer)
         except BlockingIOError:
-            num_received = _receive_late(sock, buffer, call)
+            num_received = receive_late(sock, buffer, call)
         (body_bytes,) = LENGTH.unpack_from(buffer)
         if num_received != BYTES_OF_LENGTH + body_bytes:
             num_received = self._receive_rest(sock, call, num_received)
@@ -337,26 +378,8 @@ class _Connection:
                 try:
                     num_received += _more(sock.recv_into(rest))
                 except BlockingIOError:
-                    num_received += _more(_receive_late(sock, rest, call))
+                    num_received += _more(receive_late(sock, rest, call))
         return num_received
-
-
-def _receive_late(sock: socket.socket, buffer: bytearray | memoryview, call: Outgoing) -> int:
-    """Receive bytes that come between the end of the socket's own, coarse timeout and the call's deadline.
-
-    Raises:
-        BlockingIOError: nothing comes.
-    """
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    if not poll.poll(max(0.0, call.deadline_at - time.monotonic()) * _MS_PER_SECOND):
-        raise BlockingIOError
-    return sock.recv_into(buffer)
-
-
-def _interval(ticks: int) -> bytes:
-    whole, rest = divmod(ticks, _TICKS_PER_SECOND)
-    return struct.pack("@ll", whole, rest * (1_000_000 // _TICKS_PER_SECOND))
 
 
 def _more(num_bytes: int) -> int:

@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from kvlease.errors import (
     TooLargeError,
     UnavailableError,
 )
-from kvlease.transports import _pool, local
+from kvlease.transports import _pool, _waits, local
 from kvlease.transports._frames import late_token
 from kvlease.transports.base import Outgoing
 from kvlease.transports.local import LocalTransport
@@ -43,6 +44,14 @@ def in_turn(*answers: Answer) -> Answer:
     """Return an answer function that gives the answers one after the other."""
     left = list(answers)
     return lambda sent: left.pop(0)(sent)  # noqa: PLW0108 - popped at each call
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what another thread does."""
+    ends_at = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < ends_at
+        time.sleep(0.001)
 
 
 def released(_: pb.Call) -> Message:
@@ -74,6 +83,83 @@ def test_call_carries_who_sends_it(tmp_path: Path) -> None:
     assert response == pb.ReleaseResponse(released=True)
     assert (sent.token, sent.epoch, sent.idempotency_key) == ("token", 9, "key")
     assert sent.release.lease_id == 3
+
+
+def test_call_is_carried_out_before_anybody_asks_for_its_answer(tmp_path: Path) -> None:
+    """A call that was begun has a connection to itself, on which its answer waits; other calls go on meanwhile."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        answer = transport.begin(call(key="begun"))
+        until(lambda: bool(server.calls))
+        transport.send(call(key="other"))
+        response = answer()
+        transport.send(call(key="next"))
+        transport.close()
+
+    assert response == pb.ReleaseResponse(released=True)
+    assert [one.idempotency_key for one in server.calls] == ["begun", "other", "next"]
+    assert len(server._connections) == 2
+
+
+def test_answer_that_came_in_time_may_be_taken_late(tmp_path: Path) -> None:
+    """The deadline is the daemon's, not that of whoever has something else to do first."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        answer = transport.begin(call(seconds=0.05))
+        time.sleep(0.1)
+        response = answer()
+        transport.close()
+
+    assert response == pb.ReleaseResponse(released=True)
+
+
+def test_begun_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
+    """Time that passed before somebody asked counts, and a late answer is not taken for that of the next call."""
+    with FrameServer(path=tmp_path / "s", answer=in_turn(hang, released)) as server:
+        transport = LocalTransport(str(server.path))
+        answer = transport.begin(call(seconds=0.05))
+        time.sleep(0.1)
+        started = time.monotonic()
+        with pytest.raises(DeadlineError):
+            answer()
+        waited = time.monotonic() - started
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+    assert waited < 1
+
+
+def test_call_that_cannot_be_sent_is_refused_as_it_begins(tmp_path: Path) -> None:
+    """The connection that it would have had is free for the next call."""
+    transport = LocalTransport(str(tmp_path / "s"))
+    with pytest.raises(UnavailableError):
+        transport.begin(call())
+    with FrameServer(path=tmp_path / "s", answer=released):
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+
+
+def test_connection_of_a_begun_call_breaks(tmp_path: Path) -> None:
+    """A daemon that ends meanwhile leaves the call in doubt."""
+    with FrameServer(path=tmp_path / "s", answer=in_turn(drop, released)) as server:
+        transport = LocalTransport(str(server.path))
+        answer = transport.begin(call())
+        until(lambda: bool(server.calls))
+        with pytest.raises(UnavailableError):
+            answer()
+        transport.close()
+
+
+def test_begun_call_that_nobody_asks_about_leaves_nothing(tmp_path: Path) -> None:
+    """Its connection is closed with the last reference to it."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        begun = transport.begin(call())
+        before = len(transport._pool._made)
+        del begun
+        assert transport.send(call()) == pb.ReleaseResponse(released=True)
+        transport.close()
+        assert (before, len(transport._pool._made)) == (1, 1)
 
 
 def test_refusal_is_raised_as_itself(tmp_path: Path) -> None:
@@ -141,7 +227,7 @@ def test_read_that_wakes_early_waits_for_the_rest(
         woken.set()
         return polled()
 
-    monkeypatch.setattr(local.select, "poll", poll)
+    monkeypatch.setattr(_waits.select, "poll", poll)
     with FrameServer(path=tmp_path / "s", answer=late) as server:
         transport = LocalTransport(str(server.path))
         assert transport.send(call(seconds=10)) == pb.ReleaseResponse(released=True)

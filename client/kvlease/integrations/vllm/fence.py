@@ -230,9 +230,12 @@ class Ledger:
         self._standings[block_id] = Standing.DOUBTFUL
 
     def heard_publish(self, block_id: int, answer: int) -> None:
-        """Take over the daemon's answer to a publish."""
-        if answer == Published.FINDABLE:
-            self.hold(block_id, self._key_of[block_id])
+        """Take over the daemon's answer to a publish; the block may have been outdated meanwhile, and stays stale."""
+        key = self._key_of.get(block_id)
+        if answer == Published.FINDABLE and key is None:
+            self._standings[block_id] = Standing.FINDABLE
+        elif answer == Published.FINDABLE and key is not None:
+            self.hold(block_id, key)
         elif answer == Published.DUPLICATE:
             self._make_private(block_id)
 

@@ -31,10 +31,10 @@ from typing import Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.errors import DeadlineError, InvalidError, RefusedError
 from kvlease.integrations.vllm import outages, sayings
 from kvlease.integrations.vllm.attacher import Attacher
 from kvlease.integrations.vllm.attachment import Attachment
+from kvlease.integrations.vllm.exchanging import Exchanging
 from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.rekey import Rekeyer
 from kvlease.integrations.vllm.settings import ConnectorSettings
@@ -54,7 +54,6 @@ _logger: Final = logging.getLogger(__name__)
 _ERA_BYTES: Final = 16
 _RETURN_SECONDS: Final = 30.0
 """Seconds within which a daemon that went away is back if something restarts it, even on a busy machine."""
-_NOTHING: Final = ExchangeOrder()
 
 
 class SessionEvent(enum.Enum):
@@ -94,8 +93,7 @@ class EngineSession:
         self.is_closed = False
         """Whether the session has ended and stays off."""
         self._end: weakref.finalize[[], Self] | None = None
-        self._is_in_doubt = False
-        self._worker_id = 0
+        self._exchanging = Exchanging(settings.deadline_seconds)
         self._era = b""
         self._rekeyer: Rekeyer | None = None
         self._memory: MemoryIdentity = ()
@@ -188,7 +186,7 @@ class EngineSession:
         attached = self._attached
         if attached is None or attached.magazine is None:
             return False
-        return self._is_in_doubt or self._now_worker_id != self._worker_id
+        return self._exchanging.needs_inventory(attached)
 
     def counts(self) -> dict[str, int]:
         """Return the counts of this session's calls since it began, for metrics."""
@@ -205,8 +203,10 @@ class EngineSession:
 
         After `close` it returns no event but LOST: a closed session hears nothing of other caches.
         """
+        attached = self._attached
+        if attached is not None and self._is_as_told(attached):
+            return SessionEvent.NONE
         if self._process_id == os.getpid() and not self.is_closed:
-            attached = self._attached
             if attached is not None and attached.is_elsewhere:
                 self._lose(attached)
             self._pick_up()
@@ -237,7 +237,30 @@ class EngineSession:
         attached = self._attached
         if attached is None or attached.magazine is None or self.needs_inventory:
             return default
-        return self._surely(lambda: self._exchanged(attached, order), default, "exchange")
+        return self._surely(
+            lambda: self._exchanging.carry_out(attached, order), default, "exchange"
+        )
+
+    def begin(self, order: ExchangeOrder) -> bool:
+        """Send an exchange, whose answer `answered` takes; return False if the session is off or in doubt.
+
+        Until then nothing else may be asked of the magazine.
+        """
+        attached = self._attached
+        if attached is None or attached.magazine is None:
+            return False
+        if not self.is_on or self.needs_inventory:
+            return False
+        return self.guard.shield(lambda: self._exchanging.send(attached, order), False, "exchange")
+
+    def answered(self) -> Exchanged | None:
+        """Wait for the answer to the exchange that was begun; None if none came, or if it was given up meanwhile."""
+        attached = self._attached
+        answer: Exchanged | None = None
+        if attached is not None and self._exchanging.is_underway:
+            answer = self._surely(lambda: self._exchanging.answer(attached), None, "exchange")
+        self._exchanging.forget()
+        return answer
 
     def inventory(self) -> Inventory | None:
         """Return the daemon's inventory of the magazine, or None if no answer came; the doubt stays."""
@@ -256,7 +279,7 @@ class EngineSession:
         attached = self._attached
         if attached is None or attached.magazine is None:
             return None
-        return self._surely(lambda: self._reconciled(attached), None, "inventory")
+        return self._surely(lambda: self._exchanging.reconcile(attached), None, "inventory")
 
     def absent(self, keys: Sequence[bytes]) -> list[bool]:
         """Tell for each key, without a call, whether it is surely not cached; all False if there are no key counts."""
@@ -301,6 +324,19 @@ class EngineSession:
     def _now_worker_id(self) -> int:
         return 0 if self._attached is None else self._attached.worker.worker_id
 
+    def _is_as_told(self, attached: Attachment) -> bool:
+        """Tell whether the session is on and the same as at the last poll, as in nearly every step."""
+        return (
+            self._told_on
+            and self._attacher.found is None
+            and self._attacher.has(attached)
+            and not attached.is_elsewhere
+            and not self.guard.is_open
+            and self._told_generation == self.generation
+            and self._told_worker_id == attached.worker.worker_id
+            and self._process_id == os.getpid()
+        )
+
     def _tell_adapters_apart(self) -> None:
         """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights."""
         if not self.settings.adapters and self._sayings.is_news("adapters"):
@@ -317,9 +353,7 @@ class EngineSession:
         if found is None:
             return
         self._attached, self._plan = found, found.plan
-        # Other processes may have kept the new worker's magazine alive.
-        self._is_in_doubt = found.magazine is not None
-        self._worker_id = found.worker.worker_id
+        self._exchanging.take_up(found)
         if found.memory != self._memory or not found.memory:
             self._memory, self._device = found.memory, found.device
             self.generation += 1
@@ -346,39 +380,6 @@ class EngineSession:
             return default
         return answer
 
-    def _exchanged(self, attached: Attachment, order: ExchangeOrder) -> Exchanged:
-        self._is_in_doubt = True
-        try:
-            answer: Exchanged = attached.magazine.exchange(order)
-        except (InvalidError, RefusedError):
-            self._is_in_doubt = False
-            raise
-        self._is_in_doubt = False
-        self._check_worker(attached)
-        return answer
-
-    def _reconciled(self, attached: Attachment) -> Inventory:
-        deadline_at = time.monotonic() + self.settings.deadline_seconds
-        worker_id = attached.worker.worker_id
-        try:
-            attached.magazine.inventory()
-            _limit(attached, deadline_at)
-            attached.magazine.exchange(_NOTHING)
-            _limit(attached, deadline_at)
-            truth: Inventory = attached.magazine.inventory()
-        finally:
-            attached.limit(self.settings.deadline_seconds)
-        self._worker_id = worker_id
-        self._check_worker(attached)
-        self._is_in_doubt = False
-        return truth
-
-    def _check_worker(self, attached: Attachment) -> None:
-        """Refuse the answer if the worker became another one meanwhile, with another magazine of the same name."""
-        if attached.worker.worker_id != self._worker_id:
-            self._is_in_doubt = True
-            raise _AnotherWorkerError
-
     def _close(self) -> None:
         if self._end is not None:
             self._end.detach()
@@ -387,14 +388,3 @@ class EngineSession:
         self._attacher.close(self.settings.deadline_seconds)
         if attached is not None:
             attached.worker.close()
-
-
-class _AnotherWorkerError(RefusedError):
-    """The daemon has made this process another worker; the next inventory tells what it holds."""
-
-
-def _limit(attached: Attachment, deadline_at: float) -> None:
-    left = deadline_at - time.monotonic()
-    if left <= 0:
-        raise DeadlineError("the inventory was not complete before its deadline")
-    attached.limit(left)

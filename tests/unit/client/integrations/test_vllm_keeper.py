@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
-from kvlease.integrations.vllm.fence import Fence
+from kvlease.integrations.vllm.fence import Fence, Standing
 from kvlease.integrations.vllm.owned import keeper as keeper_module
 from kvlease.integrations.vllm.owned.keeper import Keeper
 from kvlease.integrations.vllm.owned.terms import Needs, Persistence
@@ -41,6 +41,7 @@ class PlayedDaemon:
     is_dead: bool = False
     refused: set[int] = field(default_factory=set)
     sequence: int = 0
+    underway: ExchangeOrder | Exchanged | None = None
 
     @property
     def is_returning(self) -> bool:
@@ -72,6 +73,18 @@ class PlayedDaemon:
             num_available=0,
             num_magazines=1,
         )
+
+    def begin(self, order: ExchangeOrder) -> bool:
+        """Take an exchange, and carry it out now or only when its answer is asked for."""
+        if self.is_lossy and self.chance.random() < 0.05:
+            return False
+        self.underway = order if self.chance.random() < 0.5 else self.exchange(order)
+        return True
+
+    def answered(self) -> Exchanged | None:
+        """Answer the exchange that was begun."""
+        underway, self.underway = self.underway, None
+        return self.exchange(underway) if isinstance(underway, ExchangeOrder) else underway
 
     def inventory(self) -> Inventory | None:
         """Return the inventory, if the daemon answers at all."""
@@ -307,8 +320,9 @@ def test_everything_is_used_while_the_control_process_is_dead() -> None:
     engine.dispatch()
     engine.finish_step()
     daemon.is_answering, daemon.is_dead = True, False
-    engine.dispatch()
-    engine.finish_step()
+    for _ in range(2):
+        engine.dispatch()
+        engine.finish_step()
 
     assert engine.keeper.persistence is Persistence.ON
     assert_findable_blocks_hold_their_keys(engine)
@@ -429,3 +443,95 @@ def test_steps_without_news_make_no_exchange() -> None:
         engine.finish_step()
 
     assert daemon.sequence == before
+
+
+def written(engine: PlayedEngine, *names: bytes) -> list[int]:
+    """Have a step write blocks and come back, so that their publish is on its way; return the blocks."""
+    assert engine.begin([*names])
+    engine.dispatch()
+    engine.finish_step()
+    return engine.requests[-1]
+
+
+def step(engine: PlayedEngine) -> None:
+    """Have an empty step come back."""
+    engine.dispatch()
+    engine.finish_step()
+
+
+@pytest.fixture
+def cold() -> PlayedEngine:
+    """Return an engine whose pool holds nothing yet."""
+    engine = PlayedEngine(PlayedDaemon(chance_of(0)), num_in_flight=0)
+    engine.restore()
+    return engine
+
+
+def test_answer_is_taken_when_the_next_step_comes_back(cold: PlayedEngine) -> None:
+    """Until then a written block may neither be handed out nor counts as found; an idle engine has that to do."""
+    (block,) = written(cold, b"a")
+    cold.finish_request(chance_of(0))
+
+    assert cold.keeper.has_work
+    assert block not in cold.keeper.spare | cold.keeper.waiting
+    assert cold.keeper.ledger[block] is Standing.DOUBTFUL
+
+    step(cold)
+
+    assert not cold.keeper.has_work
+    assert cold.keeper.ledger[block] is Standing.FINDABLE
+    assert cold.daemon.key_of == {block: key_of(b"a")}
+
+
+def test_block_that_is_evicted_while_its_publish_is_on_its_way_is_retracted(
+    cold: PlayedEngine,
+) -> None:
+    """The daemon finds it by then, so the next exchange takes it back."""
+    (block,) = written(cold, b"a")
+    cold.evict(block)
+    step(cold)
+    step(cold)
+
+    assert cold.daemon.key_of == {}
+    assert cold.keeper.ledger.is_private(block)
+
+
+def test_block_that_is_used_again_while_its_retract_is_on_its_way_is_published_again() -> None:
+    """The retract was to make it spare, and it is not: its bytes are still worth finding."""
+    daemon = PlayedDaemon(chance_of(0))
+    engine = warm(daemon, num_blocks=13)
+    written(engine, b"a", b"b", b"c")
+    retracted = [block for block in engine.free if engine.keeper.ledger[block] is Standing.DOUBTFUL]
+    used = [engine.names[block] for block in retracted]
+
+    assert used
+    assert engine.begin(used[:1])
+    assert retracted[0] not in daemon.key_of or daemon.underway is not None
+    step(engine)
+    step(engine)
+
+    assert daemon.key_of[retracted[0]] == key_of(used[0])
+
+
+def test_reset_takes_back_what_is_on_its_way(cold: PlayedEngine) -> None:
+    """A publish that was sent before the reset is found after it, and must not be."""
+    written(cold, b"a")
+    cold.finish_request(chance_of(0))
+    cold.keeper.reset()
+
+    assert cold.daemon.key_of == {}
+    assert len(cold.keeper.spare) == NUM_BLOCKS - 1
+
+
+def test_lost_answer_is_followed_by_an_inventory(cold: PlayedEngine) -> None:
+    """What was on its way is known again once the daemon has told what the magazine has."""
+    (block,) = written(cold, b"a")
+    cold.daemon.underway = None
+    step(cold)
+    assert cold.keeper.ledger[block] is Standing.DOUBTFUL
+
+    step(cold)
+    step(cold)
+
+    assert cold.keeper.ledger[block] is Standing.FINDABLE
+    assert not cold.keeper.has_work

@@ -1,5 +1,7 @@
 """Own what an engine with owned memory knows of its blocks, and the exchanges that follow from it; the pool is vLLM's.
 
+What follows from a step is sent when the step comes back, and its answer is taken when the next one does: so the daemon
+works while the engine computes. Blocks on their way are neither private nor findable until then.
 Blocks that are free, and private at the daemon, are `spare`; only these are handed out to be overwritten. A stock of
 them is kept ahead of need, by retracting the blocks that the pool would hand out next, so that handing out never waits.
 While the daemon does not answer, the pool has only private blocks to give: no findable one is overwritten.
@@ -10,9 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvlease.integrations.vllm.fence import (
     Fence,
     Ledger,
@@ -22,8 +21,11 @@ from kvlease.integrations.vllm.fence import (
     Write,
     unpacked_keys,
 )
+from kvlease.integrations.vllm.owned.restored import Restored
+from kvlease.integrations.vllm.owned.sent import Sent
+from kvlease.integrations.vllm.owned.stock import Stock
 from kvlease.integrations.vllm.owned.terms import Calls, Needs, Persistence
-from kvlease.magazine import Exchanged, ExchangeOrder
+from kvlease.magazine import Exchanged
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -62,13 +64,12 @@ class Keeper:
         self._calls = calls
         self._rekey = rekey
         self._names: dict[int, bytes] = {}
-        self._restored: dict[bytes, int] = {}
-        self._restored_key: dict[int, bytes] = {}
+        self._restored = Restored()
         self._num_absent = 0
         self._is_doubtful = False
+        self._sent: Sent | None = None
         self._asked_at: dict[int, int] = {}
-        self._num_given = 0
-        self._peak_given = 0
+        self._stock = Stock(needs)
         self._is_free: Callable[[int], bool] = lambda _: True
         self._next_free: Callable[[], Iterable[int]] = lambda: ()
 
@@ -100,7 +101,7 @@ class Keeper:
     @property
     def restored_ids(self) -> list[int]:
         """The blocks from an earlier life that have not been looked up yet."""
-        return list(self._restored_key)
+        return self._restored.ids
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +110,8 @@ class Keeper:
             return False
         if self._is_doubtful:
             return self._calls.is_returning
-        return self._calls.is_answering and (bool(self.fence) or bool(self.ledger.stale))
+        is_due = self._sent is not None or bool(self.fence) or bool(self.ledger.stale)
+        return self._calls.is_answering and is_due
 
     def num_free(self, num_in_queue: int) -> int:
         """Return how many free blocks may be promised: all, if enough of them are private or can be made so.
@@ -153,7 +155,7 @@ class Keeper:
             self._forget(block_id)
             if not self.ledger.is_private(block_id):
                 self.ledger.overwrite(block_id)
-            self._num_given += 1
+            self._stock.gave(1)
 
     def note(self, block_id: int, name: bytes, position: int) -> None:
         """Note that the step being scheduled fills a block with the content that vLLM calls `name`."""
@@ -190,12 +192,12 @@ class Keeper:
 
     def reset(self) -> None:
         """Note that vLLM no longer finds anything, and retract all findable blocks."""
+        self._hear_sent()
         self.fence.cancel_all()
         for block_id in self.ledger.ids(Standing.FINDABLE):
             self.ledger.outdate(block_id)
         self._names.clear()
         self._restored.clear()
-        self._restored_key.clear()
         self._refile_all()
         while self.ledger.stale and self.exchange(0):
             if not self._stale_to_ask():
@@ -210,64 +212,51 @@ class Keeper:
                 self.ledger.take((block_id,))
             else:
                 self.ledger.hold(block_id, key)
-                self._restored[key] = block_id
-                self._restored_key[block_id] = key
+                self._restored.add(block_id, key)
         self.num_restored = len(self._restored)
         self._refile_all()
 
     def find_restored(self, name: bytes) -> int | None:
         """Return the restored block with the content that vLLM calls `name`, or None; vLLM knows it from now on."""
-        block_id = self._restored.get(self._rekey([name])[0])
-        if block_id is None:
-            return None
-        del self._restored[self._restored_key.pop(block_id)]
-        self._names[block_id] = name
-        self.num_adopted += 1
+        block_id = self._restored.take(self._rekey([name])[0])
+        if block_id is not None:
+            self._names[block_id] = name
+            self.num_adopted += 1
         return block_id
 
     # Steps and exchanges
 
     def came_back(self, step_id: int) -> None:
-        """Note that a step came back on all ranks, and do what is due, in one exchange at most."""
+        """Note that a step came back on all ranks, hear what followed from the last one, and send what is due now."""
+        self._hear_sent()
         self.fence.came_back(step_id)
-        self._peak_given = max(self._num_given, self._peak_given - (self._peak_given >> 4) - 1)
-        self._num_given = 0
-        needs = self._needs
-        wanted = max(needs.reserve_blocks, needs.blocks_per_request + self._peak_given)
-        num_spare = min(wanted, ENTRIES_MAX)
-        if not self._is_settled(num_spare):
-            self.exchange(num_spare)
+        num_spare = min(self._stock.after_step(), ENTRIES_MAX)
+        if not self._is_settled(num_spare) and (sent := self._due(num_spare)):
+            self._send(sent)
+            if not self._calls.begin(sent.order):
+                self._hear(None)
 
     def exchange(self, num_spare: int) -> bool:
         """Publish written blocks, and retract stale ones and those needed soon; return whether the daemon answered.
 
         `num_spare` is the number of spare blocks to have afterwards.
         """
-        if self.persistence is Persistence.OFF or not self._calls.is_answering:
-            return self._is_unanswered()
-        if self._is_doubtful and not self._reconcile():
-            return self._is_unanswered()
+        self._hear_sent()
+        if sent := self._due(num_spare):
+            self._send(sent)
+            return self._hear(self._calls.exchange(sent.order))
+        return self.is_on and not self._is_doubtful and self._calls.is_answering
+
+    def _due(self, num_spare: int) -> Sent | None:
+        """Return what to exchange; None if nothing is due, or if the daemon does not answer."""
+        is_heard = self.is_on and self._calls.is_answering
+        if not is_heard or (self._is_doubtful and not self._reconcile()):
+            self._note_unanswered()
+            return None
         writes, keys = self._to_publish()
         retracts = self._to_retract(num_spare)
         num_absent = self._num_absent if self.num_exchanges % _WAITS == 0 else 0
-        if not (writes or retracts or num_absent):
-            return True
-        order = ExchangeOrder(
-            publish_blocks=_ids([write.block_id for write in writes]),
-            publish_keys=b"".join(keys),
-            publish_positions=np.array([write.position for write in writes], np.uint32),
-            retract_blocks=_ids(retracts),
-            take_running=num_absent,
-        )
-        self._send(writes, keys, retracts)
-        answer = self._calls.exchange(order)
-        self.num_exchanges += 1
-        if answer is None:
-            self._is_doubtful = True
-            self._refile([write.block_id for write in writes] + retracts)
-            return self._is_unanswered()
-        self._hear(writes, retracts, answer)
-        return True
+        return Sent.of(writes, keys, retracts, num_absent)
 
     def _is_settled(self, num_spare: int) -> bool:
         """Tell whether an exchange would carry nothing, as in most decoding steps."""
@@ -283,14 +272,14 @@ class Keeper:
     def switch_off(self) -> None:
         """Go on without the daemon until the engine restarts: the engine's memory is no longer the daemon's."""
         self.persistence = Persistence.OFF
+        self._sent = None
         self.fence.cancel_all()
         self._restored.clear()
-        self._restored_key.clear()
 
     def _has(self, num_blocks: int) -> bool:
         return self.persistence is Persistence.GONE or self.num_private_free >= num_blocks
 
-    def _is_unanswered(self) -> bool:
+    def _note_unanswered(self) -> None:
         if self.persistence is Persistence.ON and self._calls.is_dead:
             self.persistence = Persistence.GONE
             self._is_doubtful = True
@@ -299,7 +288,6 @@ class Keeper:
                 "engine uses all blocks.",
                 extra={"action": "owned_gone"},
             )
-        return False
 
     def _reconcile(self) -> bool:
         inventory = self._calls.inventory()
@@ -351,19 +339,33 @@ class Keeper:
         asked_at = self._asked_at.get(block_id)
         return asked_at is None or self.num_exchanges >= asked_at + _WAITS
 
-    def _send(self, writes: list[Write], keys: list[bytes], retracts: list[int]) -> None:
-        for write, key in zip(writes, keys, strict=True):
+    def _send(self, sent: Sent) -> None:
+        self._sent = sent
+        for write, key in zip(sent.writes, sent.keys, strict=True):
             self.ledger.send_publish(write.block_id, key)
-        for block_id in retracts:
+        for block_id in sent.retracts:
             self.ledger.send_retract(block_id)
 
-    def _hear(self, writes: list[Write], retracts: list[int], answer: Exchanged) -> None:
-        for write, code in zip(writes, answer.published.tolist(), strict=True):
+    def _hear_sent(self) -> None:
+        if self._sent is not None:
+            self._hear(self._calls.answered())
+
+    def _hear(self, answer: Exchanged | None) -> bool:
+        """Take over the answer to what was sent; return whether there is one."""
+        sent, self._sent = self._sent, None
+        assert sent is not None, "an answer follows what was sent"
+        self.num_exchanges += 1
+        if answer is None:
+            self._is_doubtful = True
+            self._refile(sent.block_ids)
+            self._note_unanswered()
+            return False
+        for write, code in zip(sent.writes, answer.published.tolist(), strict=True):
             self.ledger.heard_publish(write.block_id, code)
             self.fence.settle(write.block_id)
             self.num_published += code == Published.FINDABLE
             self.refile(write.block_id)
-        for block_id, code in zip(retracts, answer.retracted.tolist(), strict=True):
+        for block_id, code in zip(sent.retracts, answer.retracted.tolist(), strict=True):
             self.ledger.heard_retract(block_id, code)
             self.num_retracted += code == Retracted.PRIVATE
             if code == Retracted.PRIVATE:
@@ -371,11 +373,14 @@ class Keeper:
             else:
                 self._asked_at[block_id] = self.num_exchanges
             self.refile(block_id)
+            if not self._is_free(block_id):
+                self.touched(block_id)
         taken = answer.taken_running.tolist()
         if taken:
             self.ledger.take(taken)
             self._refile_all()
         self._is_doubtful = self._is_doubtful or self.ledger.has_doubt
+        return True
 
     def _refile(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
@@ -391,10 +396,4 @@ class Keeper:
     def _forget(self, block_id: int) -> None:
         self.fence.cancel(block_id)
         self._names.pop(block_id, None)
-        key = self._restored_key.pop(block_id, None)
-        if key is not None:
-            del self._restored[key]
-
-
-def _ids(block_ids: list[int]) -> NDArray[np.int32]:
-    return np.array(block_ids, np.int32)
+        self._restored.forget(block_id)

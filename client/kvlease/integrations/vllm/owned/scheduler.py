@@ -60,6 +60,14 @@ class SessionCalls:
         """Carry out an exchange; None if no answer came."""
         return self._session.exchange(order, None)
 
+    def begin(self, order: ExchangeOrder) -> bool:
+        """Send an exchange, whose answer `answered` takes."""
+        return self._session.begin(order)
+
+    def answered(self) -> Exchanged | None:
+        """Wait for the answer to the exchange that was begun; None if none came."""
+        return self._session.answered()
+
     def inventory(self) -> Inventory | None:
         """Return the magazine's inventory, or None; also ends the session's own doubt."""
         return self._session.reconciled()

@@ -25,6 +25,12 @@ class Calls(Protocol):
     def exchange(self, order: ExchangeOrder) -> Exchanged | None:
         """Carry out an exchange."""
 
+    def begin(self, order: ExchangeOrder) -> bool:
+        """Send an exchange, whose answer `answered` takes before anything else is asked; False if it cannot be sent."""
+
+    def answered(self) -> Exchanged | None:
+        """Wait for the answer to the exchange that was begun."""
+
     def inventory(self) -> Inventory | None:
         """Ask what the magazine has."""
 
