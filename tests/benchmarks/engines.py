@@ -48,7 +48,6 @@ _MORE_TOKENS: Final = 7
 """Tokens of a request after the first: further steps, in which the first one's stores are planned, copied and
 published, as any engine has between one request and the next."""
 _ROUNDS: Final = 7
-_THROUGHPUT_ROUNDS: Final = 15
 _WARM_UP_ROUNDS: Final = 2
 _RATIO_MIN: Final = 0.97
 _IDLE_SECONDS: Final = 0.5
@@ -263,23 +262,28 @@ def _asked(life: Life, questions: Sequence[Sequence[int]]) -> list[Round]:
 def throughput(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
     """Yield tokens a second with a connector and no hit, as a ratio to the engine without; they take turns.
 
-    The ratio is the median over rounds in which all engines did the same in turn. Beside it are the ratio of the
-    engines' processor time, which the machine's other load affects less, and the cost of one step.
+    The ratio is the median over rounds in which all engines did the same in turn. Two engines that are alike differ by
+    a tenth for all their lives, as their memory lies; so several are started, one after another. Beside the ratio are
+    that of the engines' processor time, which the machine's other load affects less, and the cost of one step.
     """
-    for model, (what, num_rounds) in _MODELS.items():
-        place = folder / model
-        place.mkdir()
-        with _engines(place, ("none", *modes), {"model": model, "times": True}) as lives:
-            done = _rounds(lives, num_rounds)
+    for model, (what, num_lives, num_rounds) in _MODELS.items():
+        done: dict[str, list[Round]] = {mode: [] for mode in ("none", *modes)}
+        for number in range(num_lives):
+            place = folder / f"{model} {number}"
+            place.mkdir()
+            with _engines(place, tuple(done), {"model": model, "times": True}) as lives:
+                for mode, rounds in _rounds(lives, num_rounds).items():
+                    done[mode] += rounds
         for mode in modes:
             yield _rate(f"{mode}, {what}", done[mode], done["none"])
 
 
 _MODELS: Final = {
-    "llama": ("4 layers of 64", 31),
-    "stout": ("8 layers of 512", 5),
+    "llama": ("4 layers of 64", 7, 9),
+    "stout": ("8 layers of 512", 1, 5),
 }
-"""Models, with their rounds; compared with the first one's short steps, every connector's work shows."""
+"""Models, with their engines' lives, and the rounds of each; beside the first one's short steps, every connector's work
+shows."""
 _PROMPTS: Final = 12
 _PROMPT_TOKENS: Final = 384
 _SAID_TOKENS: Final = 32
