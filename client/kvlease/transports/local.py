@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
+from weakref import ReferenceType, ref
 
 from google.protobuf.message import Message
 
@@ -55,6 +56,7 @@ class LocalTransport:
         """Remember where the socket is."""
         self._path = path
         self._pool = ConnectionPool(lambda: _Connection(path))
+        self._begun: ReferenceType[_Connection] | None = None
 
     def __repr__(self) -> str:
         """Show life: whether it is connected."""
@@ -67,8 +69,10 @@ class LocalTransport:
 
     @property
     def has_peer(self) -> bool:
-        """Whether the process that answered last still has an idle connection open, as the kernel sees it."""
+        """Whether the process that answered last still has its connection open, as the kernel sees it."""
         connection = self._pool.newest()
+        if connection is None and self._begun is not None:
+            connection = self._begun()
         return connection is not None and connection.has_peer
 
     def send(self, call: Outgoing) -> Message:
@@ -91,6 +95,8 @@ class LocalTransport:
             UnavailableError: the call could not be sent.
         """
         connection, num_closes = self._pool.take(call)
+        # A connection that is opened only now may be to another process than the one that answered last.
+        self._begun = ref(connection) if connection.is_open else None
         try:
             connection.begin(call)
         except BaseException as error:

@@ -251,6 +251,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
         "absent_requests_ask_nobody",
         "new_requests_are_known_by_their_first_block",
         "news_wait_for_stores_that_are_under_way",
+        "news_are_told_while_the_engine_computes",
         "a_reset_forgets_what_was_not_told",
         "requests_that_wait_are_asked_for_together",
         "first_tokens_wait_for_no_news",

@@ -101,6 +101,24 @@ def test_call_is_carried_out_before_anybody_asks_for_its_answer(tmp_path: Path) 
     assert len(server._connections) == 2
 
 
+def test_end_of_the_peer_is_seen_while_a_call_is_on_its_way(tmp_path: Path) -> None:
+    """The call's connection is the one that was idle before; one that had to be opened proves nothing yet."""
+    with FrameServer(path=tmp_path / "s", answer=released) as server:
+        transport = LocalTransport(str(server.path))
+        first = transport.begin(call())
+        opened = transport.has_peer
+        first()
+        second = transport.begin(call())
+        meanwhile = transport.has_peer
+        until(lambda: len(server.calls) == 2)
+        server.break_connections()
+        until(lambda: not transport.has_peer)
+        del second
+        transport.close()
+
+    assert (opened, meanwhile) == (False, True)
+
+
 def test_answer_that_came_in_time_may_be_taken_late(tmp_path: Path) -> None:
     """The deadline is the daemon's, not that of whoever has something else to do first."""
     with FrameServer(path=tmp_path / "s", answer=released) as server:

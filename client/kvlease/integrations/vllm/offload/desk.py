@@ -11,6 +11,7 @@ from kvlease.integrations.vllm.offload.absences import Absences
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Books, Row, Rows
 from kvlease.integrations.vllm.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.magazine import Exchanged
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -51,6 +52,8 @@ class Desk:
         self._held = held
         self._clock = clock
         self._is_in_doubt = False
+        self._is_underway = False
+        self._is_news_underway = False
         self._quiet_until = 0.0
         self._num_put_off = 0
         self._keys = RememberedKeys()
@@ -65,6 +68,11 @@ class Desk:
         """Whether an exchange is worth trying."""
         return bool(self.pool) and self._session.is_on and self._clock() >= self._quiet_until
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to tell the daemon, or to hear of what it was told; rows may come at any time."""
+        return self.is_ready and (self.books.is_due or self._is_news_underway)
+
     def is_due(self, *, can_wait: bool) -> bool:
         """Tell whether an exchange is due at a step's end; if it can wait, a later step makes it.
 
@@ -76,8 +84,9 @@ class Desk:
         return is_due and self._num_put_off % (PUT_OFF_MAX + 1) == 0
 
     def poll(self) -> None:
-        """Learn what has become of the session; other memory means new books."""
+        """Learn what has become of the session and of the exchange on its way; other memory means new books."""
         event = self._session.poll()
+        self._hear()
         if event is SessionEvent.FRESH and (pool := pool_id(self._session)) != self.pool:
             plan = self._session.plan
             self.pool = pool
@@ -94,6 +103,7 @@ class Desk:
         It makes one exchange, or several if there are more names than one can carry. While a request waits, the
         exchange does not report keys that were missed without a call.
         """
+        self._hear()
         if not self.is_ready or not self._is_certain():
             return None
         missed = [] if is_waited_for else self.names(self.absences.untold.take())
@@ -104,6 +114,27 @@ class Desk:
             more = self._exchange_once(hold[first : first + NAMES_MAX], 0)
             rows = None if more is None else np.concatenate([rows, more])
         return rows
+
+    def begin(self, take: int) -> None:
+        """Tell the daemon what is due and ask for rows; the answer is heard at the next poll or exchange.
+
+        So the daemon works while the engine computes a step, and nobody waits.
+        """
+        self._hear()
+        if not self.is_ready or not self._is_certain():
+            return
+        is_news = self.books.is_due
+        order = self.books.order(take=take, missed=self.names(self.absences.untold.take()))
+        self.num_exchanges += 1
+        self._is_underway, self._is_news_underway = True, is_news
+        if not self._session.begin(order):
+            self._hear()
+
+    def lack(self, num_rows: int) -> int:
+        """Return how many of so many rows the stock lacks, once those on their way have come."""
+        if num_rows > len(self.books.stock):
+            self._hear()
+        return max(0, num_rows - len(self.books.stock))
 
     def names(self, keys: Sequence[OffloadKey]) -> list[bytes]:
         """Return the daemon's keys for vLLM's; the desk must have been ready once unless `keys` is empty."""
@@ -127,7 +158,8 @@ class Desk:
         return self._session.guard.shield(work, default, what)
 
     def close(self) -> None:
-        """Detach."""
+        """Detach, once what is on its way has arrived."""
+        self._hear()
         self._session.close()
 
     def _exchange_once(
@@ -136,12 +168,22 @@ class Desk:
         order = self.books.order(hold=hold, take=take, missed=missed)
         self.num_exchanges += 1
         answer = self._session.exchange(order, None)
+        self._settle(answer)
+        if answer is None:
+            return None
+        return answer.held if hold else NO_ROWS
+
+    def _hear(self) -> None:
+        if self._is_underway:
+            self._is_underway = self._is_news_underway = False
+            self._settle(self._session.answered())
+
+    def _settle(self, answer: Exchanged | None) -> None:
         if answer is None:
             self._is_in_doubt = True
             self._quiet_until = self._clock() + QUIET_SECONDS
-            return None
-        self.books.settle(answer)
-        return answer.held if hold else NO_ROWS
+        else:
+            self.books.settle(answer)
 
     def _is_certain(self) -> bool:
         """Make sure of the magazine's content if the last answer was lost or the attachment is new."""

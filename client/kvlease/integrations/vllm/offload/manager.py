@@ -171,8 +171,7 @@ class PoolManager(OffloadingManager):
 
     def has_pending_work(self) -> bool:
         """Whether something waits for the next step's exchange."""
-        desk = self._desk
-        return desk is not None and desk.is_ready and desk.books.is_due
+        return self._desk is not None and self._desk.has_work
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Return events for the blocks that were stored; the daemon evicts them, and tells of that itself."""
@@ -330,8 +329,8 @@ class PoolManager(OffloadingManager):
             self._meet(desk, keys[0], context)
             self._release(seeker)
         lacking = seeker.lacking(keys, self._storing.keys())
-        if len(lacking) > len(books.stock) and desk.is_ready:
-            desk.exchange(take=len(lacking) - len(books.stock) + self._stock_target)
+        if (lack := desk.lack(len(lacking))) and desk.is_ready:
+            desk.exchange(take=lack + self._stock_target)
         rows = books.write(len(lacking)) if desk.is_ready else []
         keys = lacking[: len(rows)]
         names = desk.names(keys)
@@ -348,10 +347,11 @@ class PoolManager(OffloadingManager):
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
         names = [name for _, _, own in waiting for name in own]
-        if not (names or take or desk.is_due(can_wait=can_wait)) or not desk.is_ready:
-            self._give_up_unasked()
+        is_due = bool(names or take or desk.is_due(can_wait=can_wait)) and desk.is_ready
+        if is_due and not waiting:
+            desk.begin(take)
             return
-        rows = desk.exchange(hold=names, take=take)
+        rows = desk.exchange(hold=names, take=take) if is_due else None
         if rows is None:
             self._give_up_unasked()
             return
