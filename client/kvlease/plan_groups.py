@@ -33,6 +33,26 @@ def groups_of(plan: CachePlan) -> tuple[GroupShape, ...]:
     )
 
 
+def why_no_prefix(plan: CachePlan) -> str:
+    """Return why no request finds a prefix, whatever keys it brings; empty if prefixes are found.
+
+    A group may not keep what another request would need of a prefix. Or its layers look at an encoder's output: what
+    later layers keep of the tokens depends on that output, and no key covers it.
+    """
+    shapes = groups_of(plan)
+    names = [f"group {at} (layers of kind {one.spec.kind})" for at, one in enumerate(plan.groups)]
+    for name, group, shape in zip(names, plan.groups, shapes, strict=True):
+        if isinstance(group.spec, CrossAttention):
+            return f"{name} depends on an encoder's output, which no key covers"
+        if shape.keeps is Keeps.FIXED and isinstance(group.spec, StateSpace):
+            return f"{name} keeps no state that another request could go on from"
+    for name, group, shape in zip(names, plan.groups, shapes, strict=True):
+        is_shared = group.is_prefix_cacheable and shape.keeps is not Keeps.FIXED
+        if is_shared and not shape.keys_per_block:
+            return f"the blocks of {name} do not end where keys do"
+    return "" if any(shape.keys_per_block for shape in shapes) else "no group's blocks have keys"
+
+
 def _group_shape(plan: CachePlan, group: GroupPlan, kept_tokens: int) -> GroupShape:
     keeps = _keeps(group)
     tokens_per_block = _tokens_per_block(plan, group)

@@ -6,6 +6,7 @@ from typing import Final
 
 from kvlease.groups import Keeps
 from kvlease.ids import LeaseId
+from kvlease.plan_groups import why_no_prefix
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.core import commands as c
@@ -134,7 +135,8 @@ class Explainer:
     def _where(self, miss: Missed) -> str:
         has_groups = len(self._entry.plan.groups) > 1
         is_of_one = miss.reason not in (Reason.BEHIND_A_MISS, Reason.SHORTER_THAN_A_BLOCK)
-        return f"in table group {miss.group}: " if has_groups and is_of_one else ""
+        finds_some = self._entry.core.shape.shares_prefixes
+        return f"in table group {miss.group}: " if has_groups and is_of_one and finds_some else ""
 
 
 def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
@@ -190,6 +192,8 @@ def _copied(entry: CacheEntry) -> str:
 
 
 def _never(miss: Missed, now: float, entry: CacheEntry) -> str:
+    if reason := why_no_prefix(entry.plan):
+        return f"this cache finds no prefix, whatever keys are sent, because {reason}"
     shape, committed = entry.core.shape, "committed"
     if shape.groups[miss.group].keeps is Keeps.STATE:
         committed = (

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvlease.errors import InvalidError
-from kvlease.groups import GroupShape, Keeps
+from kvlease.groups import GroupShape
 from kvlease.plan import CachePlan
-from kvlease.plan_groups import groups_of
-from kvlease.spec import CrossAttention, StateSpace
+from kvlease.plan_groups import groups_of, why_no_prefix
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.core.shape import CacheShape, WritePolicy
@@ -31,7 +30,7 @@ def shape_of(
         groups=groups,
         hash_tokens=plan.hash_block_tokens,
         hit_tokens=_hit_tokens(plan, groups),
-        shares_prefixes=_shares_prefixes(plan, groups),
+        shares_prefixes=not why_no_prefix(plan),
         longest_request_tokens=plan.longest_request_tokens,
         null_blocks=plan.null_blocks,
         num_ranks=len(plan.ranks),
@@ -78,21 +77,6 @@ def require_null_block(plan: CachePlan) -> None:
                 available=0,
                 remedies=("null_blocks=1",),
             )
-
-
-def _shares_prefixes(plan: CachePlan, groups: Sequence[GroupShape]) -> bool:
-    """Tell whether prefixes can be found: not if the plan does not keep what another request would need of them.
-
-    Nor can they if layers look at an encoder's output: what later layers keep of the tokens depends on that output, and
-    no key covers it.
-    """
-    for group, shape in zip(plan.groups, groups, strict=True):
-        is_fixed = shape.keeps is Keeps.FIXED
-        if is_fixed and isinstance(group.spec, StateSpace | CrossAttention):
-            return False
-        if group.is_prefix_cacheable and not is_fixed and not shape.keys_per_block:
-            return False
-    return any(shape.keys_per_block for shape in groups)
 
 
 def _hit_tokens(plan: CachePlan, groups: Sequence[GroupShape]) -> int:

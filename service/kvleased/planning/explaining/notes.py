@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan, PlanInputs
+from kvlease.plan_groups import why_no_prefix
 from kvlease.spec import FullAttention, LayerSpec
 from kvlease.units import TOKENS_MAX
 from kvleased.planning.model_inputs import with_model_facts
@@ -39,14 +40,14 @@ def ends_with_its_row(inputs: PlanInputs, plan: CachePlan) -> bool:
 
 
 def _of_prefixes(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
-    """Yield a note if no prefix is ever long enough to be found."""
-    if not plan.groups or not inputs.engine.prefix_caching or _finds_prefixes(plan):
+    """Yield a note if no prefix is ever found, although prefixes were asked for."""
+    if not plan.groups or not inputs.engine.prefix_caching:
         return
-    said = (
-        f"no prefix is ever found, because a prefix that is found ends at a multiple of {plan.hit_alignment_tokens} "
-        f"tokens, and the longest request has {plan.longest_request_tokens}"
-    )
-    yield said + ("; prefixes would be found with state_mode=align" if _align_would(inputs) else "")
+    if reason := _why_no_prefix(plan):
+        said = f"no prefix is ever found, because {reason}"
+        yield said + (
+            "; prefixes would be found with state_mode=align" if _align_would(inputs) else ""
+        )
 
 
 def _of_windows(plan: CachePlan) -> Iterator[str]:
@@ -83,15 +84,20 @@ def _of_rows(inputs: PlanInputs, plan: CachePlan) -> Iterator[str]:
         )
 
 
-def _finds_prefixes(plan: CachePlan) -> bool:
-    return plan.hit_alignment_tokens <= plan.longest_request_tokens
+def _why_no_prefix(plan: CachePlan) -> str:
+    if plan.hit_alignment_tokens > plan.longest_request_tokens:
+        return (
+            f"a prefix that is found ends at a multiple of {plan.hit_alignment_tokens} tokens, and the longest request "
+            f"has {plan.longest_request_tokens}"
+        )
+    return why_no_prefix(plan)
 
 
 def _align_would(inputs: PlanInputs) -> bool:
     if inputs.engine.state_mode == "align":
         return False
     try:
-        return _finds_prefixes(
+        return not _why_no_prefix(
             planned(replace(inputs, engine=replace(inputs.engine, state_mode="align")))
         )
     except KVLeaseError:

@@ -343,6 +343,24 @@ async def test_group_is_told_where_there_are_several(node: Node) -> None:
     assert told.startswith("in table group 1: an evict call")
 
 
+async def test_cache_that_finds_no_prefix_says_so(node: Node) -> None:
+    """Where no key is ever found, the sentence does not send the reader to look for salts and tenants."""
+    cross = pb.LayerSpec(
+        name="1", kind="cross_attention", num_kv_heads=1, head_size=16, dtype="float32"
+    )
+    engine = pb.EngineInputs(encoder_tokens_max=8)
+    miss = replace(MISSED, reason=Reason.NEVER_COMMITTED, tier=None)
+
+    told = await sentence(
+        node, miss, layers=[*inputs().layers, cross], null_blocks=1, engine=engine
+    )
+
+    assert told == (
+        "this cache finds no prefix, whatever keys are sent, because group 1 (layers of kind cross_attention) depends "
+        "on an encoder's output, which no key covers"
+    )
+
+
 async def test_missing_state_is_told_with_where_states_are_kept(node: Node) -> None:
     """For a missing recurrent state the sentence says that states are kept only at the ends of calls."""
     state = pb.LayerSpec(

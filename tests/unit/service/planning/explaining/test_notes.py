@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.plan import EngineInputs, PlanInputs, RankInputs
 from kvlease.plan_report import PlanReport
-from kvlease.spec import LayerSpec
+from kvlease.spec import CrossAttention, LayerSpec
 from kvleased.planning import plan, report
 from tests.unit.service.planning.advice.test_what_if import CONFIG
 from tests.unit.service.planning.specs import chunk, full, states, window
@@ -45,10 +45,35 @@ def test_prefixes_that_are_never_found_are_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        pytest.param(
+            COARSE,
+            "group 1 (layers of kind state_space) keeps no state that another request could go on from; prefixes would "
+            "be found with state_mode=align",
+            id="newest state",
+        ),
+        pytest.param(
+            CrossAttention(name="cross", num_kv_heads=2, head_size=64, dtype="float16"),
+            "group 1 (layers of kind cross_attention) depends on an encoder's output, which no key covers",
+            id="encoder",
+        ),
+    ],
+)
+def test_group_that_finds_no_prefixes_is_told(layer: LayerSpec, told: str) -> None:
+    """If a group keeps nothing that another request can use, a note says so, and which group it is."""
+    engine = EngineInputs(encoder_tokens_max=32)
+
+    changes = {"engine": engine, "longest_request_tokens": 1024}
+
+    assert notes_of(full("a"), layer, **changes) == (f"no prefix is ever found, because {told}",)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         pytest.param({"engine": EngineInputs(prefix_caching=False)}, id="no prefixes"),
-        pytest.param({"longest_request_tokens": 1024}, id="long enough"),
+        pytest.param({"engine": EngineInputs(state_mode="align")}, id="aligned states"),
     ],
 )
 def test_prefixes_that_are_found_are_not_told(changes: dict[str, Any]) -> None:
