@@ -33,7 +33,7 @@ def trim(state: CacheState, command: Trim, now: float) -> Outcome:
     renew(state, lease, now)
     if lease.phase is not Phase.ACTIVE:
         msg = f"the lease is {lease.phase.name.lower()}; only an active lease can be trimmed"
-        raise WrongStateError(msg)
+        raise WrongStateError(msg, resource="lease")
     num_tokens = command.num_tokens
     if lease.members is not None:
         num_tokens = agreed_trim(state, lease, lease.members, command)

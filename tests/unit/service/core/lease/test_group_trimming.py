@@ -128,8 +128,10 @@ def test_evicted_lease_is_not_trimmed() -> None:
     lease = reserve_tokens(cache, 8)
     land(cache, the_copy(evict(cache, lease.lease_id)))
 
-    with pytest.raises(WrongStateError, match="evicted"):
+    with pytest.raises(WrongStateError, match="evicted") as raised:
         trim(cache, lease.lease_id, 4)
+
+    assert raised.value.resource == "lease"
 
 
 # Moving ---------------------------------------------------------------------------------------------------------------
