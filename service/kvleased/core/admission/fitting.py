@@ -31,7 +31,12 @@ def never_fits(
             limit=longest,
             remedies=remedies,
         )
-    more = larger(shape.parked_blocks, need - shape.usable_blocks, "register a larger pool")
+    more = larger(shape.parked_blocks, need - limit, "register a larger pool")
+    planned, registered = covering.planned_tokens, limit + shape.parked_blocks
+    if num_tokens > planned and sum(covering.wanted(planned + 1)) <= registered:
+        # The pool, as it was registered, has room for more tokens than the longest request has.
+        more = "register the cache with more longest_request_tokens"
+        more += " and a larger pool" if need > registered else ""
     return NeverFitsError(
         f"{counted(num_tokens, 'token', 'needs', 'need')} {counted(need, 'block')}{asked}, but a lease can never have "
         f"more than {limit}; {less}{more}",

@@ -400,6 +400,28 @@ def test_what_only_a_resize_keeps_out_is_told_so(num_blocks: int, advice: str) -
         cache.handle(a_reserve(num_blocks, "long"), 0.0)
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "advice"),
+    [
+        pytest.param(6, "or register the cache with more longest_request_tokens$", id="parked"),
+        pytest.param(
+            9,
+            "or register the cache with more longest_request_tokens and a larger pool$",
+            id="never",
+        ),
+    ],
+)
+def test_pool_alone_is_not_named_where_the_longest_request_is_limited(
+    num_blocks: int, advice: str
+) -> None:
+    """A request above the registered limit is told to raise that, not only to bring more blocks into use."""
+    cache = a_cache(8, table_blocks=10, longest_request_tokens=5 * TOKENS_PER_BLOCK)
+    resize(cache, 4)
+
+    with pytest.raises(NeverFitsError, match=advice):
+        cache.handle(a_reserve(num_blocks, "long"), 0.0)
+
+
 def test_longest_request_is_that_of_the_blocks_in_use() -> None:
     """A resize shortens the longest request that fits, and lengthens it again; one token more is refused."""
     cache = a_cache(8, table_blocks=10)
