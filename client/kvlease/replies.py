@@ -346,7 +346,7 @@ class Reloaded:
 
     num_reloaded: int = 0
     num_tokens: int = 0
-    """Tokens from the start whose bytes are on the device; the rest must be computed again."""
+    """Tokens from the start of the lease whose bytes are on the device; the rest must be computed again. 0 for keys."""
     refusal: KVLeaseError | None = None
     """With on_doubt="miss", why it was not done; if it was done for a lease, the same as the lease's `refusal`."""
 
