@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -82,6 +83,11 @@ class StoreFile:
         for fd in {self._cells_fd, self._payload_fd} - {-1}:
             os.close(fd)
         self._cells_fd = self._payload_fd = -1
+
+    def note_use(self) -> None:
+        """Have the file count as used now, which reading it does not; it is kept the longer for that."""
+        with suppress(OSError):
+            os.utime(self._cells_fd)
 
     def check(self) -> None:
         """Look whether the file is still there and whole.

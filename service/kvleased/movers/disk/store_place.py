@@ -19,11 +19,7 @@ from typing import Final
 from kvlease.units import BYTES_PER_SECTOR, show_bytes
 from kvleased.memory.limits import disk_limit_bytes
 from kvleased.movers.disk.allocating import allocate
-from kvleased.movers.disk.cells import (
-    BYTES_PER_CELL,
-    BYTES_PER_FILE_ID,
-    StoreShape,
-)
+from kvleased.movers.disk.cells import BYTES_PER_CELL, BYTES_PER_FILE_ID, StoreShape
 from kvleased.movers.disk.claiming import is_ours
 from kvleased.movers.disk.errors import told
 from kvleased.movers.disk.store_file import StoreError, StoreFile, write_whole
@@ -77,6 +73,7 @@ class StorePlace:
             raise StoreError(self._complaint(error, name)) from error
         store = StoreFile(shape, file_id.hex(), fd, payload_fd, self._helper)
         self._names[store] = name
+        store.note_use()
         return store
 
     def check(self, store: StoreFile) -> None:
@@ -113,6 +110,7 @@ class StorePlace:
     def close(self, store: StoreFile) -> None:
         """Close a store; its file stays for the next cache of that shape."""
         del self._names[store]
+        store.note_use()
         store.close()
 
     def purge(self, store: StoreFile) -> None:

@@ -322,9 +322,10 @@ def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
     """If the limit needs it, stores of earlier lives are removed, the longest unused first."""
     shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(4)]
     with _entered(directory) as earlier:
-        for number, shape in enumerate(shapes[:3]):
+        for shape in shapes[:3]:
             earlier.open(shape)
-            os.utime(_name(directory, shape), (100 - number, 100 - number))
+    for number, shape in enumerate(shapes[:3]):
+        os.utime(_name(directory, shape), (100 - number, 100 - number))
     unfinished = _name(directory, shapes[0]).with_suffix(".store.new")
     unfinished.touch(0o600)
     (directory / "notes").write_text("mine")
@@ -337,6 +338,21 @@ def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
     kept = {_name(directory, shape).name for shape in (shapes[0], shapes[2], shapes[3])}
     assert set(_files(directory)) - {unfinished.name} == kept
     assert (directory / "notes").exists()
+
+
+def test_store_that_was_only_read_counts_as_used(directory: Path) -> None:
+    """A store is in use from its opening to its closing, also if nothing is written to it between the two."""
+    with _entered(directory) as earlier:
+        earlier.open(SHAPE)
+    os.utime(_name(directory), (1, 1))
+
+    with _entered(directory) as ours:
+        ours.open(SHAPE)
+        opened_at = _name(directory).stat().st_mtime
+        os.utime(_name(directory), (1, 1))
+    closed_at = _name(directory).stat().st_mtime
+
+    assert min(opened_at, closed_at) > 1
 
 
 @pytest.mark.parametrize(
