@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 import pytest
 
@@ -59,12 +59,19 @@ def test_verbs_of_an_async_lease_make_tasks() -> None:
         assert get_origin(told) is Coroutine
 
 
+_IN_TASKS: Final = {"Magazine": ["begin"]}
+"""Methods by class that leave an answer for later, for which an event loop has tasks."""
+
+
 @pytest.mark.parametrize("name", ["Client", "Worker", "Magazine", "Lease"])
 def test_async_classes_offer_what_blocking_ones_do(name: str) -> None:
     """Every public name is in both classes and takes the same arguments with the same defaults."""
     blocking, other = (getattr(kvlease, one) for one in (name, f"Async{name}"))
 
-    assert _offered(other) == _offered(blocking)
+    offered = _offered(blocking)
+    for needless in _IN_TASKS.get(name, ()):
+        del offered[needless]
+    assert _offered(other) == offered
 
 
 def _offered(of: type) -> dict[str, Any]:
