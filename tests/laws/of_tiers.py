@@ -363,6 +363,11 @@ def store_that_pushes_blocks_out_serves_nobody(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(cache, "clean", clean)
 
 
+def damage_is_missed_while_a_lease_leaves(patch: pytest.MonkeyPatch) -> None:
+    """A lease goes to a slot that another copy found damaged while the lease was on its way."""
+    patch.setattr(landing, "stays", lambda *_: False)
+
+
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (
     (failed_load_is_published, "evict"),
     (failed_fetch_is_published, "remote"),

@@ -17,6 +17,7 @@ from tests.unit.service.core.admission import test_group_guesses as group_guesse
 from tests.unit.service.core.admission import test_remedies as remedies
 from tests.unit.service.core.admission import test_room as room
 from tests.unit.service.core.copies import test_cleaning as cleaning
+from tests.unit.service.core.copies import test_disk as disk
 from tests.unit.service.core.copies import test_landing as landing
 from tests.unit.service.core.grouped import STATE
 from tests.unit.service.core.lease import test_rank_parts as rank_parts
@@ -98,6 +99,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_tiers.slot_that_is_not_taken_holds_up_the_others: (
         cleaning.test_slot_that_is_not_taken_does_not_hold_up_the_others
+    ),
+    of_tiers.damage_is_missed_while_a_lease_leaves: (
+        disk.test_lease_stays_if_a_slot_that_it_shares_is_damaged_while_it_is_evicted
     ),
     of_tiers.slot_of_another_tenant_hides_what_is_below: (
         tenant_acts.test_slots_under_stolen_keys_hide_nothing_from_their_owner

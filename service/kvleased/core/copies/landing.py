@@ -38,6 +38,7 @@ from kvleased.core.copies.mishaps import (
     go_without,
     overtake,
     retire_sources,
+    stays,
     waiting_for,
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
@@ -212,7 +213,7 @@ def _settle(state: CacheState, flight: Flight, failed: Marks | None, now: float)
         _count_prefetched(state, flight, num_good)
     for lease in waiting_for(state, flight):
         lease.pending.discard(flight.copy_id)
-        if not lease.pending:
+        if not lease.pending and not stays(state, lease, now):
             _advance_lease(state, lease, flight, now)
 
 

@@ -28,6 +28,10 @@ from kvleased.core.verbs.moving import here
 from kvleased.core.verbs.parting import calls_beside
 from kvleased.core.waiting import Waiter
 
+_STAYS: Final = (
+    "bytes that the host pool had of the lease's blocks do not match their checksum; the lease is where it was, and "
+    "another evict after retry_after_ms copies all of them"
+)
 _ENDED: Final = "bytes of the lease do not match their checksum, so it ended; reserve again"
 
 
@@ -135,6 +139,21 @@ def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: floa
             _call_off(state, lease, Phase.ACTIVE, error, now)
         else:
             _call_off(state, lease, Phase.EVICTED, error, now)
+
+
+def stays(state: CacheState, lease: Lease, now: float) -> bool:
+    """Leave a lease that was about to be evicted on the device if a slot that was to keep its bytes was damaged since.
+
+    Only slots that had the bytes of cached blocks before can be, through another copy that read them. Returns False,
+    and does nothing, for other leases.
+    """
+    if lease.phase is not Phase.EVICTING:
+        return False
+    if not (state.host.records.state[lease.moving_to] == State.BAD).any():
+        return False
+    error = CopyFailedError(_STAYS, resource="copies", retry_after_ms=state.shape.retry_after_ms)
+    _call_off(state, lease, Phase.ACTIVE, error, now)
+    return True
 
 
 def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float) -> bool:

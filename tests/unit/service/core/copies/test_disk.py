@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kvlease.errors import InvalidError
+from kvlease.errors import CopyFailedError, InvalidError
 from kvlease.ids import CopyId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.blocks.states import State
-from kvleased.core.effects import Copy, Direction, Mover, Outcome, Reloaded, Reserved, Tier
+from kvleased.core.effects import Copy, Direction, Evicted, Mover, Outcome, Reloaded, Reserved, Tier
 from kvleased.core.shape import WritePolicy
 from tests.unit.service.core.builders import (
     MATE,
@@ -24,6 +24,7 @@ from tests.unit.service.core.builders import (
     answer,
     cached,
     copies,
+    evict,
     evicted,
     fail,
     ids,
@@ -34,6 +35,7 @@ from tests.unit.service.core.builders import (
     records,
     release,
     reload,
+    reload_keys,
     reserve,
     the_copy,
     tick,
@@ -290,6 +292,53 @@ def test_reload_of_a_lease_joins_a_load() -> None:
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def leaving(cache: Cache) -> tuple[Copy, Reserved, Copy, int | None]:
+    """Evict a lease to a slot that a copy to nobody's use still reads, as its block came from disk meanwhile.
+
+    Returns the copy that reads, the lease, the copy that takes the rest of it down, and the caller's ticket.
+    """
+    on_host(cache, keys(1))
+    reading = the_copy(reload_keys(cache, keys(1)))
+    on_disk(cache, doc(1))
+    turn(cache, Tier.HOST, on=False)
+    outcome = cache.handle(a_patient_reserve(doc(1), more=1), 0.0)
+    lease = woken(land(cache, the_copies(outcome)[Direction.LOAD]), outcome.ticket, Reserved)
+    turn(cache, Tier.HOST, on=True)
+    outcome = evict(cache, lease.lease_id)
+    down = the_copy(outcome)
+    assert len(ids(down.source_ids)) == 1
+    return reading, lease, down, outcome.ticket
+
+
+def test_lease_stays_if_a_slot_that_it_shares_is_damaged_while_it_is_evicted() -> None:
+    """The slot was to keep its bytes, which are still on the device; the next evict copies them, too."""
+    cache = a_tiered_cache()
+    reading, lease, down, ticket = leaving(cache)
+
+    land(cache, reading, failed=(0,))
+    error = woken(land(cache, down), ticket, CopyFailedError)
+    again = evict(cache, lease.lease_id)
+    evicted = woken(land(cache, the_copy(again)), again.ticket, Evicted)
+
+    assert error.retry_after_ms == 50
+    assert (evicted.num_evicted, evicted.num_offloaded) == (2, 2)
+    assert cache.census().host["bad"] == 1
+    assert cache.check() == []
+
+
+def test_reload_of_a_lease_that_stays_finds_it_there() -> None:
+    """A caller that asked for the lease's blocks back while they were to leave has them."""
+    cache = a_tiered_cache()
+    reading, lease, down, _ = leaving(cache)
+    outcome = reload(cache, lease.lease_id)
+
+    land(cache, reading, failed=(0,))
+    reloaded = woken(land(cache, down), outcome.ticket, Reloaded)
+
+    assert reloaded.block_ids == lease.block_ids
+    assert cache.check() == []
 
 
 def test_damaged_disk_slot_is_retired() -> None:
