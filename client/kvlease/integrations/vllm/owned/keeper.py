@@ -345,6 +345,7 @@ class Keeper:
             self.ledger.send_publish(write.block_id, key)
         for block_id in sent.retracts:
             self.ledger.send_retract(block_id)
+        self._refile(sent.block_ids)  # none may be handed out before the answer
 
     def _hear_sent(self) -> None:
         if self._sent is not None:
