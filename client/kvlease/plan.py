@@ -49,7 +49,8 @@ class EngineInputs:
     state_mode: str = "none"
     """Which recurrent states are kept: only the current one ("none"), also those at block ends ("align"), or "all"."""
     prefix_caching: bool = True
-    """Whether prefixes are shared between requests."""
+    """Whether the engine shares prefixes between requests, which decides how blocks are sized and matched; callers that
+    name keys find what they name either way."""
     has_connector: bool = False
     """Whether others, such as lower tiers, find blocks even without prefix caching."""
     match_tokens: int | None = None

@@ -167,7 +167,7 @@ def test_states_that_cannot_be_told_apart_are_not_shared(state_mode: str) -> Non
 
 
 def test_cross_attention_and_rings_are_fixed() -> None:
-    """An encoder's output and a ring are granted once, and do not keep prefixes from being shared."""
+    """An encoder's output and a ring are granted once; the output keeps prefixes from being shared, a ring does not."""
     layers = (
         full(),
         CrossAttention(name="cross", **_HEADS),
