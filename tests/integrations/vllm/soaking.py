@@ -285,7 +285,10 @@ class Seat:
 def _heard(life: Life) -> tuple[list[dict[str, Any]], bool]:
     """Return, without waiting, the answers that have come, and whether no more can come."""
     is_at_end = False
-    while not is_at_end and select.select([life._answers], [], [], 0)[0]:
+    # A long soak has more descriptors open than `select.select` knows.
+    answers = select.poll()
+    answers.register(life._answers, select.POLLIN)
+    while not is_at_end and answers.poll(0):
         got = os.read(life._answers, 1 << 16)
         life._buffer += got
         is_at_end = not got
