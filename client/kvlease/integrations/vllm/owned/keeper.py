@@ -374,7 +374,7 @@ class Keeper:
             else:
                 self._asked_at[block_id] = self.num_exchanges
             self.refile(block_id)
-            if not self._is_free(block_id):
+            if not self._is_free(block_id):  # it has been used again since
                 self.touched(block_id)
         taken = answer.taken_running.tolist()
         if taken:

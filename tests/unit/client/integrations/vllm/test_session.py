@@ -1,5 +1,6 @@
 """Laws of a session in doubt: it finds out what was carried out before it exchanges anything else."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,10 @@ class Magazine:
         self.blocks += order.take_running
         self.carried_out.append(order)
         return ANSWER
+
+    def begin(self, order: ExchangeOrder) -> Callable[[], Any]:
+        """Take an exchange that is carried out when its answer is asked for."""
+        return lambda: self.exchange(order)
 
     def inventory(self) -> Inventory:
         """Return the number of blocks."""
@@ -251,6 +256,58 @@ def test_answer_of_another_worker_is_no_answer(
 
     assert session.exchange(ORDER, None) is None
     assert session.needs_inventory
+
+
+def test_answer_to_a_begun_exchange_ends_the_doubt(
+    session: EngineSession, magazine: Magazine
+) -> None:
+    """While it is on its way nothing else is exchanged, and its answer is taken once."""
+    assert session.begin(ORDER)
+    assert session.needs_inventory
+    assert not session.begin(ORDER)
+    assert session.exchange(ORDER, None) is None
+
+    assert session.answered() is ANSWER
+    assert not session.needs_inventory
+    assert session.answered() is None
+    assert magazine.carried_out == [ORDER]
+
+
+def test_begun_exchange_of_a_silent_daemon_stays_in_doubt(
+    session: EngineSession, magazine: Magazine
+) -> None:
+    """Its answer is not asked for later, when it would be about what the inventory has told by then."""
+    assert session.begin(ORDER)
+    session.guard.trip("a test")
+    assert session.answered() is None
+    session.guard.recover()
+
+    assert session.needs_inventory
+    assert session.answered() is None
+    assert magazine.carried_out == []
+    assert session.reconciled() is not None
+    assert not session.needs_inventory
+
+
+def test_begun_exchange_of_another_worker_has_no_answer(
+    session: EngineSession, worker: Any
+) -> None:
+    """A worker that was replaced meanwhile has another magazine."""
+    assert session.begin(ORDER)
+    worker.worker_id = 2
+
+    assert session.answered() is None
+    assert session.needs_inventory
+
+
+def test_session_that_is_off_begins_nothing(session: EngineSession, magazine: Magazine) -> None:
+    """A daemon that does not answer is sent nothing."""
+    session.guard.trip("a test")
+
+    assert not session.begin(ORDER)
+    session.guard.recover()
+    assert not session.needs_inventory
+    assert magazine.carried_out == []
 
 
 def test_other_memory_ends_the_attachment(
