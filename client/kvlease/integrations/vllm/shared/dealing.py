@@ -73,6 +73,7 @@ class Dealer:
         self._forget = forget
         self._keys = RememberedKeys()
         self._untold: Untold[bytes] = Untold()
+        self._underway: Order | None = None
         self.is_orphan = False
         """Whether the engine has left the shared cache for good, so that nothing more is published or found."""
         self.is_alone = False
@@ -123,6 +124,7 @@ class Dealer:
 
     def _leave(self) -> None:
         self.is_orphan = True
+        self.hear()
         self._forget(self._books.give_up())
         self.num_available = 0
         # Detach, because an empty magazine would still count when blocks are dealt out in shares.
@@ -148,11 +150,35 @@ class Dealer:
         return all(self._session.absent(self._keys.of_names(rekeyer, deciding)))
 
     def begin_generation(self) -> None:
-        """Forget names that were not told yet: from now on they mean something else."""
+        """Hear what names meant until now, and forget those that were not told yet: now they mean something else."""
+        self.hear()
         self._untold.clear()
 
     def deal(self, wish: Wish) -> Settled | None:
         """Carry out one exchange; None if the daemon did not answer, and then the engine keeps what it had."""
+        order = self._composed(wish)
+        if order is None or order.is_empty:
+            return None if order is None else Settled()
+        return self._take(order, self._session.exchange(self._written(order), None))
+
+    def begin(self, wish: Wish) -> None:
+        """Send one exchange, whose answer is heard before anything else is exchanged, or by `hear`."""
+        order = self._composed(wish)
+        if order is None or order.is_empty:
+            return
+        self._underway = order
+        if not self._session.begin(self._written(order)):
+            self.hear()
+
+    def hear(self) -> None:
+        """Wait for the answer to the exchange that was begun, if one was."""
+        order, self._underway = self._underway, None
+        if order is not None:
+            self._take(order, self._session.answered())
+
+    def _composed(self, wish: Wish) -> Order | None:
+        """Return the next exchange, which has left the books; None if the daemon cannot be asked."""
+        self.hear()
         if not self.is_ready or not self._is_sure():
             self.num_available = 0
             return None
@@ -161,10 +187,10 @@ class Dealer:
             wish = replace(wish, names=())
         order = self._books.order(wish)
         self._forget(order.forgotten)
-        if order.is_empty:
-            return Settled()
-        self.counts.exchanges += 1
-        answer = self._session.exchange(self._written(order), None)
+        self.counts.exchanges += not order.is_empty
+        return order
+
+    def _take(self, order: Order, answer: Exchanged | None) -> Settled | None:
         if answer is None:
             self.counts.lost_answers += 1
             self.num_available = 0

@@ -196,7 +196,7 @@ class Books:
     # What is exchanged.
 
     def order(self, wish: Wish) -> Order:
-        """Compose the next exchange; blocks that leave with it leave the books now.
+        """Compose the next exchange; blocks that leave with it leave the books now, and what it publishes is doubted.
 
         Held blocks without a user leave beyond `idle_max`, longest unused first, and stock leaves beyond `stock_max`.
         If no such block may stay held, unused blocks are published and dropped in the same exchange. Blocks that a step
@@ -204,9 +204,13 @@ class Books:
         """
         returned_id = self.fence.returned_id
         self._hot = {block: step for block, step in self._hot.items() if step > returned_id}
-        kept = {*wish.kept, *self._hot}
+        kept = {*wish.kept, *self._hot, *self._retract}
         written = self.fence.written(self._publish_max)
         publish = tuple(one for one in written if self._standing[one.block_id] == _PRIVATE)
+        for write in publish:
+            self.fence.settle(write.block_id)
+            self._standing[write.block_id] = _DOUBTED
+            self._doubted[write.block_id] = write
         # Most exchanges give nothing back, and then neither collection is walked.
         leaving, surplus = [], []
         if len(self._idle) > wish.idle_max:
@@ -229,11 +233,13 @@ class Books:
         if not wish.idle_max:
             unused = (write.block_id for write in publish if write.block_id in self._limbo)
             done = [block for block in unused if block not in kept]
+        for block in done:
+            del self._limbo[block], self._doubted[block]
+            self._standing[block] = _OUT
         # The daemon evicts first what is dropped last, so the longest unused block comes last.
         drop = (*strays, *surplus, *done, *reversed(leaving))
-        return Order(
-            publish=publish, retract=retract, drop=drop, wish=wish, forgotten=tuple(leaving)
-        )
+        forgotten = (*leaving, *done)
+        return Order(publish=publish, retract=retract, drop=drop, wish=wish, forgotten=forgotten)
 
     def settle(
         self,
@@ -246,9 +252,8 @@ class Books:
     ) -> Settled:
         """Take over the daemon's answer to an order."""
         forgotten: list[int] = []
-        dropped = set(order.drop)
         for write, code in zip(order.publish, published, strict=True):
-            if self._heard_publish(write, code, is_dropped=write.block_id in dropped):
+            if self._heard_publish(write, code):
                 forgotten.append(write.block_id)
         for block, code in zip(order.retract, retracted, strict=True):
             if code == Retracted.PRIVATE and self._withdraw(block):
@@ -269,10 +274,6 @@ class Books:
     def doubt(self, order: Order) -> None:
         """Note that an order may or may not have been carried out: an inventory must come before the next one."""
         self.is_doubtful = True
-        for write in order.publish:
-            self.fence.settle(write.block_id)
-            self._standing[write.block_id] = _DOUBTED
-            self._doubted[write.block_id] = write
         self._retract.update(dict.fromkeys(order.retract))
 
     def reconcile(self, inventory: Mapping[int, bool]) -> Reconciled:
@@ -303,32 +304,26 @@ class Books:
         self._standing[block] = _FREE
         self._stock.append(block)
 
-    def _heard_publish(self, write: Write, code: int, *, is_dropped: bool) -> bool:
+    def _heard_publish(self, write: Write, code: int) -> bool:
         """Take over the answer to one publication; return whether the block's name is to be forgotten."""
-        block = write.block_id
-        self.fence.settle(block)
         if code not in (_FINDABLE, _DUPLICATE):
             self.is_doubtful = True
-            self._doubted[block] = write
-            self._standing[block] = _DOUBTED
             return False
-        if is_dropped:
-            self._limbo.pop(block, None)
-            self._standing[block] = _OUT
-            return True
-        is_used = block not in self._limbo
-        if code == _FINDABLE:
-            self._standing[block] = _HELD
-            if not is_used:
-                self._limbo.pop(block)
-                self._idle[block] = None
+        block = write.block_id
+        if self._doubted.pop(block, None) is None:
+            # It left in the same exchange.
             return False
-        if not is_used:
-            self._shelve(block)
-        return not is_used
+        if code == _DUPLICATE:
+            return self._withdraw(block)
+        self._standing[block] = _HELD
+        if block in self._limbo:
+            del self._limbo[block]
+            self._idle[block] = None
+        return False
 
     def _withdraw(self, block: int) -> bool:
         self._standing[block] = _PRIVATE
+        self._retract.pop(block, None)
         if self._users[block]:
             return False
         self._idle.pop(block, None)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from kvlease.geometry import ceil_div
@@ -92,7 +93,8 @@ class SharedScheduler:
         """Number the step that goes out; pause first if it is empty while requests wait or the daemon is away."""
         if self.steering is not None and self._session is not None:
             is_starved = self.steering.is_starved and not self._session.is_returning
-            self._session.guard.shield(self.steering.end_step, None, "end of a step")
+            end_step = partial(self.steering.end_step, 0 if is_empty else len(self._active))
+            self._session.guard.shield(end_step, None, "end of a step")
             if is_empty and is_starved and not self.parts:
                 self._part(self._session)
             if is_empty and (self.steering.waiting or not self._session.is_on):
@@ -109,6 +111,7 @@ class SharedScheduler:
         self.fence.came_back(step_id)
         if self.steering is None or self.dealer is None or self._session is None:
             return
+        self._session.guard.shield(self.steering.hear, None, "answer")
         self._session.guard.shield(self.dealer.poll, None, "poll")
         if is_apart and not self.dealer.is_alone:
             self._session.guard.shield(self.dealer.go_alone, None, "going alone")

@@ -29,6 +29,8 @@ _AHEAD_NAMES_MAX: Final = 2_048
 _AHEAD_REQUESTS_MAX: Final = 16
 _STEPS_UNTIL_PUBLISHED: Final = 4
 """Steps after which written blocks are published, if no exchange was made for another reason."""
+_REFILL_SHARE: Final = 4
+"""What a step fetches only to have more in stock is at least the stock that is wanted, divided by this."""
 _STEPS_UNTIL_ASKED_AGAIN: Final = 32
 """Steps after which the prefix of a request that waits for blocks is looked up again."""
 _STEPS_UNTIL_PLANNED: Final = 3
@@ -144,15 +146,14 @@ class Steering:
         )
         self._has_exchanged = False
 
-    def end_step(self) -> None:
-        """Note that a step was scheduled; publish if that is due."""
+    def end_step(self, num_active: int = 0) -> None:
+        """Note that a step was scheduled; send what is due, so that the daemon answers while the step is computed.
+
+        Each of `num_active` requests may need a block per group in the next step.
+        """
         self._dealer.counts.steps += 1
-        due = self._step - self._exchanged_at_step >= _STEPS_UNTIL_PUBLISHED
-        is_over = self.books.num_idle > 2 * self._supply.idle_max
-        is_wanted = self._drops_all or ((self._fence.has_written or is_over) and due)
-        if is_wanted and not self._has_exchanged and self._dealer.is_ready and self._pace.may_call:
-            # Nobody waits for this call, so it also fetches blocks that the next request would wait for.
-            self._deal(self._wish(num_new=self._refill(self._supply.stock_wanted)))
+        if not self._has_exchanged and self._dealer.is_ready and self._pace.may_call:
+            self._send_what_is_due(num_active)
         self._step = self._pool.step = self._step + 1
         self._pace.step()
         self._has_exchanged = False
@@ -161,6 +162,11 @@ class Steering:
         self._ahead.clear()
         self._asked.clear()
         self._pool.allowance = 0
+
+    def hear(self) -> None:
+        """Take over the answer to what the last step sent."""
+        self._dealer.hear()
+        self._pool.num_elsewhere = self._dealer.num_available
 
     def rest(self) -> None:
         """Note that no request is left: tell the daemon what is due, and keep only what the next request may need."""
@@ -183,6 +189,30 @@ class Steering:
     def drop_all(self) -> None:
         """Drop all held blocks that nobody uses, with the next exchange."""
         self._drops_all = True
+
+    def _send_what_is_due(self, num_active: int) -> None:
+        """Send what nobody waits for, with a wish for blocks that the next requests would wait for."""
+        is_due = self._is_due
+        if self._drops_all or self._pause_steps:
+            # A request that does not fit waits for what becomes free, so the answer is heard before the next step.
+            if self._drops_all or is_due:
+                self._deal(self._wish())
+            return
+        wanted, num_stock = self._supply.stock_wanted, self.books.num_stock
+        is_low = num_stock < num_active * len(self._coordinator.single_type_managers)
+        if not (is_due or is_low or (self.waiting and 2 * num_stock < wanted)):
+            return
+        refill = self._refill(wanted)
+        if is_due or _REFILL_SHARE * refill >= wanted:
+            self._note_exchange()
+            self._dealer.begin(self._wish(num_new=refill))
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether anything that was written, or is held without use, has waited long enough."""
+        if self._step - self._exchanged_at_step < _STEPS_UNTIL_PUBLISHED:
+            return False
+        return self._fence.has_written or self.books.num_idle > 2 * self._supply.idle_max
 
     # Prefixes.
 
@@ -353,9 +383,7 @@ class Steering:
     def _deal(
         self, wish: Wish, tokens: Mapping[bytes, int] = MappingProxyType({})
     ) -> Settled | None:
-        self._pace.spend()
-        self._has_exchanged = True
-        self._exchanged_at_step = self._step
+        self._note_exchange()
         settled = self._dealer.deal(wish)
         self._unused_then = self.books.num_unused
         self._pool.num_elsewhere = self._dealer.num_available
@@ -363,3 +391,9 @@ class Steering:
             self._drops_all = False
             self._pool.hold(settled.held, tokens)
         return settled
+
+    def _note_exchange(self) -> None:
+        self._pace.spend()
+        self._has_exchanged = True
+        self._exchanged_at_step = self._step
+        self._unused_then = self.books.num_unused
