@@ -57,6 +57,11 @@ class Guest(Protocol):
         """The address that it comes from, without the port; empty over a Unix socket."""
         ...
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes have arrived that were not read yet, which may complete its first head."""
+        ...
+
     def give_way(self) -> None:
         """End at once: another connection has the place."""
         ...
@@ -71,6 +76,8 @@ class Places:
         self.strangers_max = strangers_max
         self._port = port
         self._members: set[Guest] = set()
+        self._unheard: dict[Guest, None] = {}
+        """The members that have asked nothing yet, the oldest first."""
         self._strangers: dict[Guest, None] = {}
         self.turned_away: Counter[str] = Counter()
         """How many strangers gave way and how many members found no place, so far."""
@@ -107,15 +114,33 @@ class Places:
             self._end(next(iter(self._strangers)))
 
     def let_in(self, guest: Guest) -> bool:
-        """Give a connection a member's place; return false if there is none: it then keeps its stranger's place."""
+        """Give a connection a member's place; return false if there is none: it then keeps its stranger's place.
+
+        Without a free place, the oldest member that has asked nothing yet gives way.
+        """
         if guest in self._members:
             return True
         if len(self._members) >= self.members_max:
-            self._tell("member", guest.host, self.members_max)
-            return False
+            unheard = next((one for one in self._unheard if not one.has_unread), None)
+            self._tell("member", (unheard or guest).host, self.members_max)
+            if unheard is None:
+                return False
+            self.leave(unheard)
+            unheard.give_way()
         self._strangers.pop(guest, None)
         self._members.add(guest)
         return True
+
+    def let_in_unheard(self, guest: Guest) -> bool:
+        """Give a member's place to a connection that has asked nothing yet, which others may take until it does."""
+        is_in = self.let_in(guest)
+        if is_in:
+            self._unheard[guest] = None
+        return is_in
+
+    def hear(self, guest: Guest) -> None:
+        """Take note that a connection has sent a complete head, so that it gives way to no member any more."""
+        self._unheard.pop(guest, None)
 
     def show_out(self, guest: Guest) -> None:
         """Replace a connection's member's place by a stranger's."""
@@ -126,6 +151,7 @@ class Places:
     def leave(self, guest: Guest) -> None:
         """Take back the place of a connection, if it has one."""
         self._members.discard(guest)
+        self._unheard.pop(guest, None)
         self._strangers.pop(guest, None)
 
     def _end(self, oldest: Guest) -> None:

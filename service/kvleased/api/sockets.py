@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import select
 import socket
 import struct
 from pathlib import Path
@@ -125,3 +126,10 @@ def peer_of(sock: socket.socket) -> Peer:
 def role_of(peer: Peer) -> Role:
     """Return the role of a peer without a token: this user and root are operators, as they rule the process anyway."""
     return Role.OPERATOR if peer.uid in {0, os.geteuid()} else Role.STRANGER
+
+
+def has_unread(sock: socket.socket) -> bool:
+    """Tell whether bytes have arrived that were not read yet, or the peer has closed its side."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

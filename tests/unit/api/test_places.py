@@ -33,6 +33,7 @@ class Guest:
     def __init__(self, host: str = "a") -> None:
         self.host = host
         self.has_given_way = False
+        self.has_unread = False
 
     def give_way(self) -> None:
         """Record that it gave way."""
@@ -147,6 +148,44 @@ async def test_members_give_way_to_nobody(places: Places) -> None:
     assert (member.has_given_way, other.has_given_way, late.has_given_way) == (False, False, True)
     assert (places.num_members, places.num_strangers) == (2, 3)
     assert [(line["who"], line["limit"]) for line in lines] == [("member", 2)]
+
+
+async def test_members_that_asked_nothing_give_way_to_members(places: Places) -> None:
+    """The oldest member without a complete head, and without bytes to read, goes for a newcomer; who asked stays."""
+    asked, reading, silent, late, too_late = (Guest() for _ in range(5))
+    places.members_max = 3
+    for guest in (asked, reading, silent):
+        assert places.let_in_unheard(guest)
+    places.hear(asked)
+    reading.has_unread = True
+
+    assert places.let_in_unheard(late)
+    places.hear(late)
+    assert not places.let_in_unheard(too_late)
+    reading.has_unread = False
+    assert places.let_in(too_late)
+
+    guests = (asked, reading, silent, late, too_late)
+    assert [one.has_given_way for one in guests] == [False, True, True, False, False]
+    assert places.turned_away == {"member": 3}
+
+
+async def test_idle_connections_hold_off_nobody_over_the_unix_socket(serving: Guarded) -> None:
+    """Who sends no whole head to the Unix socket gives way, told why; who has asked keeps its connection."""
+    path, lines = serving.settings.http_socket, []
+    busy, *idle = [await asyncio.open_unix_connection(path) for _ in range(MEMBERS_MAX)]
+    lines += [busy, *idle]
+    assert await ask(busy) == 200
+    idle[0][1].write(b"GET /v1/caches HTTP/1.1\r\n")
+    lines += [await asyncio.open_unix_connection(path) for _ in range(4 * MEMBERS_MAX)]
+
+    assert await ask(lines[-1]) == 200
+    assert await ask(busy) == 200
+    assert b"as many as max_connections" in await idle[0][0].read()
+    lines.append(await asyncio.open_unix_connection(path))
+    assert await ask(lines[-1]) == 429
+    for _, writer in lines:
+        writer.close()
 
 
 async def test_member_without_its_token_is_a_stranger_again(places: Places) -> None:

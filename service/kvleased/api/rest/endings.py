@@ -10,7 +10,7 @@ import httptools
 
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
 from kvleased.api.faults import problem, problem_headers
-from kvleased.api.places import no_place_of_member, no_place_of_stranger
+from kvleased.api.places import Places, no_place_of_member, no_place_of_stranger
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Most bytes of a request's head."""
@@ -58,9 +58,13 @@ def no_place(limit: int) -> bytes:
     return refusal(no_place_of_member(limit))
 
 
+def gave_way(places: Places, *, is_member: bool) -> bytes:
+    """Return the whole answer to a member or a stranger that gives way to another."""
+    return no_place(places.members_max) if is_member else _gave_way(places.strangers_max)
+
+
 @cache
-def gave_way(limit: int) -> bytes:
-    """Return the whole answer to a stranger that gives way to another."""
+def _gave_way(limit: int) -> bytes:
     return refusal(no_place_of_stranger(limit))
 
 

@@ -25,7 +25,7 @@ from kvleased.api.rest.endings import (
 from kvleased.api.rest.half_closed import HalfClosed, has_left, next_of
 from kvleased.api.rest.heads import body_bytes, check_hosts, head_bytes, name_host, token_of
 from kvleased.api.rest.whole import Whole
-from kvleased.api.sockets import address_of, peer_of, role_of
+from kvleased.api.sockets import address_of, has_unread, peer_of, role_of
 from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
 
@@ -73,8 +73,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """Whether the last request had no known token."""
     _has_no_place = False
     _made_at = 0.0
-    _deadline: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _deadline = _unread = cast("asyncio.TimerHandle | None", None)
     _is_in_head = False
     _is_in_body = False
     _extensions: dict[str, Any]
@@ -116,9 +115,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._extensions["address"] = address_of(*self.client)
         self._extensions["role"] = role
         self._is_member = role is not Role.STRANGER
-        if self._is_member and not self.places.let_in(self):
+        if self._is_member and not self.places.let_in_unheard(self):
             self._refuse(no_place(self.places.members_max))
         self._arm(self.head_seconds_max)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes have arrived that were not read or parsed yet."""
+        return bool(self._unfed) or has_unread(self.transport.get_extra_info("socket"))
 
     def give_way(self) -> None:
         """End at once; first send the reason, unless TLS is in use or a request waits that it would seem to answer."""
@@ -127,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.hang_up()
             return
         if not self._unanswered and self.scheme == "http":
-            self.transport.write(gave_way(self.places.strangers_max))
+            self.transport.write(gave_way(self.places, is_member=self._is_member))
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -251,6 +255,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._look_who_asks()
         check_hosts(self.headers, self.parser.get_http_version())
         name_host(self.url, self.headers)
+        self.places.hear(self)
         self._is_in_head = False
         self._is_in_body = True
         self._body_bytes_left = body_bytes(self.headers)
@@ -293,12 +298,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """Refuse what is not HTTP/1.1, a complete head above the limit, or a member for whom there is no place."""
         if self._has_no_place:
             self._refuse(no_place(self.places.members_max))
-            return
-        if self._is_in_head and self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
+        elif self._is_in_head and self._head_bytes + self._chunk_bytes > HEAD_BYTES_MAX:
             self._refuse_head()
-            return
-        self._tell("it is not HTTP")
-        self._refuse(no_http(sys.exception()))
+        else:
+            self._tell("it is not HTTP")
+            self._refuse(no_http(sys.exception()))
 
     def pass_over_body(self) -> None:
         """Make the next answer end the connection, but only after the rest of the body was received and thrown away."""
@@ -363,7 +367,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self._unfed = b""
         self.cycle = None  # type: ignore[assignment]  # as uvicorn has it before the first request
-        self._extensions["pass_over_body"] = _nothing
+        self._extensions["pass_over_body"] = lambda: None
 
     def _give_up(self) -> None:
         """Tell all requests that the connection has ended, so that nothing more is answered."""
@@ -394,7 +398,3 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-def _nothing() -> None:
-    """Do nothing: the connection has ended."""
