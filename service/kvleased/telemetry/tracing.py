@@ -104,9 +104,12 @@ class Tracing:
                 from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
                     OTLPSpanExporter,
                 )
+
+                from kvleased.telemetry.span_sender import SpanSender  # noqa: PLC0415
             except ImportError as error:
                 raise MissingOtelError(MissingOtelError.__doc__) from error
-            found.append(OTLPSpanExporter(endpoint=f"{self._endpoint.rstrip('/')}/v1/traces"))
+            url = f"{self._endpoint.rstrip('/')}/v1/traces"
+            found.append(SpanSender(OTLPSpanExporter(endpoint=url), url))
         if self._file is not None:
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415
 

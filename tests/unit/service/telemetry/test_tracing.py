@@ -6,7 +6,9 @@ import socket
 import sys
 import time
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,12 +22,28 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction
 from kvleased.movers.batches import Moved
 from kvleased.supervision.supervisor import STOP_GRACE_SECONDS
-from kvleased.telemetry import tracing
+from kvleased.telemetry import logs, tracing
 from kvleased.telemetry.tracing import MissingOtelError, Tracing, traced
 
 pytest.importorskip("opentelemetry.sdk")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Collector(BaseHTTPRequestHandler):
+    """A collector that answers with a status."""
+
+    status = 200
+
+    def do_POST(self) -> None:
+        """Take a batch, and answer."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
 
 
 @pytest.fixture
@@ -78,6 +96,28 @@ def test_collector_that_does_not_answer_holds_up_no_stop(
         assert time.monotonic() - began < STOP_GRACE_SECONDS - 1
     assert [one["name"] for one in found] == ["kvlease.reserve"]
     assert "spans_lost" in capsys.readouterr().err
+
+
+def test_collector_that_is_down_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """However many batches are lost, the log has one line when losses begin, with the reason, and one at their end."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        spans = Tracing(endpoint=f"http://127.0.0.1:{collector.server_port}", file=None, epoch=5)
+        spans.start()
+        logs.configure("info")
+        for Collector.status in (400, 401, 400, 200, 200):
+            spans.call("reserve", "local", PARENT).end()
+            spans.provider.force_flush()
+        spans.stop()
+        collector.shutdown()
+
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["event"], line.get("lost")) for line in lines] == [
+        ("spans_lost", None),
+        ("spans_sent_again", 3),
+    ]
+    assert "400" in lines[0]["error"]
 
 
 def a_copy(number: int) -> Copy:
