@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kvlease._output import written_or_refused
@@ -88,7 +87,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
     if as_json:
         _print_json(dataclasses.asdict(stats))
         return
-    console = Console()
+    console = printing.console()
     told = f"epoch {stats.epoch}, {counted(len(stats.caches), 'cache')}"
     console.print(told, highlight=False)
     for table in (
@@ -112,7 +111,7 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
     if as_json:
         _print_json([dataclasses.asdict(cache) for cache in found])
         return
-    console = Console()
+    console = printing.console()
     for table in (tables.plans(found), tables.blocks(found), tables.tiers(found)):
         if table.row_count:
             console.print(table)
@@ -192,7 +191,7 @@ def explain(
     if as_json:
         _print_json(dataclasses.asdict(found))
         return
-    console = Console()
+    console = printing.console()
     console.print(explanation(found, console.width), highlight=False)
 
 
@@ -336,7 +335,7 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
     if as_json:
         _print_json({name: _listed(page, what) for name, page in pages.items()})
         return
-    console = Console()
+    console = printing.console()
     for name, page in pages.items():
         num_shown = len(getattr(page, what))
         if num_shown:

@@ -1,9 +1,38 @@
 """Own how others' text is printed: readable, and without anything that a terminal would obey as a command."""
 
+import os
 import sys
+from typing import Final
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
+
+_WIDE: Final = 1 << 14
+"""Columns where no terminal has a width: more than any row has."""
+
+
+class PlainTable(Table):
+    """A table whose cells are plain text, without markup, below a heading that may be wider than they are."""
+
+    heading = Text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the heading, then the table; as rich's title it would be folded at the table's width."""
+        yield self.heading
+        yield from super().__rich_console__(console, options)
+
+    def add_row(self, *cells: str) -> None:  # type: ignore[override]  # ours have nothing but texts
+        """Add a row of texts."""
+        super().add_row(*map(cell, cells))
+
+
+def console() -> Console:
+    """Return a console for output: as wide as its terminal or COLUMNS, or so wide that no row folds."""
+    found = Console()
+    is_for_people = found.is_terminal or os.environ.get("COLUMNS")
+    return found if is_for_people else Console(width=_WIDE)
 
 
 def say(text: str) -> None:

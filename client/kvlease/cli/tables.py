@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from kvlease.cli.printing import cell, printable
+from kvlease.cli.printing import PlainTable, printable
 from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -367,27 +367,18 @@ def _others(pool: PoolStats) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in counts if count)
 
 
-class _Plain(Table):
-    """A table whose cells are plain text, without markup."""
-
-    def add_row(self, *cells: str) -> None:  # type: ignore[override]  # ours have nothing but texts
-        """Add a row of texts."""
-        super().add_row(*map(cell, cells))
-
-
 def _table(title: str, *columns: str, gap: int = 1) -> Table:
     """Return a table that fits 80 columns: a long name is folded, and a number is always whole.
 
     Columns stand `gap` spaces apart, and one more.
     """
-    table = _Plain(
-        title=Text(f"\n{printable(title)}"),
-        title_justify="left",
+    table = PlainTable(
         box=SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         padding=(0, gap, 0, 0),
     )
+    table.heading = Text(f"\n{printable(title)}", style="table.title")
     for column in columns:
         table.add_column(
             column,

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from kvlease.cli import trace_tables
+from kvlease.cli import printing, trace_tables
 from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.drawing import drawing
 from kvlease.cli.printing import counted
@@ -71,7 +70,7 @@ def simulate_command(
         if as_json:
             typer.echo(json.dumps(_answer(read, results), indent=2))
         else:
-            console = Console()
+            console = printing.console()
             for part in trace_tables.simulated(read, results, console.width):
                 console.print(part, highlight=False)
         if plotting is not None:
@@ -137,7 +136,7 @@ def replay_command(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(replayed), indent=2))
     else:
-        console = Console()
+        console = printing.console()
         for part in trace_tables.replayed(replayed):
             console.print(part, highlight=False)
     if replayed.has_refused_for_good:

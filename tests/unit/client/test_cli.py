@@ -389,6 +389,22 @@ def test_empty_list_is_a_sentence() -> None:
     assert run("pins", "--cache", "demo") == (0, "no pins\n", "")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("status",), ("caches",), ("tenants",), ("explain", "9")], ids=" ".join
+)
+def test_piped_rows_are_not_folded(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where output is neither a terminal nor as wide as COLUMNS says, a script finds each row in one line."""
+    monkeypatch.setattr(ScriptedClient, "name", "demo-" * 60)
+    monkeypatch.setattr(ScriptedClient, "inspect", lambda *_, **__: LISTS["tenants"])
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    _, output, _ = run(*arguments, COLUMNS="")
+
+    assert MISSES[0].why in output if arguments[0] == "explain" else "demo-" * 60 in output
+
+
 def test_nobody_waiting_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no call waits, the sentence says so in words of its own."""
     monkeypatch.setitem(LISTS, "waiting", Inspection(num_total=0))
