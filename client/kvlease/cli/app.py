@@ -345,8 +345,15 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
             text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
             console.print(text, highlight=False)
     if not any(page.num_total for page in pages.values()):
-        typer.echo("no call is waiting" if what == "waiting" else f"no {what}")
+        nothing = "no call is waiting" if what == "waiting" else f"no {what}"
+        typer.echo(nothing if pages else nothing + _WITHOUT_CACHES.get(what, _NO_CACHE))
 
+
+_NO_CACHE: Final = ": no cache is registered"
+_WITHOUT_CACHES: Final[dict[Listed, str]] = {
+    "tenants": f"{_NO_CACHE}, and each lists its own; kvlease tenants get NAME shows what a tenant may have",
+}
+"""What is said behind an empty list where no cache is registered, if more than that helps."""
 
 _TABLES: Final[dict[Listed, tuple[Callable[[str, Inspection], Table], ...]]] = {
     "workers": (tables.workers,),

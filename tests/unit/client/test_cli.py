@@ -389,6 +389,19 @@ def test_empty_list_is_a_sentence() -> None:
     assert run("pins", "--cache", "demo") == (0, "no pins\n", "")
 
 
+@pytest.mark.parametrize("what", ["workers", "tenants", "waiting"])
+def test_list_of_no_cache_says_so(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cache is registered, the sentence says so; tenants' limits can be asked for all the same."""
+    monkeypatch.setattr(ScriptedClient, "list_caches", lambda _: ())
+
+    status, output, errors = run(what)
+
+    assert (status, errors) == (0, "")
+    assert ": no cache is registered" in output
+    assert ("kvlease tenants get NAME" in output) is (what == "tenants")
+    assert run(what, "--json") == (0, "{}\n", "")
+
+
 @pytest.mark.parametrize(
     "arguments", [("status",), ("caches",), ("tenants",), ("explain", "9")], ids=" ".join
 )
