@@ -68,6 +68,23 @@ def test_alert_knows_the_job(helm: Helm, values: Values) -> None:
     (pattern,) = re.findall(r'job=~"([^"]*)"', down)
 
     assert re.fullmatch(pattern, job)
+    assert not re.fullmatch(pattern, "kvlease/postgres"), "another job in a namespace of that name"
+
+
+@pytest.mark.parametrize("mode", ["sidecar", "daemonset"])
+def test_releases_alike_share_no_name(helm: Helm, mode: str) -> None:
+    """Of two releases whose long names differ only at the end, no two objects have the same kind and name."""
+    monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
+    values = {"mode": mode, **monitored}
+    both = [helm.render(values, release="r" * 52 + end) for end in "ab"]
+
+    one, other = (
+        {(found["kind"], found["metadata"]["name"]) for found in rendered.documents}
+        for rendered in both
+    )
+    assert one
+    assert not one & other
+    assert max(len(name) for _, name in one) <= 63
 
 
 def test_runbooks_have_the_prefix_that_is_given(helm: Helm) -> None:

@@ -57,12 +57,17 @@ ALERTS: Final[Mapping[str, Case]] = {
     "KvleaseDown": Case(
         fires={"up": "0x20"},
         quiet={"up": "0x1 1x20"},
+        also_quiet=(
+            {"up": "1x20", 'up{job="kvlease/postgres"}': "0x20"},
+            {"up": "1x20", 'up{job="kvlease/team/node"}': "0x20"},
+        ),
         at_minutes=5,
         summary="kvlease at node:7070 cannot be scraped",
     ),
     "KvleaseAbsent": Case(
-        fires={'up{job="node"}': "1x20"},
+        fires={'up{job="node"}': "1x20", 'up{job="kvlease/postgres"}': "1x20"},
         quiet={"up": "0x20"},
+        also_quiet=({'up{job="inference/kvlease-chat"}': "1x20"},),
         at_minutes=12,
         summary="no kvlease is scraped at all",
         has_instance=False,
