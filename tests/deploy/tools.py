@@ -99,7 +99,12 @@ class Helm:
             process.stdin.close()
 
     def render(
-        self, values: Mapping[str, Any], *, chart: Path = CHART, kube_version: str = KUBE_VERSION
+        self,
+        values: Mapping[str, Any],
+        *,
+        chart: Path = CHART,
+        release: str = "rel",
+        kube_version: str = KUBE_VERSION,
     ) -> Rendered:
         """Return the chart rendered with these values.
 
@@ -107,7 +112,7 @@ class Helm:
             RefusedError: the values are refused.
         """
         answer = self._ask(
-            "render", chart=str(chart), values=values, name="rel", kube_version=kube_version
+            "render", chart=str(chart), values=values, name=release, kube_version=kube_version
         )
         if "error" in answer:
             raise RefusedError(answer["error"])

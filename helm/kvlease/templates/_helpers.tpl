@@ -5,16 +5,25 @@
 {{- regexReplaceAll "[-.]+$" . "" -}}
 {{- end -}}
 
+{{/* A name of at most 50 characters: of a longer one the beginning, with a hash that tells it from others alike. */}}
+{{- define "kvlease.cut" -}}
+{{- if gt (len .) 50 -}}
+{{- printf "%s-%s" (trunc 41 . | include "kvlease.ended") (sha256sum . | trunc 8) -}}
+{{- else -}}
+{{- include "kvlease.ended" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvlease.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | include "kvlease.ended" -}}
 {{- end -}}
 
 {{- define "kvlease.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 50 | include "kvlease.ended" -}}
+{{- .Values.fullnameOverride | include "kvlease.cut" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | include "kvlease.ended" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | include "kvlease.cut" -}}
 {{- end -}}
 {{- end -}}
 
