@@ -232,6 +232,12 @@ class UnknownCacheError(StaleError):
     http_status = 404
     grpc_status = "NOT_FOUND"
 
+    @classmethod
+    def of_long_name(cls, name: str, limit: int) -> Self:
+        """Return the refusal of a name that is too long for any cache."""
+        message = f"there is no cache {name[:limit]!r}: its name has {len(name)} characters, at most {limit} are allowed"
+        return cls(message, resource="cache", need=len(name), limit=limit)
+
 
 class IdReusedError(StaleError):
     """The id was used before with another body; retries must repeat the call exactly."""

@@ -18,6 +18,8 @@ REQUEST_ID_CHARACTERS_MAX: Final = 128
 """Characters of the name that an engine gives a request."""
 LABEL_CHARACTERS_MAX: Final = 128
 """Characters of any other name that a caller gives."""
+NAME_CHARACTERS_MAX: Final = 63
+"""Characters of the name of a cache."""
 
 PRIORITIES: Final = ("low", "normal", "high")
 """The priorities; the core knows each by its position here."""
@@ -26,7 +28,7 @@ PRIORITY_DEFAULT: Final = 1
 
 _WHOLE_MAX: Final = 1 << 53
 """The largest magnitude below which whole floating-point numbers are written as integers."""
-_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
 def count(field: str, value: int, least: int, most: int) -> int:

@@ -20,6 +20,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.access.derived import engine_digest, magazine_digest, tenant_digest
 from kvleased.access.worker_allowances import WorkerAllowances
+from kvleased.checks import NAME_CHARACTERS_MAX
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
@@ -288,6 +289,8 @@ class Registry:
         """
         entry = self.caches.get(name)
         if entry is None:
+            if len(name) > NAME_CHARACTERS_MAX:
+                raise UnknownCacheError.of_long_name(name, NAME_CHARACTERS_MAX)
             why = self.memory_shortages.told(name)
             todo = "register it first" if name else "say which one is meant"
             message = f"there is no cache {name[:63]!r}; {why or todo}"

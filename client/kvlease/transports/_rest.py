@@ -20,6 +20,7 @@ from kvlease.errors import (
     UnknownCacheError,
 )
 from kvlease.faults import error_from_proto
+from kvlease.transports._names import check_cache, check_new_cache, check_tenant
 from kvlease.transports.base import Address, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -82,7 +83,6 @@ EVENT_BYTES_MAX: Final = 2**20
 PROBLEM_BYTES_SHOWN: Final = 200
 """Bytes that an error repeats of an answer that is not kvlease's."""
 
-_TENANT_CHARACTERS_MAX: Final = 128
 
 _PROBLEM_FIELDS: Final = (
     "code", "resource", "need", "available", "limit", "retry_after_ms", "rule", "remedies",
@@ -115,6 +115,7 @@ def request_of(call: Outgoing, token: str = "") -> Rest:
             value = str(fields.pop(name, getattr(call.request, name, "")))
             _check_in_path(call.verb, name, value)
             path = path.replace(f"{{{name}}}", quote(value, safe=""))
+    check_cache(call.cache)
     query = {"cache": call.cache} if call.cache else {}
     if method in ("GET", "DELETE"):
         query |= {
@@ -142,23 +143,21 @@ def _check_in_path(verb: str, name: str, value: str) -> None:
     """Refuse a value that a path cannot carry, as the daemon would over other transports; it would see another path.
 
     Raises:
-        InvalidError: there is no such list, or a tenant, or a cache to register or attach to, has an empty name.
-        UnknownCacheError: another verb names a cache by an empty name.
+        InvalidError: there is no such list, or the name of a tenant, or of a cache to register or attach to, is empty
+            or too long.
+        UnknownCacheError: another verb names a cache by such a name.
     """
     if name == "what" and value not in LISTED:
         message = f"what is {value[:40]!r}; it must be one of {', '.join(LISTED)}"
         raise InvalidError(message, resource=name)
-    if name == "tenant" and not value:
-        message = (
-            f"tenant has 0 characters; it must have 1 to {_TENANT_CHARACTERS_MAX}, all printable"
-        )
-        raise InvalidError(message, resource=name, need=0, limit=_TENANT_CHARACTERS_MAX)
-    if name != "cache" or value:
-        return
-    if verb not in ("register_cache", "attach"):
+    if name == "tenant":
+        check_tenant(value)
+    elif name == "cache" and verb in ("register_cache", "attach"):
+        check_new_cache(value)
+    elif name == "cache" and not value:
         raise UnknownCacheError("there is no cache ''; say which one is meant", resource=name)
-    message = "cache is ''; it must be 1 to 63 of a-z, 0-9 and '-', starting with a letter"
-    raise InvalidError(message, resource=name)
+    elif name == "cache":
+        check_cache(value)
 
 
 def _route_of(verb: str, fields: Json) -> tuple[str, str]:

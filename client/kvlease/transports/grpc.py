@@ -27,6 +27,7 @@ from kvlease.errors import (
 )
 from kvlease.faults import error_from_proto, fitting, holdings_from_text
 from kvlease.framing import GRPC_SLACK_BYTES
+from kvlease.transports._names import check_cache
 from kvlease.transports._silence import PING_SECONDS, SILENT_SECONDS_MAX, hung
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -264,6 +265,7 @@ async def _await_head_async(events: Any, call: Outgoing) -> None:
 
 
 def _metadata(call: Outgoing, bearer: Bearer) -> tuple[tuple[str, str], ...]:
+    check_cache(call.cache)
     if not (call.cache.isascii() and call.cache.isprintable()):
         # Metadata carries no such text, and gRPC's error would look like that of a daemon that is away.
         message = f"there is no cache {call.cache[:63]!r}; register it first"

@@ -156,6 +156,14 @@ def test_cache_that_metadata_cannot_carry_is_unknown(
         send(call("release", pb.ReleaseRequest(lease_id=5), cache=cache))
 
 
+def test_cache_of_a_long_name_is_unknown(send: Callable[[Outgoing], Message]) -> None:
+    """A name that metadata cannot carry is refused as over the local socket, with the most allowed."""
+    with pytest.raises(UnknownCacheError, match="65536 characters, at most 63") as refusal:
+        send(call("release", pb.ReleaseRequest(lease_id=5), cache="x" * 65536))
+
+    assert (refusal.value.resource, refusal.value.limit) == ("cache", 63)
+
+
 def test_details_become_the_error(send: Callable[[Outgoing], Message]) -> None:
     """ErrorInfo and RetryInfo arrive as the error with its numbers."""
     with pytest.raises(PoolFullError, match="full") as caught:

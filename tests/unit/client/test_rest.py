@@ -24,6 +24,7 @@ from kvlease.errors import (
     NeverFitsError,
     TooLargeError,
     UnavailableError,
+    UnknownCacheError,
 )
 from kvlease.transports._rest import ROUTES, SseReader, fill, request_of, response_of, to_json
 from kvlease.transports.base import Outgoing, parse_address
@@ -31,6 +32,8 @@ from kvlease.transports.http import HttpTransport
 from kvlease.transports.http_async import AsyncHttpTransport
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import small_plan
+
+LONG = "x" * 65536
 
 
 def call(verb: str, request: Message, *, seconds: float = 5.0, **who: Any) -> Outgoing:
@@ -167,6 +170,9 @@ def test_call_reads_as_a_path_and_a_body(
             "there is no cache ''; say which one is meant",
         ),
         ("get_tenant", pb.GetTenantRequest(), "INVALID", "tenant has 0 characters; it must have"),
+        ("get_tenant", pb.GetTenantRequest(tenant=LONG), "INVALID", "tenant has 65536 .* to 128"),
+        ("clear", pb.ClearRequest(cache=LONG), "UNKNOWN_CACHE", "has 65536 .* at most 63"),
+        ("attach", pb.AttachRequest(cache=LONG), "INVALID", "it must be 1 to 63"),
     ],
 )
 def test_argument_that_would_be_another_path_is_refused_by_its_name(
@@ -177,6 +183,12 @@ def test_argument_that_would_be_another_path_is_refused_by_its_name(
         request_of(Outgoing(verb, request_message, 0.0))
 
     assert refusal.value.code == code
+
+
+def test_cache_of_a_long_name_is_unknown() -> None:
+    """A name in the query is refused before a daemon refuses the head that it is in."""
+    with pytest.raises(UnknownCacheError, match="at most 63"):
+        request_of(call("stats", pb.StatsRequest(), cache=LONG))
 
 
 def test_identity_travels_in_headers() -> None:

@@ -185,6 +185,8 @@ async def test_worker_is_told_of_its_own_cache_alone(node: Node) -> None:
             await node.ask("get_cache", pb.GetCacheRequest(cache="other"), worker)
         with pytest.raises(UnknownCacheError, match="there is no cache ''; say which one is meant"):
             await node.ask("get_cache", pb.GetCacheRequest(), worker)
+        with pytest.raises(UnknownCacheError, match="65536 characters, at most 63 are allowed"):
+            await node.ask("get_cache", pb.GetCacheRequest(cache="x" * 65536))
         everything = await node.ask("list_caches", pb.ListCachesRequest())
 
     assert [info.cache for info in listed.caches] == [own.info.cache] == ["main"]

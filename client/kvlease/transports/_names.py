@@ -1,0 +1,45 @@
+"""Own the refusal of names that a request's head cannot carry, in the words of the daemon over other transports."""
+
+from typing import Final
+
+from kvlease.errors import InvalidError, UnknownCacheError
+
+_CACHE_CHARACTERS_MAX: Final = 63
+"""Characters of the longest name of a cache."""
+_TENANT_CHARACTERS_MAX: Final = 128
+"""Characters of the longest name of a tenant."""
+
+
+def check_cache(name: str) -> None:
+    """Check the length of a cache's name.
+
+    Raises:
+        UnknownCacheError: no cache can have such a name.
+    """
+    if len(name) > _CACHE_CHARACTERS_MAX:
+        raise UnknownCacheError.of_long_name(name, _CACHE_CHARACTERS_MAX)
+
+
+def check_new_cache(name: str) -> None:
+    """Check the length of the name of a cache to register or attach to.
+
+    Raises:
+        InvalidError: it is empty or too long.
+    """
+    if not 1 <= len(name) <= _CACHE_CHARACTERS_MAX:
+        message = (
+            f"cache is {name[:80]!r}; it must be 1 to {_CACHE_CHARACTERS_MAX} of a-z, 0-9 and '-', starting with a "
+            "letter"
+        )
+        raise InvalidError(message, resource="cache")
+
+
+def check_tenant(name: str) -> None:
+    """Check the length of a tenant's name.
+
+    Raises:
+        InvalidError: it is empty or too long.
+    """
+    if not 1 <= len(name) <= _TENANT_CHARACTERS_MAX:
+        message = f"tenant has {len(name)} characters; it must have 1 to {_TENANT_CHARACTERS_MAX}, all printable"
+        raise InvalidError(message, resource="tenant", need=len(name), limit=_TENANT_CHARACTERS_MAX)
