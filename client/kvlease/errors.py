@@ -235,7 +235,8 @@ class UnknownCacheError(StaleError):
     @classmethod
     def of_long_name(cls, name: str, limit: int) -> Self:
         """Return the refusal of a name that is too long for any cache."""
-        message = f"there is no cache {name[:limit]!r}: its name has {len(name)} characters, at most {limit} are allowed"
+        found = f"its name has {len(name)} characters, at most {limit} are allowed"
+        message = f"there is no cache {name[:limit]!r}: {found}"
         return cls(message, resource="cache", need=len(name), limit=limit)
 
 
