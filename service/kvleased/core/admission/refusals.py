@@ -123,25 +123,27 @@ def _full(
 
 def _short_of_leases(state: CacheState, tenant: int, lack: Shortage) -> tuple[str, int, str]:
     """Return the resource that a call cannot get more of, the limit of it, and the shortage in words."""
+    num_own = state.leases_by_tenant()[tenant]
+    num_others = len(state.leases) - num_own
     if lack.reason is Reason.LEASES:
         most = len(state.leases)
-        return "leases", most, f"all {are(most, 'lease')} in use"
+        in_use = (
+            f"all {are(most, 'lease')} in use, {num_own} by this tenant and {num_others} by others"
+        )
+        return "leases", most, in_use
     if lack.reason is Reason.KEPT_LEASES:
         most, num_free = state.shape.max_leases, len(state.leases.free_rows)
-        return (
-            "leases",
-            most,
-            f"{num_free} of {are(most, 'lease')} left, and they are kept for other tenants",
-        )
+        who = f"this tenant has {counted(num_own, 'lease')} and others have {num_others}"
+        left = f"{num_free} of {are(most, 'lease')} left, and they are kept for other tenants"
+        return "leases", most, f"{who}; {left}"
     most = limits_of(state, tenant).leases_max
-    num_own = state.leases_by_tenant()[tenant]
     return "tenant_leases", most, f"the tenant has {counted(num_own, 'lease')} and may have {most}"
 
 
 def _because(lack: Shortage, *, is_capped_itself: bool) -> str:
     if lack.reason is Reason.KEPT_LEASES:
         return "a lease must end first, of this tenant if it has one"
-    if lack.reason is Reason.TENANT_LEASES:
+    if lack.reason in OF_LEASES:
         return "one of them must end first"
     if lack.num_ahead:
         wait = "call waits" if lack.num_ahead == 1 else "calls wait"

@@ -103,6 +103,17 @@ def test_refusal_for_want_of_rows_says_so() -> None:
     assert (error.rule, error.remedies) == ("leases", ())
 
 
+def test_refusal_for_want_of_rows_tells_who_has_them() -> None:
+    """Where leases are lacking, the message counts leases by owner, as holdings count blocks."""
+    cache = a_cache(8, max_leases=3)
+    for number, worker_id in enumerate((WORKER, STRANGER, STRANGER)):
+        reserve(cache, 1, str(number), worker_id=worker_id)
+
+    error = refused(cache, a_reserve(1, "r"))
+
+    assert "all 3 leases are in use, 1 by this tenant and 2 by others: one" in error.message
+
+
 def test_refusal_for_want_of_a_turn_says_so() -> None:
     """A refused call that would have to wait its turn learns behind how many, and that a wait would help."""
     cache = a_cache(8)

@@ -68,7 +68,10 @@ def test_tenant_without_a_minimum_has_its_even_part() -> None:
     for number in range(20 - 3):
         reserve(cache, 1, f"chat-{number}", worker_id=STRANGER)
 
-    with pytest.raises(PoolFullError, match="3 of 20 leases are left, and they are kept"):
+    with pytest.raises(
+        PoolFullError,
+        match="has 17 leases and others have 0; 3 of 20 leases are left, and",
+    ):
         cache.handle(a_reserve(1, "chat", worker_id=STRANGER), 0.0)
     reserve(cache, 1, "another")
 
