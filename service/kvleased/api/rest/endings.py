@@ -14,6 +14,10 @@ from kvleased.api.places import Places, no_place_of_member, no_place_of_stranger
 
 HEAD_BYTES_MAX: Final = 64 << 10
 """Most bytes of a request's head."""
+PASSED_OVER_BYTES_MAX: Final = 1 << 20
+"""Most bytes of a refused head that are thrown away, so that its sender gets to see the refusal."""
+BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
+"""Most bytes of a refused body that are thrown away; none of them is kept."""
 
 _REASONS: Final = {"Pause on PRI/Upgrade": "it begins HTTP/2"}
 """Clearer words for messages of the parser."""

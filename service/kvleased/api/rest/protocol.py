@@ -7,14 +7,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from kvlease.errors import TooLargeError
 from kvleased.access.roles import Role
 from kvleased.access.strangers import Seldom
 from kvleased.api.places import Places, no_place_of_member
 from kvleased.api.rest.endings import (
+    BODY_PASSED_OVER_BYTES_MAX,
     HEAD_BYTES_MAX,
+    PASSED_OVER_BYTES_MAX,
     Lingering,
     gave_way,
     head_too_large,
@@ -24,6 +26,7 @@ from kvleased.api.rest.endings import (
 )
 from kvleased.api.rest.half_closed import HalfClosed, has_left, next_of
 from kvleased.api.rest.heads import body_bytes, check_hosts, head_bytes, name_host, token_of
+from kvleased.api.rest.timed import TimedProtocol
 from kvleased.api.rest.whole import Whole
 from kvleased.api.sockets import address_of, has_unread, peer_of, role_of
 from kvleased.api.tls import role_in
@@ -38,18 +41,11 @@ _FED_BYTES: Final = 256
 """Bytes that the parser is fed at once: the heads of at most some 10 requests. A body it takes whole."""
 _PIECES_A_TURN: Final = 16
 """Pieces that the parser is fed before the loop looks at anything else."""
-_PASSED_OVER_BYTES_MAX: Final = 1 << 20
-"""Most bytes of a refused head that are thrown away, so that its sender gets to see the refusal."""
-_BODY_PASSED_OVER_BYTES_MAX: Final = 32 << 20
-"""Most bytes of a refused body that are thrown away; none of them is kept."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(TimedProtocol):
     """HTTP with the peer in the scope's extensions, and with a problem document for every refusal."""
 
-    head_seconds_max = 10.0
-    body_seconds_max = 10.0
-    idle_seconds_max = 75.0
     checks_host = True
     """Whether only loopback's own names are accepted as host. Each server sets all of these in a class of its own."""
     strangers = Seldom("bad_http")
@@ -65,15 +61,13 @@ class GuardedProtocol(HttpToolsProtocol):
     hang_up: Callable[[], None]
     """Ends a connection that is not made yet."""
 
-    _is_made = False
-    _has_given_way = False
+    _is_made = _has_given_way = False
     _is_member = False
     """Whether the connection is a member's whatever it sends, because its socket or certificate says whose it is."""
     _is_of_stranger = False
     """Whether the last request had no known token."""
     _has_no_place = False
     _made_at = 0.0
-    _deadline = _unread = cast("asyncio.TimerHandle | None", None)
     _is_in_head = False
     _is_in_body = False
     _extensions: dict[str, Any]
@@ -86,6 +80,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes that were not parsed yet: they came outside this connection's turn, or behind requests that wait."""
     _bytes_left = 0
     """Bytes that may still be passed over; 0 if nothing was refused."""
+    _last_word = b""
+    """A refusal that waits until the requests before it are answered."""
     _half_closed: HalfClosed | None = None
     """Looks after a peer that has closed its sending side and still waits for answers."""
 
@@ -146,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes: pass over them after a refusal, or parse them in this connection's turn."""
-        if self._bytes_left:
+        if self._bytes_left or self._last_word:
             self._pass_over(len(data))
         elif self._unfed:
             self._unfed = bytes(self._unfed) + data
@@ -225,12 +221,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """Feed the parser; return false if it met a head that was refused."""
         self._chunk_bytes = len(data)
         super().data_received(data)
-        return not self._bytes_left
+        return not (self._bytes_left or self._last_word)
 
     def on_response_complete(self) -> None:
         """Go on with the next request, and in a later turn with the bytes behind it."""
         super().on_response_complete()
-        if self._unfed:
+        if self._last_word:
+            self.loop.call_soon(self._say_last)
+        elif self._unfed:
             self.flow.pause_reading()
             if not self.pipeline:
                 self.line.wait(self._feed_on)
@@ -282,18 +280,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._disarm()
         super().on_message_complete()
 
-    def pause_writing(self) -> None:
-        """Give a peer that does not read some time to do so."""
-        super().pause_writing()
-        self._unread = self.loop.call_later(self.idle_seconds_max, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Go on writing."""
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-            super().resume_writing()
-
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 -- uvicorn's one sentence for all
         """Refuse what is not HTTP/1.1, a complete head above the limit, or a member for whom there is no place."""
         if self._has_no_place:
@@ -339,16 +325,35 @@ class GuardedProtocol(HttpToolsProtocol):
         self.loop.call_soon(self.transport.close)
 
     def _refuse(self, answer: bytes) -> None:
+        if next_of(self._unanswered) is not None:
+            self._hold(answer)
+            return
         self.transport.write(answer)
         self.transport.close()
 
     def _refuse_head(self) -> None:
         """Refuse a head, and pass over the rest of it."""
-        self.transport.write(head_too_large())
-        self._give_up()
-        self._linger(_PASSED_OVER_BYTES_MAX)
+        self._hold(head_too_large())
+        self._say_last()
 
-    def _linger(self, bytes_max: int = _BODY_PASSED_OVER_BYTES_MAX) -> None:
+    def _hold(self, answer: bytes) -> None:
+        """Keep a refusal that would be taken for the answer to a request before it."""
+        self._disarm()
+        self._last_word = answer
+
+    def _say_last(self) -> None:
+        """Refuse, once all requests before are answered and sent (see `Whole`), and pass over the rest."""
+        if (
+            self._last_word
+            and next_of(self._unanswered) is None
+            and not self.transport.is_closing()
+        ):
+            self.transport.write(self._last_word)
+            self._last_word = b""
+            self._give_up()
+            self._linger(PASSED_OVER_BYTES_MAX)
+
+    def _linger(self, bytes_max: int = BODY_PASSED_OVER_BYTES_MAX) -> None:
         """Close our sending side, and pass over what still comes: closing with bytes unread would lose the answer."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -378,6 +383,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _pass_over(self, num_bytes: int) -> None:
         """Throw away bytes that come after a refusal, up to a limit, and only some in each turn."""
+        if self._last_word:
+            self.flow.pause_reading()
+            return
         self._bytes_left = max(0, self._bytes_left - num_bytes)
         if not self._bytes_left:
             self.transport.close()
@@ -390,11 +398,3 @@ class GuardedProtocol(HttpToolsProtocol):
             return 0
         self.flow.resume_reading()
         return 1
-
-    def _arm(self, seconds: float) -> None:
-        self._deadline = self.loop.call_later(seconds, self.transport.close)
-
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None

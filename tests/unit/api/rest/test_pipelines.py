@@ -1,12 +1,14 @@
 """Laws of many requests at once on one connection: all are answered in order and hold up nobody else."""
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.roles import Role
 from tests.unit.api.guarded import Guarded, guarded
 
@@ -90,6 +92,31 @@ async def test_what_comes_behind_a_refusal_is_not_answered(serving: Guarded) -> 
 
     assert answer.count(b"HTTP/1.1 200") <= 50
     assert answer.count(b"HTTP/1.1 400") == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "status"),
+    [(b"\0\1\2\r\n\r\n", 400), (b"GET /livez " + HEAD + b"X: %b\r\n" % (b"x" * 70_000), 431)],
+    ids=["no HTTP", "a large head"],
+)
+async def test_refusal_waits_for_the_answers_before_it(
+    serving: Guarded, refused: bytes, status: int
+) -> None:
+    """A request that is refused behind others is answered behind them, however long these take."""
+    token = serving.tokens[Role.OPERATOR].encode()
+    slow = asyncio.get_running_loop().create_future()
+    serving.node.daemon.call = lambda *_: slow  # type: ignore[method-assign]  # an answer that waits
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
+    writer.write(b"GET /v1/stats " + HEAD + b"Authorization: Bearer %b\r\n\r\n" % token)
+    writer.write(GET + refused + GET)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    slow.set_result(pb.StatsResponse(epoch=7))
+    async with asyncio.timeout(SECONDS):
+        answer = await reader.read()
+    writer.close()
+
+    assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 200, status]
 
 
 async def test_connections_take_turns(serving: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
