@@ -48,8 +48,9 @@ def tenants() -> list[str]:
 def fixed() -> list[str]:
     """Return a row for each limit that is no setting."""
     rows = ["| where | limit | value | what it bounds |", "|---|---|---|---|"]
-    for path in sorted((ROOT / "service/kvleased").rglob("*.py")):
-        module = str(path.relative_to(ROOT / "service")).removesuffix(".py").replace("/", ".")
+    both = ROOT / "client/kvlease/ids.py"
+    for path in (both, *sorted((ROOT / "service/kvleased").rglob("*.py"))):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
         rows += [
             f"| `{module}` | `{name}` | {_told(value)} | {doc} |"
             for name, value, doc in _constants(path)

@@ -37,6 +37,12 @@ BlockKey = NewType("BlockKey", bytes)
 BYTES_PER_KEY: Final = 32
 """Bytes of one block key."""
 
+CACHE_CHARACTERS_MAX: Final = 63
+"""Characters of the longest name of a cache."""
+
+TENANT_CHARACTERS_MAX: Final = 128
+"""Characters of the longest name of a tenant."""
+
 ID_MAX: Final = 2**63 - 1
 """The largest number that the protocol carries as an id; no issued id comes near it."""
 

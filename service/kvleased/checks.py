@@ -7,7 +7,7 @@ from typing import Final
 
 from kvlease._checks import range_words, shown
 from kvlease.errors import InvalidError, TooLargeError
-from kvlease.ids import BYTES_PER_KEY
+from kvlease.ids import BYTES_PER_KEY, CACHE_CHARACTERS_MAX
 from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
 from kvleased.access.tenant_names import RULE, is_reserved
 from kvleased.counted import counted
@@ -18,8 +18,6 @@ REQUEST_ID_CHARACTERS_MAX: Final = 128
 """Characters of the name that an engine gives a request."""
 LABEL_CHARACTERS_MAX: Final = 128
 """Characters of any other name that a caller gives."""
-NAME_CHARACTERS_MAX: Final = 63
-"""Characters of the name of a cache."""
 
 PRIORITIES: Final = ("low", "normal", "high")
 """The priorities; the core knows each by its position here."""
@@ -28,7 +26,7 @@ PRIORITY_DEFAULT: Final = 1
 
 _WHOLE_MAX: Final = 1 << 53
 """The largest magnitude below which whole floating-point numbers are written as integers."""
-_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{CACHE_CHARACTERS_MAX - 1}}}")
 
 
 def count(field: str, value: int, least: int, most: int) -> int:

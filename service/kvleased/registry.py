@@ -14,13 +14,12 @@ from kvlease.errors import (
     UnknownCacheError,
     UnknownWorkerError,
 )
-from kvlease.ids import EPOCH_SHIFT, WorkerId
+from kvlease.ids import CACHE_CHARACTERS_MAX, EPOCH_SHIFT, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.access.derived import engine_digest, magazine_digest, tenant_digest
 from kvleased.access.worker_allowances import WorkerAllowances
-from kvleased.checks import NAME_CHARACTERS_MAX
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
@@ -289,8 +288,8 @@ class Registry:
         """
         entry = self.caches.get(name)
         if entry is None:
-            if len(name) > NAME_CHARACTERS_MAX:
-                raise UnknownCacheError.of_long_name(name, NAME_CHARACTERS_MAX)
+            if len(name) > CACHE_CHARACTERS_MAX:
+                raise UnknownCacheError.of_long_name(name, CACHE_CHARACTERS_MAX)
             why = self.memory_shortages.told(name)
             todo = "register it first" if name else "say which one is meant"
             message = f"there is no cache {name[:63]!r}; {why or todo}"

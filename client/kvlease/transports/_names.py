@@ -1,13 +1,7 @@
 """Own the refusal of names that a request's head cannot carry, in the words of the daemon over other transports."""
 
-from typing import Final
-
 from kvlease.errors import InvalidError, UnknownCacheError
-
-_CACHE_CHARACTERS_MAX: Final = 63
-"""Characters of the longest name of a cache."""
-_TENANT_CHARACTERS_MAX: Final = 128
-"""Characters of the longest name of a tenant."""
+from kvlease.ids import CACHE_CHARACTERS_MAX, TENANT_CHARACTERS_MAX
 
 
 def check_cache(name: str) -> None:
@@ -16,8 +10,8 @@ def check_cache(name: str) -> None:
     Raises:
         UnknownCacheError: no cache can have such a name.
     """
-    if len(name) > _CACHE_CHARACTERS_MAX:
-        raise UnknownCacheError.of_long_name(name, _CACHE_CHARACTERS_MAX)
+    if len(name) > CACHE_CHARACTERS_MAX:
+        raise UnknownCacheError.of_long_name(name, CACHE_CHARACTERS_MAX)
 
 
 def check_new_cache(name: str) -> None:
@@ -26,9 +20,9 @@ def check_new_cache(name: str) -> None:
     Raises:
         InvalidError: it is empty or too long.
     """
-    if not 1 <= len(name) <= _CACHE_CHARACTERS_MAX:
+    if not 1 <= len(name) <= CACHE_CHARACTERS_MAX:
         message = (
-            f"cache is {name[:80]!r}; it must be 1 to {_CACHE_CHARACTERS_MAX} of a-z, 0-9 and '-', starting with a "
+            f"cache is {name[:80]!r}; it must be 1 to {CACHE_CHARACTERS_MAX} of a-z, 0-9 and '-', starting with a "
             "letter"
         )
         raise InvalidError(message, resource="cache")
@@ -40,6 +34,6 @@ def check_tenant(name: str) -> None:
     Raises:
         InvalidError: it is empty or too long.
     """
-    if not 1 <= len(name) <= _TENANT_CHARACTERS_MAX:
-        message = f"tenant has {len(name)} characters; it must have 1 to {_TENANT_CHARACTERS_MAX}, all printable"
-        raise InvalidError(message, resource="tenant", need=len(name), limit=_TENANT_CHARACTERS_MAX)
+    if not 1 <= len(name) <= TENANT_CHARACTERS_MAX:
+        message = f"tenant has {len(name)} characters; it must have 1 to {TENANT_CHARACTERS_MAX}, all printable"
+        raise InvalidError(message, resource="tenant", need=len(name), limit=TENANT_CHARACTERS_MAX)

@@ -129,7 +129,9 @@ def role_of(peer: Peer) -> Role:
 
 
 def has_unread(sock: socket.socket) -> bool:
-    """Tell whether bytes have arrived that were not read yet, or the peer has closed its side."""
+    """Tell whether bytes have arrived that were not read yet, or the connection has ended."""
+    if sock.fileno() < 0:
+        return True
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
+from kvlease.ids import TENANT_CHARACTERS_MAX
 from kvleased.config.setting_kinds import WRITTEN
 from kvleased.config.settings import Settings
 from kvleased.config.tenant_settings import TenantSettings
@@ -183,7 +184,7 @@ def _wanted(path: Sequence[int | str]) -> str:
 
 def _wanted_of_tenants(path: Sequence[int | str]) -> str:
     if path[-1] == _KEY:
-        return "a name of 1 to 128 characters"
+        return f"a name of 1 to {TENANT_CHARACTERS_MAX} characters"
     field = TenantSettings.model_fields.get(str(path[-1])) if len(path) > 2 else None  # noqa: PLR2004 - tenants, name
     if field is not None:
         return _wanted_by(field)

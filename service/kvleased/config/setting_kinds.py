@@ -5,11 +5,10 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from kvlease.errors import InvalidError
+from kvlease.ids import TENANT_CHARACTERS_MAX
 from kvlease.units import parse_bytes
 from kvleased.access.tenant_names import RULE, is_reserved
 
-TENANT_CHARACTERS_MAX: Final = 128
-"""Characters of the longest name of a tenant, the same as in attach."""
 BYTES_MAX: Final = 1 << 60
 """The largest number of bytes: more memory than any node has."""
 

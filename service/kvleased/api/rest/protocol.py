@@ -68,8 +68,7 @@ class GuardedProtocol(TimedProtocol):
     """Whether the last request had no known token."""
     _has_no_place = False
     _made_at = 0.0
-    _is_in_head = False
-    _is_in_body = False
+    _is_in_head = _is_in_body = False
     _extensions: dict[str, Any]
     _head_bytes = 0
     _chunk_bytes = 0
@@ -118,7 +117,8 @@ class GuardedProtocol(TimedProtocol):
     @property
     def has_unread(self) -> bool:
         """Whether bytes have arrived that were not read or parsed yet."""
-        return bool(self._unfed) or has_unread(self.transport.get_extra_info("socket"))
+        sock = self.transport.get_extra_info("socket")
+        return bool(self._unfed) or sock is None or has_unread(sock)
 
     def give_way(self) -> None:
         """End at once; first send the reason, unless TLS is in use or a request waits that it would seem to answer."""
