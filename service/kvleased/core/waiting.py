@@ -25,7 +25,7 @@ from typing import Final
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
 from kvleased.core.effects import Tier
-from kvleased.core.tier.flights import TierTokens
+from kvleased.core.tier.flights import Flight
 
 Waitable = Reserve | Extend | Reload
 
@@ -54,8 +54,8 @@ class Waiter:
     """Keys that the remote store said it has, but did not deliver as it should."""
     is_unanswered: bool = False
     """Whether it asked the remote store what that has, and goes on without an answer."""
-    first_hits: TierTokens | None = None
-    """What a first try found; it may have brought a part of that to the device."""
+    brought: tuple[Flight, ...] = ()
+    """Copies that earlier tries began; they may have brought a part of its prefix to the device."""
     tenant: int = 0
     """Of a new request: the tenant to whose share it counts."""
     cost: float = 1.0

@@ -126,6 +126,7 @@ def attempt_reserve(
     if lease.pending:
         assert waiter is not None, "who cannot wait is granted what is there"
         lease.phase = Phase.LOADING
+        lease.brought += waiter.brought
         lease.ticket, lease.ticket_deadline = waiter.ticket, waiter.deadline
     parts: list[Pieces]
     if places is None:
@@ -163,8 +164,8 @@ def _begin(
     if waiter is not None:
         skipped, unserved_keys = waiter.skipped, waiter.unserved_keys
         is_unanswered = waiter.is_unanswered
-        if waiter.first_hits is not None:
-            tokens = attributed(tokens, waiter.first_hits)
+        if waiter.brought and prefix.hit_tokens:
+            tokens = attributed(state, prefix, waiter.brought)
     lease_id = state.history.moment = LeaseId(state.next_id())
     return Lease(
         lease_id=lease_id,

@@ -249,7 +249,7 @@ def _advance_lease(state: CacheState, lease: Lease, flight: Flight, now: float) 
     elif lease.phase is Phase.LOADING:
         assert lease.request is not None, "nobody loads after a restart"
         count_grant(state, lease, lease.request.num_tokens)
-        lease.granted_at, lease.deadline = now, now + state.shape.lease_seconds
+        lease.brought, lease.granted_at, lease.deadline = (), now, now + state.shape.lease_seconds
         state.leases.enter(lease, Phase.ACTIVE)
         state.wake(ticket, reserved(state, lease))
     elif lease.phase is Phase.EVICTING:

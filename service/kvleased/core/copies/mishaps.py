@@ -198,7 +198,7 @@ def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
         skipped=lease.skipped,
         unserved_keys=lease.unserved_keys,
         is_unanswered=lease.is_unanswered,
-        first_hits=lease.tier_tokens,
+        brought=lease.brought,
     )
     waiters = []
     for call in calls:

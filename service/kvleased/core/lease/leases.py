@@ -25,7 +25,7 @@ from kvleased.core.lease.kernel_table import KernelTable
 from kvleased.core.lease.naming import RowNames
 from kvleased.core.lease.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.lease.ranks import Member, Members
-from kvleased.core.tier.flights import TierTokens
+from kvleased.core.tier.flights import Flight, TierTokens
 
 _ACTIVE: Final = Phase.ACTIVE
 
@@ -53,6 +53,8 @@ class Lease:
     """Monotonic seconds at which its caller was answered; -inf after a restart, which no waiting answer outlives."""
     tier_tokens: TierTokens = (0, 0, 0, 0)
     """Tokens of its prefix that were found, for each tier: in that tier and those above it."""
+    brought: tuple[Flight, ...] = ()
+    """While LOADING: the copies that were begun for its prefix, also by earlier tries."""
     skipped: frozenset[Tier] = frozenset()
     """Tiers from which a copy for its prefix has failed."""
     unserved_keys: frozenset[bytes] = frozenset()

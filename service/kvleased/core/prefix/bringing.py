@@ -1,11 +1,15 @@
 """Own the copies that bring a prefix to the device, and the count of its tokens by the tier that they came from."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE, Lease
-from kvleased.core.prefix.looking import parted
-from kvleased.core.prefix.search import Match
+from kvleased.core.prefix.looking import firsts_below, parted
+from kvleased.core.prefix.search import Match, tokens_by_tier
 from kvleased.core.state import CacheState
-from kvleased.core.tier.flights import Purpose, Remote, TierTokens
+from kvleased.core.tier.flights import SOURCE_TIERS, Flight, Purpose, Remote, TierTokens
 
 
 def bring(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
@@ -19,6 +23,7 @@ def bring(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
         if len(slots):
             flight = state.fly(purpose, slots, loaded[is_there], keyed=slots >= 0, lease=lease)
             lease.pending.add(flight.copy_id)
+            lease.brought += (flight,)
     if prefix.remote_keys:
         targets = loaded[is_in.remote]
         remote = Remote(
@@ -28,15 +33,25 @@ def bring(state: CacheState, lease: Lease, prefix: Match, loaded: Ids) -> None:
             Purpose.REMOTE_LOAD, NOWHERE, targets, keyed=targets >= 0, lease=lease, remote=remote
         )
         lease.pending.add(flight.copy_id)
+        lease.brought += (flight,)
 
 
-def attributed(now: TierTokens, first: TierTokens) -> TierTokens:
-    """Return the tokens found, for each tier in it and those above, if a first try may have brought some of them up.
+def attributed(state: CacheState, prefix: Match, brought: Sequence[Flight]) -> TierTokens:
+    """Return the tokens of a prefix, for each tier in it and those above, if earlier tries brought some blocks up.
 
-    Tokens that the first try also found count for the lower of the two tiers; others count for the tier where they are
-    now.
+    A block that one of these copies brought counts for the tier that it came from, others for the tier where they are.
+    A block that has another generation since is not the copy's any more.
     """
-    device, host, disk, every = (
-        min(one, before) + max(0, one - first[-1]) for one, before in zip(now, first, strict=True)
-    )
-    return device, host, disk, every
+    first_of = dict(zip(SOURCE_TIERS.values(), firsts_below(state), strict=True))
+    generations = state.device.records.generation
+    came_from: dict[int, int] = {}
+    for flight in brought:
+        first = first_of[SOURCE_TIERS[flight.direction]]
+        is_its = generations[flight.targets] == flight.target_generations
+        came_from |= dict.fromkeys(flight.targets[is_its].tolist(), ~first)
+    parts = prefix.parts or (prefix.entries,)
+    sources = [
+        np.array([came_from.get(entry, entry) for entry in part.tolist()], np.intp)
+        for part in parts
+    ]
+    return tokens_by_tier(state, sources, prefix.hit_tokens)

@@ -113,6 +113,12 @@ def parted(state: CacheState, below: Ids) -> Parted:
     return Parted(is_host, ~(is_host | is_remote), is_remote)
 
 
+def firsts_below(state: CacheState) -> tuple[int, int, int]:
+    """Return the first numbers of host slots, of disk slots, and of keys that the remote store has."""
+    num_slots = len(state.host)
+    return 0, num_slots, num_slots + len(state.disk)
+
+
 def remote_places(state: CacheState, below: Ids) -> Ids:
     """Return the places, among all keys looked for, of those that are to come from the remote store."""
     places = below - (len(state.host) + len(state.disk))

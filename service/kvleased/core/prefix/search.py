@@ -5,6 +5,7 @@ store, and last the remote store, of which only its answer to this call is known
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -22,10 +23,10 @@ from kvleased.core.prefix.looking import (
     Sources,
     are_foreign,
     by_tier,
+    firsts_below,
     is_any_below,
     keys_at,
     look_below,
-    parted,
     remote_places,
     searched,
 )
@@ -150,17 +151,15 @@ def _with_below(
 ) -> Match:
     """Return a simple cache's match with entries below the device; `found` are entries, blocks and complements."""
     entries, blocks, below = found
-    is_in = parted(state, below)
-    counts = np.cumsum([len(blocks), *(np.count_nonzero(one) for one in is_in)])
-    device, host, disk, every = (counts * state.covering.tokens_per_block).tolist()
     positions = remote_places(state, below)
+    hit_tokens = len(entries) * state.covering.tokens_per_block
     return Match(
         entries=entries,
         blocks=blocks,
         below=below,
         joined=joined,
-        hit_tokens=every,
-        tier_tokens=(device, host, disk, every),
+        hit_tokens=hit_tokens,
+        tier_tokens=tokens_by_tier(state, [entries], hit_tokens),
         remote_keys=keys_at(keys, positions),
         remote_positions=positions,
     )
@@ -229,7 +228,7 @@ def _match_groups(
         hit_tokens = num_tokens // covering.hit_tokens * covering.hit_tokens
     if not hit_tokens:
         return NOTHING
-    parts, tier_tokens = _parts_of(state, entries, counts, hit_tokens)
+    parts = _parts_of(state, entries, counts, hit_tokens)
     behind = _behind(covering, entries, counts, hit_tokens) if covering.is_drafted else None
     entries = np.concatenate(parts)
     blocks, below = by_tier(entries)
@@ -241,7 +240,7 @@ def _match_groups(
         below=below,
         joined=_joined(joined, entries),
         hit_tokens=hit_tokens,
-        tier_tokens=tier_tokens,
+        tier_tokens=tokens_by_tier(state, parts, hit_tokens),
         parts=tuple(parts),
         behind=behind,
         remote_keys=keys_at(packed, places),
@@ -279,18 +278,29 @@ def look_everywhere(
     return entries, has, joined
 
 
-def _parts_of(
-    state: CacheState, entries: Ids, counts: list[int], hit_tokens: int
-) -> tuple[list[Ids], TierTokens]:
-    """Return the entries of each group in a prefix, and the prefix's tokens by tier."""
+def _parts_of(state: CacheState, entries: Ids, counts: list[int], hit_tokens: int) -> list[Ids]:
+    """Return the entries of each group in a prefix."""
     covering = state.covering
-    parts = [NOWHERE] * len(covering.groups)
-    start, tier_tokens = 0, [hit_tokens] * 3
-    firsts = (0, len(state.host), len(state.host) + len(state.disk))
+    parts, start = [NOWHERE] * len(covering.groups), 0
     ends = covering.hit_ends(hit_tokens)
     for group, count in zip(covering.shared, counts, strict=True):
         first = covering.first_needed(group, hit_tokens)
-        part = parts[group] = entries[start + first : start + ends[group]]
+        parts[group] = entries[start + first : start + ends[group]]
+        start += count
+    return parts
+
+
+def tokens_by_tier(state: CacheState, parts: Sequence[Ids], hit_tokens: int) -> TierTokens:
+    """Return the tokens of a prefix by tier, as `Match.tier_tokens` has them; `parts` are the entries of each group."""
+    covering, firsts = state.covering, firsts_below(state)
+    if state.is_simple:
+        (entries,) = parts
+        counts = [len(entries) - np.count_nonzero(~entries >= first) for first in firsts]
+        device, host, disk = (int(one) * covering.tokens_per_block for one in counts)
+        return device, host, disk, hit_tokens
+    tier_tokens = [hit_tokens] * 3
+    for group in covering.shared:
+        first, part = covering.first_needed(group, hit_tokens), parts[group]
         # Nearly always nothing is below; bytes are searched faster than an array.
         if b"\1" in (part < 0).tobytes():
             for tier, first_below in enumerate(firsts):
@@ -298,9 +308,8 @@ def _parts_of(
                 if len(lower):
                     first_token = (first + int(lower[0])) * covering.groups[group].tokens_per_block
                     tier_tokens[tier] = min(tier_tokens[tier], first_token)
-        start += count
     device, host, disk = (one // covering.hit_tokens * covering.hit_tokens for one in tier_tokens)
-    return parts, (device, host, disk, hit_tokens)
+    return device, host, disk, hit_tokens
 
 
 def _behind(covering: Covering, entries: Ids, counts: list[int], hit_tokens: int) -> Ids:

@@ -128,6 +128,26 @@ def test_tokens_of_all_tiers_add_up_to_the_request() -> None:
     assert counted == [4, 0, 8, 0, 4]
 
 
+def test_tokens_whose_load_came_to_nothing_count_where_they_are_found_later() -> None:
+    """If another request commits blocks while a call waits whose load was lost, they count for the device."""
+    cache = a_tiered_cache(4)
+    on_host(cache, keys(1))
+    on_disk(cache, keys(2))
+    other = reserve(cache, 1, "other")
+    outcome = cache.handle(a_patient_reserve(doc(2), more=1), 0.0)
+    up = the_copies(outcome)
+    land(cache, up[Direction.RELOAD])
+    assert wakes(lose(cache, up[Direction.LOAD])) == []
+
+    command = c.Commit(
+        worker_id=WORKER, lease_id=other.lease_id, num_tokens=4, first_block=0, keys=keys(2)
+    )
+    committed = cache.handle(command, 0.0)
+
+    assert hits(woken(committed, outcome.ticket, Reserved)) == (4, 4, 0, 0)
+    assert cache.check() == []
+
+
 def test_load_carries_label_and_checksum() -> None:
     """A load tells the store which bytes it must find, and of which tenant."""
     cache = a_tiered_cache()

@@ -334,6 +334,19 @@ def test_groups_fetch_what_the_prefix_needs() -> None:
     assert cache.check() == []
 
 
+def test_tokens_of_groups_found_by_a_first_try_count_where_they_came_from() -> None:
+    """What came of a fetch of which some was missing counts for the remote store, in all groups."""
+    cache = cache_of(FULL, WIDE, uses_remote=True)
+    outcome = cache.handle(reserve_tokens(20, chain(16)), 0.0)
+    fetch = the_copy(probed(cache, the_probe(outcome), *[1] * 6))
+
+    landed = land(cache, fetch, failed=(3,))
+
+    lease = woken(landed, outcome.ticket, Reserved)
+    assert (lease.device_hit_tokens, lease.remote_hit_tokens) == (0, 8)
+    assert cache.check() == []
+
+
 def test_groups_ask_for_nothing_where_the_prefix_cannot_be_longer() -> None:
     """A call that finds all of its tokens asks for no block, for no group needs one."""
     cache = cache_of(FULL, WINDOW, uses_remote=True)
