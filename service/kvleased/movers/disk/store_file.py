@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -26,6 +27,8 @@ from kvleased.movers.disk.errors import told
 from kvleased.movers.pools import Pools
 from kvleased.movers.rows import Pool, checksum
 
+USE_NOTED_SECONDS: Final = 60.0
+"""Reading notes the use of a store when the note is older; writing always does."""
 _RUN_BYTES_MAX: Final = 1 << 20
 """Bytes of adjacent slots that are read or written in one call; they should still be in the cache for their sums."""
 _CHUNK_BYTES_MAX: Final = 32 << 20
@@ -189,9 +192,12 @@ class StoreFile:
         Raises:
             StoreError: the store does not work; nothing was written.
         """
-        self.check()
+        status = self.look()
+        self.check_bytes(status)
         if not len(transfer):
             return []
+        if time.time() - status.st_mtime > USE_NOTED_SECONDS:
+            self.note_use()
         said = self._cells(transfer.slots)
         sums: NDArray[np.uint64] = said["checksum"]
         are_wanted = (

@@ -82,6 +82,20 @@ def _claims(store: StoreFile) -> list[int]:
     return [int(slot) for slot in slots]
 
 
+def test_reading_notes_the_use_now_and_then(path: Path) -> None:
+    """A store that is only read counts as used long before it is closed, but not each read writes that down."""
+    store = _split(path, path, os.O_RDWR)
+    os.utime(path, (1, 1))
+
+    _read(store)
+    noted_at = path.stat().st_mtime_ns
+    _read(store)
+
+    assert noted_at > 10**9
+    assert path.stat().st_mtime_ns == noted_at
+    store.close()
+
+
 def test_slots_that_cannot_be_read_are_lost_alone(path: Path, tmp_path: Path) -> None:
     """Of adjacent slots that are read at once, only those that cannot be read are lost."""
     cut = tmp_path / "cut"
