@@ -49,7 +49,7 @@ def read_trace(
         with _opened(path) as file:
             for number, line in _lines(file):
                 try:
-                    fields = _parsed(number, line)
+                    fields = _parsed(path, number, line)
                 except InvalidError as error:
                     if tell_cut is None or line.endswith(b"\n") or not columns.times_ms:
                         raise
@@ -170,9 +170,15 @@ def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _parsed(number: int, line: bytes) -> dict[str, Any]:
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = json.loads(_decoded(line))
+    except UnicodeDecodeError as error:
+        message = (
+            f"{path} is no UTF-8 text (line {number}, byte {error.start + 1}); convert it to UTF-8, or check that it "
+            "is a trace"
+        )
+        raise InvalidError(message, resource="trace") from error
     except (ValueError, RecursionError) as error:
         raise InvalidError(f"line {number} {_why_not(error)}", resource="trace") from error
     if not isinstance(fields, dict):
@@ -181,12 +187,20 @@ def _parsed(number: int, line: bytes) -> dict[str, Any]:
     return fields
 
 
+def _decoded(line: bytes) -> str:
+    """Return the text of a line, which may begin with a mark of UTF-8; raises UnicodeDecodeError if it is no UTF-8."""
+    text = line.decode("utf-8-sig")
+    zero = line.find(b"\0")
+    if zero >= 0:
+        # No text has zeros but in encodings of several bytes a character.
+        raise UnicodeDecodeError("utf-8", line, zero, zero + 1, "zero")
+    return text
+
+
 def _why_not(error: ValueError | RecursionError) -> str:
     """Return in plain words why a line could not be read."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not valid JSON from character {error.colno} on"
-    if isinstance(error, UnicodeDecodeError):
-        return f"is not valid JSON: byte {error.start + 1} is not UTF-8"
     if isinstance(error, RecursionError):
         return "has brackets nested too deeply for a request"
     # The only ValueError left is that of an integer with too many digits.

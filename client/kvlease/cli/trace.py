@@ -13,7 +13,13 @@ from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.drawing import drawing
 from kvlease.cli.printing import counted
 from kvlease.cli.simulator import find_simulator
-from kvlease.cli.trace_record import REQUESTS_MAX, Recorded, record, written_at_the_end
+from kvlease.cli.trace_record import (
+    REQUESTS_MAX,
+    STANDARD_OUTPUT,
+    Recorded,
+    record,
+    written_at_the_end,
+)
 from kvlease.cli.trace_replay import TENANT, replay
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace, write_trace
@@ -81,7 +87,10 @@ def simulate_command(
 def record_command(
     *,
     cache: Cache,
-    output: Annotated[Path, typer.Option(help="The file to write, in Mooncake's format.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="The file to write, in Mooncake's format; - is standard output."),
+    ],
     seconds: Annotated[
         float, typer.Option(min=0, help="Stop after this many seconds.", show_default="at ^C")
     ] = 0.0,
@@ -106,7 +115,8 @@ def record_command(
     # What was recorded has been written, even if the recording ended early.
     with told(status=1):
         # A pipe may be standard output, which has the trace then.
-        typer.echo(_said(trace, recorded, output), err=not output.is_file())
+        is_apart = output != STANDARD_OUTPUT and output.is_file()
+        typer.echo(_said(trace, recorded, output), err=not is_apart)
         if recorded.error is not None:
             raise recorded.error
 

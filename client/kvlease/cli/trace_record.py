@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 
 import typer
@@ -16,6 +19,8 @@ from kvlease.cli.connecting import CONNECT_SECONDS
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.traces import TracedRequest
 
+STANDARD_OUTPUT: Final = Path("-")
+"""The name that stands for standard output."""
 REQUESTS_MAX: Final = 1_000_000
 """Requests after which a recording ends by default: they are kept in memory until they are written."""
 
@@ -24,11 +29,18 @@ REQUESTS_MAX: Final = 1_000_000
 def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
     """Give a file to write: it replaces `output` if all went well, and is removed if not.
 
-    A pipe or a device is written itself.
+    A pipe or a device is written itself, and STANDARD_OUTPUT at the end.
 
     Raises:
         InvalidError: there is a file already that may not be replaced, or none can be written there.
     """
+    if output == STANDARD_OUTPUT:
+        with NamedTemporaryFile() as whole:
+            yield Path(whole.name)
+            with _writing(output):
+                shutil.copyfileobj(whole, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+        return
     # Asked of the name as it is: the link of a pipe's descriptor leads there, but no path does.
     if output.exists() and not output.is_file():
         yield output

@@ -226,8 +226,9 @@ def test_recording_into_a_pipe_or_a_device_writes_there() -> None:
         assert file == Path("/dev/null")
 
 
-def test_recording_into_a_pipe_of_the_shell_writes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe without a path, as of `| gzip` or >(gzip), gets the trace and no other line."""
+@pytest.fixture
+def one_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a recording bring one request, without a daemon."""
     request = TracedRequest(
         timestamp_ms=3,
         input_tokens=16,
@@ -242,6 +243,25 @@ def test_recording_into_a_pipe_of_the_shell_writes_there(monkeypatch: pytest.Mon
         return Recorded(requests=[request])
 
     monkeypatch.setattr(trace_commands, "record", recorded)
+
+
+@pytest.mark.usefixtures("one_recorded")
+def test_recording_to_standard_output_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name - stands for standard output, which gets the trace and no other line; no such file is made or read."""
+    monkeypatch.chdir(tmp_path)
+
+    status, told, said = run("record", "--cache", "demo", "--output", "-")
+
+    assert (status, [json.loads(line) for line in told.splitlines()][1]["timestamp"]) == (0, 3)
+    assert said.startswith("1 request with ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("one_recorded")
+def test_recording_into_a_pipe_of_the_shell_writes_there() -> None:
+    """A pipe without a path, as of `| gzip` or >(gzip), gets the trace and no other line."""
     reader, writer = os.pipe()
 
     status, told, said = run("record", "--cache", "demo", "--output", f"/dev/fd/{writer}")

@@ -88,6 +88,25 @@ def test_empty_trace_is_one(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "trace.jsonl")) == 0
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_file_in_another_encoding_is_refused_as_such(tmp_path: Path, encoding: str) -> None:
+    """The refusal names the file, and says that it is no UTF-8 text."""
+    text = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}\n'
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(text.encode(encoding))
+
+    with pytest.raises(InvalidError, match=r"trace.jsonl is no UTF-8 text \(line 1, byte [124]\)"):
+        read_trace(path)
+
+
+def test_mark_of_utf_8_is_read_over(tmp_path: Path) -> None:
+    """A file that begins with the mark of UTF-8 is read like any other."""
+    text = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}\n'
+    (tmp_path / "trace.jsonl").write_text(text, encoding="utf-8-sig")
+
+    assert len(read_trace(tmp_path / "trace.jsonl")) == 1
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -179,7 +198,9 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
     [
         pytest.param(b"hello", "line 1 is not valid JSON from character 1 on", id="text"),
         pytest.param(b'{"a": }', "is not valid JSON from character 7 on", id="value"),
-        pytest.param(b'{"a": "\xff"}', "byte 8 is not UTF-8", id="bytes"),
+        pytest.param(
+            b'{"a": "\xff"}', r"trace.jsonl is no UTF-8 text \(line 1, byte 8\)", id="bytes"
+        ),
         pytest.param(b"[" * 100_000, "brackets nested too deeply", id="deep"),
         pytest.param(b'{"timestamp": ' + b"9" * 5_000 + b"}", "has an integer above", id="digits"),
         pytest.param(
