@@ -1,6 +1,6 @@
 """Own what one tenant may have of a cache; where the numbers come from is the settings' business."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 _NO_LIMIT: Final = 2**31 - 1
@@ -14,6 +14,8 @@ class TenantLimits:
     """Blocks that the tenant can always get, whatever other tenants do."""
     max_blocks: int = _NO_LIMIT
     """The most blocks that may hold the tenant's bytes, cached ones included."""
+    maxima: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    """The names of the settings that bound `max_blocks`, each with the most blocks that it allows."""
     weight: float = 1.0
     """Its share of the pool is its weight among those of the attached tenants; one above its share gives way first."""
     pinned_blocks_max: int = _NO_LIMIT

@@ -180,12 +180,14 @@ def _minima(
 def _limits(
     tenant: TenantSettings, min_blocks: int, usable_blocks: int, bytes_per_block: int
 ) -> TenantLimits:
-    max_blocks = floor(_part(usable_blocks, tenant.max_percent))
+    maxima = {"max_percent": floor(_part(usable_blocks, tenant.max_percent))}
     if tenant.max_bytes:
-        max_blocks = min(max_blocks, tenant.max_bytes // bytes_per_block)
+        maxima["max_bytes"] = tenant.max_bytes // bytes_per_block
+    max_blocks = min(maxima.values())
     return TenantLimits(
         min_blocks=min(min_blocks, max_blocks),
         max_blocks=max_blocks,
+        maxima=tuple(maxima.items()),
         weight=tenant.weight,
         pinned_blocks_max=floor(_part(usable_blocks, tenant.pinned_percent_max)),
         leases_max=tenant.leases_max or UNLIMITED.leases_max,

@@ -39,8 +39,8 @@ ADVICE: Final[Mapping[str, str]] = {
 }
 """What to do if there was no room, by the reason, as in docs/runbooks/KvleasePoolExhausted.md."""
 _OF_TENANT: Final = (
-    "The request is larger than its tenant's maximum, and the pool might hold it. Raise the tenant's max_percent and "
-    "max_bytes (kvlease tenants set), or let it ask for less."
+    "The request is larger than its tenant's maximum, and the pool might hold it. The refusal itself tells which of "
+    "max_percent and max_bytes to raise (kvlease tenants set); or let it ask for less."
 )
 _NONE: Final[Mapping[str, Tally]] = {}
 _OF_ROOM: Final = frozenset({PoolFullError.code, DeadlineError.code})

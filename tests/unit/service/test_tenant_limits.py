@@ -158,6 +158,7 @@ def test_bytes_are_divided_by_those_of_a_block() -> None:
     found = limits_of({"chat": tenant}, SECRET, 100, 100).tenants[CHAT]
 
     assert (found.min_blocks, found.max_blocks) == (16, 39)
+    assert found.maxima == (("max_percent", 50), ("max_bytes", 39))
     found = limits_of({"chat": tenant}, SECRET, 1_000, 100).tenants[CHAT]
     assert (found.min_blocks, found.max_blocks) == (39, 39)
 

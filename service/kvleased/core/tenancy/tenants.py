@@ -130,10 +130,12 @@ def check_fits(state: CacheState, tenant: int, num_blocks: int) -> None:
 def _above_maximum(
     state: CacheState, tenant: int, num_blocks: int, remedies: tuple[str, ...]
 ) -> NeverFitsError:
-    limit = limits_of(state, tenant).max_blocks
+    limits = limits_of(state, tenant)
+    limit = limits.max_blocks
+    too_low = [name for name, most_blocks in limits.maxima if most_blocks < num_blocks]
     msg = (
         f"{are(num_blocks, 'block')} needed, but the tenant can never have more than {limit}; "
-        "ask for fewer tokens, or raise the tenant's max_percent and max_bytes"
+        f"ask for fewer tokens, or raise the tenant's {' and '.join(too_low) or 'maximum'}"
     )
     return NeverFitsError(
         msg,

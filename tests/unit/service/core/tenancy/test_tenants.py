@@ -149,12 +149,32 @@ def test_tenant_above_its_maximum_never_fits() -> None:
     """A request that alone exceeds its tenant's maximum is refused for good, with both numbers."""
     cache = limited(max_blocks=3)
 
-    with pytest.raises(NeverFitsError, match="max_percent") as refusal:
+    with pytest.raises(NeverFitsError, match="tenant's maximum") as refusal:
         reserve(cache, 4)
 
     assert (refusal.value.resource, refusal.value.need) == ("tenant_blocks", 4)
     assert (refusal.value.available, refusal.value.limit) == (3, 3)
     assert refusal.value.remedies == ("num_tokens=12",)
+
+
+@pytest.mark.parametrize(
+    ("maxima", "named"),
+    [
+        pytest.param((("max_percent", 3), ("max_bytes", 4)), "max_percent", id="one"),
+        pytest.param((("max_percent", 8), ("max_bytes", 3)), "max_bytes", id="other"),
+        pytest.param(
+            (("max_percent", 2), ("max_bytes", 3)), "max_percent and max_bytes", id="both"
+        ),
+    ],
+)
+def test_refusal_above_a_maximum_names_the_settings_that_are_too_low(
+    maxima: tuple[tuple[str, int], ...], named: str
+) -> None:
+    """Only what has to be raised for the request is named."""
+    cache = limited(max_blocks=min(most for _, most in maxima), maxima=maxima)
+
+    with pytest.raises(NeverFitsError, match=f"raise the tenant's {named}$"):
+        reserve(cache, 4)
 
 
 def test_tenant_that_can_have_nothing_is_told_no_number() -> None:
