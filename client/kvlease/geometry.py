@@ -17,7 +17,7 @@ def exact_div(dividend: int, divisor: int, *, what: str = "the division") -> int
     quotient, rest = divmod(dividend, _positive(divisor))
     if rest:
         message = f"{what}: {dividend} is not a multiple of {divisor}"
-        raise InvalidError(message, need=dividend, limit=divisor)
+        raise InvalidError(message, resource=what, need=dividend, limit=divisor)
     return quotient
 
 

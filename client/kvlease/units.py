@@ -55,13 +55,13 @@ def parse_bytes(written: str) -> int:
         message = (
             f"{written[:40]!r} is not a number of bytes; write for example 8GiB, 500MB or 4096"
         )
-        raise InvalidError(message)
+        raise InvalidError(message, resource="bytes")
     fraction = match[2] or ""
     scaled = int(match[1] + fraction) * _BYTES_PER_UNIT[match[3].upper()]
     num_bytes, rest = divmod(scaled, 10 ** len(fraction))
     if rest:
         message = f"{written[:40]!r} is not a whole number of bytes"
-        raise InvalidError(message)
+        raise InvalidError(message, resource="bytes")
     return checked_count("bytes", num_bytes, most=BYTES_MAX)
 
 

@@ -249,7 +249,7 @@ def reserve(  # noqa: PLR0913 - one parameter a field
         given(retain_seconds=retain_seconds, keys=keys, token_ids=token_ids)
         check_type("explain", explain, bool)
         check_type("retain_priority", retain_priority, int | None)
-        raise InvalidError(f"reserve: {error}") from error
+        raise InvalidError(f"reserve: {error}", resource="request") from error
     return Ask("reserve", request, answers.itself, wait_ms)
 
 
@@ -371,7 +371,7 @@ def step(  # noqa: PLR0913 - one parameter a column
             asks = map(reserve_of, reserves)
             request.reserves.extend(cast("pb.ReserveRequest", one.request) for one in asks)
     except _WRONG as error:
-        raise InvalidError(f"step: {error}") from error
+        raise InvalidError(f"step: {error}", resource="request") from error
     return Ask("step", request, answers.itself)
 
 
@@ -387,7 +387,7 @@ def ask(
     try:
         return Ask(verb, build(), read, wait_ms, named(cache))
     except _WRONG as error:
-        raise InvalidError(f"{verb}: {error}") from error
+        raise InvalidError(f"{verb}: {error}", resource="request") from error
 
 
 _WRONG: Final = (TypeError, ValueError, OverflowError)

@@ -107,7 +107,7 @@ class _GreedyRun:
         tokens = _integers(token_ids)
         checked_count("max_new_tokens", max_new_tokens, least=1, most=TOKENS_MAX)
         if not tokens:
-            raise InvalidError("A prompt must have at least one token.")
+            raise InvalidError("A prompt must have at least one token.", resource="prompt")
         self._recomputes = 0
         self._model = model
         self._cache_argument = cache_argument(model)

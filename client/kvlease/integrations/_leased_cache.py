@@ -257,5 +257,7 @@ def _region_of(worker: Worker) -> NDArray[np.uint8] | DeviceMemory:
     if worker.gpu is not None:
         return worker.gpu
     if worker.device is None:
-        raise InvalidError("This worker has no memory mapped; attach over the local socket.")
+        raise InvalidError(
+            "This worker has no memory mapped; attach over the local socket.", resource="memory"
+        )
     return worker.device

@@ -43,7 +43,8 @@ def encode(call: Outgoing, call_number: int) -> bytes:
             who += traceparent_field(traceparent)
         return call_frame(verb, request.SerializeToString(), call_number, key, who)
     except (EncodeError, ValueError, OverflowError) as error:
-        raise InvalidError(f"{verb} does not fit into a frame: {error}") from error
+        message = f"{verb} does not fit into a frame: {error}"
+        raise InvalidError(message, resource="request") from error
 
 
 def encode_cancel(call_number: int, cancels: int) -> bytes:

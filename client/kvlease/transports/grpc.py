@@ -297,7 +297,7 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
     if "ping timeout" in message or "keepalive" in message:
         return hung(address)
     if status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
-        return InvalidError(message)
+        return InvalidError(message, resource="request")
     if status is grpc.StatusCode.UNAVAILABLE:
         # gRPC's own words for this are about frames and settings.
         reason = "the server there does not speak gRPC" if _NO_GRPC in details else details

@@ -386,5 +386,7 @@ def _call_number(packed: bytes) -> int:
 
 def _misplaced(verb: str | None) -> InvalidError:
     if verb is None:
-        return InvalidError("the call has no request; set one of the fields of Call.request")
-    return InvalidError("attach must be the first frame of its connection; open another connection")
+        message = "the call has no request; set one of the fields of Call.request"
+        return InvalidError(message, resource="request")
+    message = "attach must be the first frame of its connection; open another connection"
+    return InvalidError(message, resource="connection")

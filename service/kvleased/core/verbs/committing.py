@@ -197,7 +197,7 @@ def _move_on(state: CacheState, lease: Lease, num_tokens: int) -> int:
 def _check_same_keys(state: CacheState, ready: Ids, keys: bytes) -> None:
     if state.device.keys_of(ready) != keys:
         msg = "a block is already committed under another key; a committed block must not be written again"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="keys")
 
 
 def map_lease(state: CacheState, command: Map, now: float) -> Outcome:

@@ -173,7 +173,7 @@ def attach(state: CacheState, command: Attach, now: float) -> Outcome:
     del now
     if command.tenant_digest == 0:
         msg = "tenant_digest is 0, which is not the digest of a tenant"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource="tenant_digest")
     magazines = state.magazines
     if command.magazine:
         magazines.check_room(command.magazine)

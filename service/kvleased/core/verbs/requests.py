@@ -136,4 +136,4 @@ def _check_one_of(**choices: object) -> None:
     given = [name for name, value in choices.items() if value]
     if len(given) != 1:
         msg = f"set exactly one of {', '.join(choices)}, not {' and '.join(given) or 'none'}"
-        raise InvalidError(msg)
+        raise InvalidError(msg, resource=given[1] if given else next(iter(choices)))

@@ -73,7 +73,8 @@ class Bounded:
         """
         if self.is_stuck:
             raise RemoteError(
-                "an earlier call that took too long has not returned yet", is_timeout=True
+                "an earlier call that took too long has not returned yet; check the server of remote_url",
+                is_timeout=True,
             )
         if self._thread is None:
             # The thread of a library that hangs must not keep the process from ending.
@@ -112,4 +113,6 @@ class Bounded:
             return error
         except Exception as error:  # noqa: BLE001 - a library may raise anything at what a stranger's server says
             logs.line("warning", "remote_store_failed_oddly", error=type(error).__name__)
-            return RemoteError(f"its answer could not be understood ({type(error).__name__})")
+            return RemoteError(
+                f"its answer could not be understood ({type(error).__name__}); check that remote_url names such a store"
+            )

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from kvlease.geometry import round_up
 from kvleased.config.addresses import RemoteUrl
-from kvleased.movers.remote.store import CALL_BYTES_MAX, RemoteError
+from kvleased.movers.remote.store import CALL_BYTES_MAX, RemoteError, advised
 from kvleased.movers.remote.value import Value, ValueParts
 
 _BUFFER_BYTES_DEFAULT: Final = 64 << 20
@@ -33,6 +33,10 @@ code = client.setup(sys.argv[1], sys.argv[2], 0, 1 << 20, "tcp", "", sys.argv[3]
 os._exit(0 if code == 0 else 1)
 """
 _MASTER_GONE: Final = -900
+_CHECK_MASTER: Final = "check that the master of remote_url runs, and the network to it"
+_CHECK_MEMORY: Final = (
+    "lower segment_bytes or buffer_bytes in remote_url, or raise the limit of locked memory"
+)
 _PROBE_NAME: Final = "kvlease:probe"
 
 
@@ -57,7 +61,9 @@ class MooncakeStore:
         try:
             from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415 - an extra
         except ImportError as error:
-            raise RemoteError(f"kvlease[mooncake] cannot be loaded: {error}") from None
+            raise RemoteError(
+                f"kvlease[mooncake] cannot be loaded: {error}; install it, and the libraries that it names"
+            ) from None
         host = url.options.get("host") or _own_address(url)
         metadata = url.options.get("metadata", _PEER_TO_PEER)
         master = f"{url.host}:{url.port}"
@@ -72,7 +78,9 @@ class MooncakeStore:
             faulthandler.cancel_dump_traceback_later()
         if code != 0:
             client.close()
-            raise RemoteError(f"the master at {url} could not be joined (code {code})")
+            raise RemoteError(
+                advised(f"the master at {url} could not be joined (code {code})", _CHECK_MASTER)
+            )
         store = cls(client, mmap.mmap(-1, CALL_BYTES_MAX))
         store._register()
         return store
@@ -85,7 +93,9 @@ class MooncakeStore:
         """Return a byte for each name, 1 if it has a value."""
         codes = self._client.batch_is_exist(list(names))
         if any(code < 0 for code in codes):
-            raise RemoteError(f"the master does not answer (code {min(codes)})")
+            raise RemoteError(
+                advised(f"the master does not answer (code {min(codes)})", _CHECK_MASTER)
+            )
         return bytes(code == 1 for code in codes)
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
@@ -99,7 +109,9 @@ class MooncakeStore:
             is_there = code == value_bytes
             values.append(self._staging[start : start + value_bytes] if is_there else None)
         if codes and all(code == _MASTER_GONE for code in codes):
-            raise RemoteError(f"the master does not answer (code {_MASTER_GONE})")
+            raise RemoteError(
+                advised(f"the master does not answer (code {_MASTER_GONE})", _CHECK_MASTER)
+            )
         return values
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
@@ -116,7 +128,9 @@ class MooncakeStore:
         ]
         codes = self._client.batch_put_from(list(names), addresses, sizes)
         if codes and all(code == _MASTER_GONE for code in codes):
-            raise RemoteError(f"the master does not answer (code {_MASTER_GONE})")
+            raise RemoteError(
+                advised(f"the master does not answer (code {_MASTER_GONE})", _CHECK_MASTER)
+            )
         return bytes(code == 0 for code in codes)
 
     def drop(self, names: Sequence[str]) -> None:
@@ -152,7 +166,9 @@ class MooncakeStore:
     def _register(self) -> None:
         code = self._client.register_buffer(self._address, len(self._staging))
         if code != 0:
-            raise RemoteError(f"the memory could not be registered (code {code})")
+            raise RemoteError(
+                advised(f"the memory could not be registered (code {code})", _CHECK_MEMORY)
+            )
 
 
 def _try_to_join(host: str, metadata: str, master: str) -> None:
@@ -167,9 +183,11 @@ def _try_to_join(host: str, metadata: str, master: str) -> None:
             command, check=False, timeout=_JOIN_SECONDS_MAX, capture_output=True
         )
     except subprocess.TimeoutExpired:
-        raise RemoteError(f"the master at {master} does not answer") from None
+        raise RemoteError(
+            advised(f"the master at {master} does not answer", _CHECK_MASTER)
+        ) from None
     if trial.returncode != 0:
-        raise RemoteError(f"the master at {master} could not be joined")
+        raise RemoteError(advised(f"the master at {master} could not be joined", _CHECK_MASTER))
 
 
 def _own_address(url: RemoteUrl) -> str:
@@ -182,4 +200,6 @@ def _own_address(url: RemoteUrl) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise RemoteError(f"{url} cannot be reached: {error.strerror}") from None
+        raise RemoteError(
+            f"{url} cannot be reached: {error.strerror}; check its host and port"
+        ) from None

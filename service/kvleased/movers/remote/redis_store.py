@@ -111,7 +111,9 @@ class RedisStore:
         tried: list[_Command] = [("STRLEN", name) for name in _TRIED]
         tried.append(("GETRANGE", _TRIED[0], 0, 0))
         if not any(isinstance(one, int) for one in self._ask(tried)):
-            raise RemoteError("it did not answer a STRLEN with a number")
+            raise RemoteError(
+                "it did not answer a STRLEN with a number; check that remote_url names Redis or Valkey"
+            )
 
     def cut(self) -> None:
         """Make the call that another thread is in fail."""

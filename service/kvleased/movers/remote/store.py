@@ -17,6 +17,7 @@ IS_THERE: Final = 1
 IS_SPOILED: Final = 2
 """Of a name: it has a value that cannot be what it should be, because of its bytes in all."""
 _REASON_CHARACTERS_MAX: Final = 240
+_LATE: Final = "check the server of remote_url and the network to it, or raise remote_ms_max"
 
 
 class RemoteError(Exception):
@@ -40,9 +41,9 @@ def advised(words: str, advice: str) -> str:
 
 
 def no_answer(seconds: float, advice: str = "") -> RemoteError:
-    """Return the error of a store that did not answer in time and, if known, what to do about it."""
+    """Return the error of a store that did not answer in time, with what to do about it if more is known."""
     told = f"no answer within {seconds * 1e3:.0f} ms"
-    return RemoteError(advised(told, advice) if advice else told, is_timeout=True)
+    return RemoteError(advised(told, advice or _LATE), is_timeout=True)
 
 
 class RemoteStore(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvleased.movers.remote.bounded import Bounded, StuckError
-from kvleased.movers.remote.store import RemoteError
+from kvleased.movers.remote.store import RemoteError, no_answer
 from tests.unit.service.movers.remote.remote_node import PLENTY_SECONDS, wait_until
 
 
@@ -129,3 +129,9 @@ def test_reasons_can_be_shown() -> None:
 
 def _refuse() -> Store:
     raise RemoteError("not yet")
+
+
+def test_store_that_is_late_is_told_with_what_to_do() -> None:
+    """Where a store knows no better advice, the reason says what to check and what to change."""
+    assert "check the server" in str(no_answer(0.25))
+    assert str(no_answer(0.25)).endswith("or raise remote_ms_max")
