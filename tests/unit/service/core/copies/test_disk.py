@@ -148,6 +148,23 @@ def test_tokens_whose_load_came_to_nothing_count_where_they_are_found_later() ->
     assert cache.check() == []
 
 
+@pytest.mark.parametrize("end", [fail, lose], ids=["failed", "lost"])
+def test_reserve_goes_on_with_the_disk_when_the_host_pool_brings_nothing(
+    end: Callable[[Cache, Copy], Outcome],
+) -> None:
+    """If a copy from the host pool fails or is late, the same blocks come from disk in the time that is left."""
+    cache = a_tiered_cache()
+    on_host(cache, doc(2))
+    on_disk(cache, doc(2))
+    outcome = cache.handle(a_patient_reserve(doc(2)), 0.0)
+
+    ended = end(cache, the_copies(outcome)[Direction.RELOAD])
+    landed = land(cache, the_copies(ended)[Direction.LOAD])
+
+    assert hits(woken(landed, outcome.ticket, Reserved)) == (0, 0, 8, 0)
+    assert cache.check() == []
+
+
 def test_load_carries_label_and_checksum() -> None:
     """A load tells the store which bytes it must find, and of which tenant."""
     cache = a_tiered_cache()
