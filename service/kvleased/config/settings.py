@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvlease._runtime import runtime_directory
+from kvlease.disk_file import file_bytes
 from kvleased.access.roles import Role
 from kvleased.config.addresses import check_address
 from kvleased.config.network_settings import NETWORK_PATHS, NetworkSettings, Seconds
@@ -303,6 +304,17 @@ class Settings(NetworkSettings):
             message = (
                 f"device_bytes_default ({self.device_bytes_default}) must be at most "
                 f"memory_bytes_max ({self.memory_bytes_max})"
+            )
+            raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _disk_has_room(self) -> Self:
+        least = file_bytes(1, 1)
+        if 0 < self.disk_bytes_max < least:
+            message = (
+                f"disk_bytes_max ({self.disk_bytes_max}) has no room for even one slot; it must be at least {least}, "
+                "and is best many times as much, or 0 for 80 % of the file system"
             )
             raise ValueError(message)
         return self

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlease.disk_file import file_bytes
 from kvleased.__main__ import EX_CONFIG, _without_settings, run
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load, unknown_variables
@@ -344,3 +345,13 @@ def test_gpu_is_refused_where_there_is_no_driver(
     assert status == EX_CONFIG
     assert "--device cuda:0: " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_disk_bytes_without_room_for_a_slot_are_refused() -> None:
+    """A limit below the smallest store is refused at the start, with the least that works."""
+    least = file_bytes(1, 1)
+
+    with pytest.raises(ValueError, match=f"disk_bytes_max.*at least {least}"):
+        Settings(disk_bytes_max=least - 1)
+
+    assert Settings(disk_bytes_max=least).disk_bytes_max == least
