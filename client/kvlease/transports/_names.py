@@ -35,5 +35,6 @@ def check_tenant(name: str) -> None:
         InvalidError: it is empty or too long.
     """
     if not 1 <= len(name) <= TENANT_CHARACTERS_MAX:
-        message = f"tenant has {len(name)} characters; it must have 1 to {TENANT_CHARACTERS_MAX}, all printable"
+        wanted = f"{'up' if name else '1'} to {TENANT_CHARACTERS_MAX}"
+        message = f"tenant has {len(name)} characters; it must have {wanted}, all printable"
         raise InvalidError(message, resource="tenant", need=len(name), limit=TENANT_CHARACTERS_MAX)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import time
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -98,26 +100,33 @@ def test_collector_that_does_not_answer_holds_up_no_stop(
     assert "spans_lost" in capsys.readouterr().err
 
 
-def test_collector_that_is_down_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_collector_that_is_down_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches are lost, the log has one line when losses begin, with the reason, and one at their end."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    lines: list[dict[str, Any]] = []
+
+    def write(level: str, event: str, **fields: object) -> None:
+        lines.append({"level": level, "event": event, **fields})
+
+    monkeypatch.setattr(logs, "line", write)
+    others = MemoryHandler(100)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [others])
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
         Thread(target=collector.serve_forever, daemon=True).start()
         spans = Tracing(endpoint=f"http://127.0.0.1:{collector.server_port}", file=None, epoch=5)
         spans.start()
-        logs.configure("info")
         for Collector.status in (400, 401, 400, 200, 200):
             spans.call("reserve", "local", PARENT).end()
             spans.provider.force_flush()
         spans.stop()
         collector.shutdown()
 
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["event"], line.get("lost")) for line in lines] == [
         ("spans_lost", None),
         ("spans_sent_again", 3),
     ]
     assert "400" in lines[0]["error"]
+    assert [one.getMessage() for one in others.buffer] == []
 
 
 def a_copy(number: int) -> Copy:
