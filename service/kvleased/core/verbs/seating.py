@@ -161,6 +161,12 @@ def _check_places(state: CacheState, waiter: Waiter, num_ahead: int) -> None:
 
 def pump(state: CacheState, now: float) -> None:
     """Serve waiting calls in their order until one cannot be served yet, passing over tenants that are held back."""
+    while _frees_for_others(state, now):
+        pass
+
+
+def _frees_for_others(state: CacheState, now: float) -> bool:
+    """Serve waiting calls once; return true if one that cannot be served yet made blocks free behind others."""
     passed: set[int] = set()
     for waiter in state.waiting.ordered(now):
         if waiter.is_answered:
@@ -168,6 +174,7 @@ def pump(state: CacheState, now: float) -> None:
         tenant = state.workers[waiter.worker_id]
         if tenant in passed:
             continue
+        num_free = state.device.num_free
         try:
             result = _ATTEMPTS[type(waiter.command)](state, waiter, now)
         except KVLeaseError as error:
@@ -175,8 +182,10 @@ def pump(state: CacheState, now: float) -> None:
             state.wake(waiter.ticket, without_frames(error))
             continue
         if result is None:
+            if passed and state.device.num_free > num_free:
+                return True
             if not _is_passed(state, waiter):
-                return
+                return False
             passed.add(tenant)
             continue
         state.waiting.serve(waiter)
@@ -186,6 +195,7 @@ def pump(state: CacheState, now: float) -> None:
         if state.unsettled.parts:
             # The next call must see which blocks this one has taken.
             settle(state)
+    return False
 
 
 def _answer_mates(state: CacheState, waiter: Waiter, now: float) -> None:

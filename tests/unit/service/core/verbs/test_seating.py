@@ -1,5 +1,7 @@
 """Laws of turns: when each call is served, that no call starves, and that the queue is bounded."""
 
+from typing import Any
+
 import pytest
 
 from kvlease.errors import (
@@ -7,7 +9,14 @@ from kvlease.errors import (
     InvalidError,
     PoolFullError,
 )
+from kvlease.ids import CopyId
+from kvleased.core import commands as c
 from kvleased.core.effects import Extended, Reserved
+from kvleased.core.lease.phases import End
+from kvleased.core.state import CacheState
+from kvleased.core.verbs import seating
+from kvleased.core.verbs.ending import end_lease
+from kvleased.core.waiting import Waiter
 from tests.unit.service.core.builders import (
     MATE,
     STRANGER,
@@ -54,6 +63,29 @@ def test_large_waiter_is_not_starved_by_later_small_ones() -> None:
     served = release(cache, first.lease_id)
 
     assert wakes(served) == [large, small]
+
+
+def test_call_gets_what_one_behind_it_made_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that was passed over is looked at again if a later one makes blocks free that are too few for itself."""
+    cache = a_cache(8)
+    reserve(cache, 6, "stays")
+    leaves = reserve(cache, 2, "leaves")
+    first = wait_for(cache, 1, "first")
+    second = wait_for(cache, 4, "second", worker_id=STRANGER)
+    attempt = seating._ATTEMPTS[c.Reserve]
+
+    def make_free(state: CacheState, waiter: Waiter, now: float) -> Any:
+        if waiter.ticket == second and leaves.lease_id in state.leases.by_id:
+            end_lease(state, state.leases.by_id[leaves.lease_id], End.RELEASED)
+        return attempt(state, waiter, now)
+
+    monkeypatch.setitem(seating._ATTEMPTS, c.Reserve, make_free)
+    monkeypatch.setattr(seating, "_is_passed", lambda *_: True)
+
+    nothing = cache.handle(c.CopyDone(copy_id=CopyId(3)), 0.0)
+
+    assert wakes(nothing) == [first]
+    assert cache.check() == []
 
 
 def test_impatient_call_does_not_overtake() -> None:
