@@ -69,10 +69,21 @@ def moved_on(groups: Groups, ends: Sequence[int], afters: Sequence[int]) -> list
     return moved
 
 
-def is_moved_on(group: GroupShape, part: Sequence[int], place: int, row: Sequence[int]) -> bool:
-    """Tell whether the row lists, farther on, a block that a worker knows at a place for speculative tokens."""
-    guesses = group.extra_blocks if group.keeps is Keeps.STATE else 0
-    return place >= len(part) - guesses and part[place] in row[place + 1 :]
+def is_moved_on(
+    group: GroupShape,
+    part: Sequence[int],
+    place: int,
+    row: Sequence[int],
+    written: int = 2**31 - 1,
+) -> bool:
+    """Tell whether the row lists, farther on, a block that a worker knows at a place for speculative tokens.
+
+    A rank that is told of states that others have farther on may know of more such places behind its `written` tokens.
+    """
+    if group.keeps is not Keeps.STATE or not group.extra_blocks:
+        return False
+    first = min(len(part) - group.extra_blocks, -(-written // group.tokens_per_block))
+    return place >= first and part[place] in row[place + 1 :]
 
 
 def hit_places(groups: Groups, hit_tokens: int) -> list[range]:

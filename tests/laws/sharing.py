@@ -386,7 +386,7 @@ def compare_row(world: "World", held: Held, parts: list[list[int]]) -> None:
                 block if mine != NULL else NULL for block, mine in zip(row, listed, strict=False)
             ]
             listed = [
-                NULL if needs.is_moved_on(group, part, place, parts[at]) else block
+                NULL if needs.is_moved_on(group, part, place, parts[at], held.written) else block
                 for place, block in enumerate(part)
             ][first:]
         if row != listed:
