@@ -157,8 +157,8 @@ class GuardedProtocol(TimedProtocol):
         if self._bytes_left or self.scheme == "https" or has_left(self.transport):
             return False
         if not self._unfed and next_of(self._unanswered) is None:
-            self._close_behind()
-        elif self._half_closed is None:
+            return False
+        if self._half_closed is None:
             self._half_closed = HalfClosed(self.transport, self._unanswered)
             self._half_closed.watch()
         return True
@@ -227,13 +227,13 @@ class GuardedProtocol(TimedProtocol):
         """Go on with the next request, and in a later turn with the bytes behind it."""
         super().on_response_complete()
         if self._last_word:
-            self.loop.call_soon(self._say_last)
+            self._say_last()
         elif self._unfed:
             self.flow.pause_reading()
             if not self.pipeline:
                 self.line.wait(self._feed_on)
         elif self._half_closed is not None and next_of(self._unanswered) is None:
-            self._close_behind()
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """Begin a head."""
@@ -265,7 +265,9 @@ class GuardedProtocol(TimedProtocol):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         if self.cycle is not None:
-            self.cycle.transport = cast(asyncio.Transport, Whole(self.transport, self.loop))
+            # The head of an answer without a body would be held after its end.
+            if self.scope["method"] != "HEAD":
+                self.cycle.transport = cast(asyncio.Transport, Whole(self.transport, self.loop))
             self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -320,10 +322,6 @@ class GuardedProtocol(TimedProtocol):
             self._has_no_place = True
             raise no_place_of_member(self.places.members_max)
 
-    def _close_behind(self) -> None:
-        """Close after the part of the last answer that may still be held; see `Whole`."""
-        self.loop.call_soon(self.transport.close)
-
     def _refuse(self, answer: bytes) -> None:
         if next_of(self._unanswered) is not None:
             self._hold(answer)
@@ -342,7 +340,7 @@ class GuardedProtocol(TimedProtocol):
         self._last_word = answer
 
     def _say_last(self) -> None:
-        """Refuse, once all requests before are answered and sent (see `Whole`), and pass over the rest."""
+        """Refuse, once all requests before are answered, and pass over the rest."""
         if (
             self._last_word
             and next_of(self._unanswered) is None

@@ -119,6 +119,21 @@ async def test_refusal_waits_for_the_answers_before_it(
     assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 200, status]
 
 
+async def test_refusal_comes_behind_an_answer_without_a_body(serving: Guarded) -> None:
+    """In whichever turn of the loop bytes are refused, the answer before them is sent, though it has no body."""
+    for num_turns in range(8):
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
+        writer.write(b"HEAD /livez " + HEAD + b"\r\n")
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        writer.write(b"\0\1\2\r\n\r\n")
+        async with asyncio.timeout(SECONDS):
+            answer = await reader.read()
+        writer.close()
+
+        assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 400]
+
+
 async def test_connections_take_turns(serving: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what many connections send at once, one connection is read at a time, and the loop hears others between."""
     protocol = serving.rest._servers[1]._protocol
