@@ -335,8 +335,10 @@ class GuardedProtocol(TimedProtocol):
         self._say_last()
 
     def _hold(self, answer: bytes) -> None:
-        """Keep a refusal that would be taken for the answer to a request before it."""
+        """Keep a refusal that would be taken for the answer to a request before it; what it refuses is not begun."""
         self._disarm()
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()
         self._last_word = answer
 
     def _say_last(self) -> None:

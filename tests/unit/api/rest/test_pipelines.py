@@ -119,6 +119,30 @@ async def test_refusal_waits_for_the_answers_before_it(
     assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 200, status]
 
 
+async def test_request_whose_body_is_refused_is_not_begun(serving: Guarded) -> None:
+    """A request behind others whose body is no HTTP is refused behind them, and not even asked to go on."""
+    loop = asyncio.get_running_loop()
+    faults: list[object] = []
+    loop.set_exception_handler(lambda _, fault: faults.append(fault))
+    token = serving.tokens[Role.OPERATOR].encode()
+    slow = loop.create_future()
+    serving.node.daemon.call = lambda *_: slow  # type: ignore[method-assign]  # an answer that waits
+    reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
+    writer.write(b"GET /v1/stats " + HEAD + b"Authorization: Bearer %b\r\n\r\n" % token)
+    writer.write(
+        POST % token + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
+    )
+    for _ in range(200):
+        await asyncio.sleep(0)
+    slow.set_result(pb.StatsResponse(epoch=7))
+    async with asyncio.timeout(SECONDS):
+        answer = await reader.read()
+    writer.close()
+
+    assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 400]
+    assert not faults
+
+
 async def test_refusal_comes_behind_an_answer_without_a_body(serving: Guarded) -> None:
     """In whichever turn of the loop bytes are refused, the answer before them is sent, though it has no body."""
     for num_turns in range(8):
