@@ -15,6 +15,13 @@ class TimedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
+        """Have `pause_writing` called for every byte that the peer does not take; TLS itself ends what is not read."""
+        super().connection_made(transport)
+        if self.scheme == "http":
+            # Otherwise a peer could leave less unread than a full buffer has, and a closing connection would never end.
+            transport.set_write_buffer_limits(high=0)
+
     def pause_writing(self) -> None:
         """Give a peer that does not read some time to do so."""
         super().pause_writing()

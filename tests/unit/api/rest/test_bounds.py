@@ -254,6 +254,29 @@ async def test_answer_that_is_not_read_has_a_deadline(
     assert reader is not None
 
 
+async def test_little_that_is_not_read_has_a_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller who leaves but a few bytes unread, beside what the kernel keeps, is disconnected, too."""
+    hurry(served, monkeypatch, "idle_seconds_max")
+    state = served.rest._servers[0]._server.server_state
+    connections = state.connections
+    _, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    async with asyncio.timeout(10):
+        while not connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+        (connection,) = connections
+        while not connection.transport.get_write_buffer_size():
+            num_answered = state.total_requests
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while state.total_requests == num_answered:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
+        while connections:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+
+    writer.close()
+
+
 async def test_first_refusal_of_a_body_holds_up_nobody(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
