@@ -98,7 +98,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
         tables.ghosts(stats),
     ):
         if table.row_count:
-            console.print(table)
+            console.print(table, crop=False)
     for said in advice.of(caches, stats):
         console.print(f"\n{said}", highlight=False, markup=False)
 
@@ -114,7 +114,7 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
     console = printing.console()
     for table in (tables.plans(found), tables.blocks(found), tables.tiers(found)):
         if table.row_count:
-            console.print(table)
+            console.print(table, crop=False)
     if not found:
         typer.echo("no caches")
 
@@ -340,7 +340,7 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
         num_shown = len(getattr(page, what))
         if num_shown:
             for table in _TABLES[what]:
-                console.print(table(name, page))
+                console.print(table(name, page), crop=False)
         if num_shown < page.num_total:
             text = f"{num_shown:,} of {page.num_total:,} shown; --limit shows more"
             console.print(text, highlight=False)

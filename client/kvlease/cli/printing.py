@@ -5,8 +5,9 @@ import sys
 from typing import Final
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _WIDE: Final = 1 << 14
@@ -19,13 +20,28 @@ class PlainTable(Table):
     heading = Text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the heading, then the table; as rich's title it would be folded at the table's width."""
+        """Yield the heading, then the table, no narrower than it must be: print it uncropped.
+
+        As rich's title the heading would be folded at the table's width.
+        """
         yield self.heading
-        yield from super().__rich_console__(console, options)
+        width = max(options.max_width, self._columns_min())
+        yield from super().__rich_console__(console, options.update_width(width))
 
     def add_row(self, *cells: str) -> None:  # type: ignore[override]  # ours have nothing but texts
         """Add a row of texts."""
         super().add_row(*map(cell, cells))
+
+    def _columns_min(self) -> int:
+        """Return the least columns of a terminal in which all is whole that is not folded; rich would cut it."""
+        gap = 1 + self.padding[1]
+        return sum(_columns_min(column) for column in self.columns) + gap * (len(self.columns) - 1)
+
+
+def _columns_min(column: Column) -> int:
+    texts = (str(text).splitlines() for text in (column.header, *column.cells))
+    widest = max(cell_len(line) for lines in texts for line in lines)
+    return widest if column.no_wrap else min(widest, column.min_width or 1)
 
 
 def console() -> Console:

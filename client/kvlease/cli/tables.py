@@ -293,6 +293,7 @@ def magazines(cache: str, page: Inspection) -> Table:
         "blocks\nheld",
         "exchanges",
         "last",
+        gap=0,
     )
     for one in page.magazines:
         counts = (len(one.worker_ids), one.private_blocks, one.held_blocks, one.num_exchanges)

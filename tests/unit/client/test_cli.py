@@ -233,6 +233,22 @@ def test_tables_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, verb: str, col
     assert "123,456" in output or verb == "caches"
 
 
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_terminal_that_is_too_narrow_cuts_no_id(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Lines are wider than a terminal that is too narrow for them: a cut id or count would be another one."""
+    lease = replace(LEASE, lease_id=7_708_950_994_944_001, worker_id=7_708_950_994_944_002)
+    monkeypatch.setitem(LISTS, "leases", Inspection(num_total=1, leases=(lease,)))
+
+    output = run("leases", COLUMNS=str(columns))[1]
+
+    assert "7708950994944001 7708950994944002 acme active 2 1,024 29 s" in words(output)
+    assert ["demo", "ready,", "2", "5", "6", "256.00 KiB", "0 B"] in rows(
+        run("status", COLUMNS=str(columns))[1]
+    )
+
+
 def test_longest_waiting_calls_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest ids and words, and a call of a large pool, are shown whole in 80 columns."""
     call = replace(
