@@ -56,6 +56,26 @@ def test_daemon_that_is_away_for_a_while(what: str, daemon: Daemon, tmp_path: Pa
     daemon.wait_until_unused()
 
 
+def test_reset_outlives_a_publication_that_was_lost(daemon: Daemon, tmp_path: Path) -> None:
+    """What was sent before a reset, and never carried out, is not published under the keys of after it."""
+    job = sharing(daemon, extra={"retry_seconds": 0.2, "deadline_ms": HASTY_MS})
+    fresh = [prompt(200, seed=next(_seeds))]
+
+    with living(job, tmp_path) as life:
+        daemon.freeze()
+        life.generate(fresh)
+        until(lambda: "does not answer" in life.told(), "deaf")
+        assert life.reset_prefix_cache()
+        daemon.kill_control()
+        daemon.thaw()
+        daemon.wait_until_ready()
+        until(lambda: "answers again" in life.told(), "not back", 60)
+        life.generate([prompt(200, seed=next(_seeds))])
+        again = life.generate(fresh)
+
+    assert again.cached == [0]
+
+
 def _finds(one: Life, two: Life) -> bool:
     """Tell whether one engine finds what the other has just computed."""
     fresh = [prompt(200, seed=next(_seeds))]

@@ -227,6 +227,26 @@ def test_block_of_a_lost_publication_is_not_handed_out() -> None:
 
 
 @pytest.mark.parametrize(
+    ("is_findable", "standing"), [(True, Standing.HELD), (False, Standing.FREE)]
+)
+def test_lost_publication_is_not_sent_again_after_a_reset(
+    is_findable: bool, standing: Standing
+) -> None:
+    """A name from before a reset would become a key of after it, under which old bytes would be found."""
+    desk = Desk()
+    desk.fetch(5)
+    desk.use()
+    desk.books.doubt(desk.books.order(STAY))
+    desk.books.release(5)
+
+    desk.books.outdate()
+    desk.books.reconcile({5: is_findable})
+
+    assert desk.books.standing(5) is standing
+    assert desk.books.order(STAY).publish == ()
+
+
+@pytest.mark.parametrize(
     ("is_findable", "standing"), [(True, Standing.HELD), (False, Standing.PRIVATE)]
 )
 def test_inventory_ends_the_doubt(is_findable: bool, standing: Standing) -> None:

@@ -152,6 +152,7 @@ class Dealer:
     def begin_generation(self) -> None:
         """Hear what names meant until now, and forget those that were not told yet: now they mean something else."""
         self.hear()
+        self._books.outdate()
         self._untold.clear()
 
     def deal(self, wish: Wish) -> Settled | None:

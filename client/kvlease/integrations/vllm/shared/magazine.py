@@ -165,6 +165,10 @@ class Books:
             self._shelve(block)
         return shelved
 
+    def outdate(self) -> None:
+        """Note that names mean something else from now on: no publication in doubt is ever sent again."""
+        self._retract.update(dict.fromkeys(self._doubted))
+
     def isolate(self) -> list[int]:
         """Take every block for this engine; return those whose names are to be forgotten.
 
