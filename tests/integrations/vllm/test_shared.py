@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.integrations.vllm.births import until
+from tests.integrations.vllm.births import ran, until
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import (
+    Job,
     Life,
     beside_offload,
     contrasts,
@@ -372,3 +373,17 @@ def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None
 
     assert differences(got, reference(job, PROMPTS[:2])) == []
     assert "which differs in format" in told
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        "blocks_that_are_under_way_are_not_asked_for_again",
+        "hits_that_turn_out_to_be_duplicates_are_not_used",
+    ],
+)
+def test_scheduler_keeps_its_laws(law: str) -> None:
+    """Each law of `steering_laws.py`, which no engine shows on its own, holds."""
+    told = ran(Path(__file__).with_name("steering_laws.py"), law, environment=Job().environ())
+
+    assert told.returncode == 0, told.stderr

@@ -275,9 +275,10 @@ class Steering:
     # Blocks.
 
     def _provide(self, fresh: int, hits: set[int], *, is_running: bool) -> None:
-        """Try to have `fresh` blocks in stock."""
-        short = fresh - self.books.num_stock
-        if short <= 0:
+        """Try to have `fresh` blocks in stock, among them those that the last step fetched."""
+        if fresh > self.books.num_stock:
+            self._dealer.hear()
+        if (short := fresh - self.books.num_stock) <= 0:
             return
         if not self._dealer.is_ready:
             is_alone = self._dealer.is_alone
