@@ -40,7 +40,7 @@ class PlainTable(Table):
 
 def _columns_min(column: Column) -> int:
     texts = (str(text).splitlines() for text in (column.header, *column.cells))
-    widest = max(cell_len(line) for lines in texts for line in lines)
+    widest = max((cell_len(line) for lines in texts for line in lines), default=0)
     return widest if column.no_wrap else min(widest, column.min_width or 1)
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
-from kvlease.cli import connecting
+from kvlease.cli import connecting, printing
 from kvlease.cli.tables import event_line
 from kvlease.errors import InvalidError, PoolFullError, UnknownCacheError
 from kvlease.options import CacheOptions
@@ -247,6 +247,16 @@ def test_terminal_that_is_too_narrow_cuts_no_id(
     assert ["demo", "ready,", "2", "5", "6", "256.00 KiB", "0 B"] in rows(
         run("status", COLUMNS=str(columns))[1]
     )
+
+
+def test_column_without_any_text_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table may have a column without heading in which every row has nothing to say."""
+    table = printing.PlainTable("", "name")
+    table.add_row("", "main")
+
+    printing.console().print(table, crop=False)
+
+    assert "main" in capsys.readouterr().out
 
 
 def test_longest_waiting_calls_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
