@@ -1,6 +1,7 @@
 """Bugs of the tiers below the host pool to switch on: of stores, copies to and from them, and calls that ask."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -21,7 +22,7 @@ from kvleased.core.prefix.looking import Sources
 from kvleased.core.prefix.search import Match
 from kvleased.core.state import CacheState
 from kvleased.core.tier.dirt import Dirt, Marks
-from kvleased.core.tier.flights import Flight, Purpose
+from kvleased.core.tier.flights import Flight, Purpose, TierTokens
 from kvleased.core.verbs import asking, draining, requests
 from tests.laws.mended import Mutation
 
@@ -366,6 +367,19 @@ def store_that_pushes_blocks_out_serves_nobody(patch: pytest.MonkeyPatch) -> Non
 def damage_is_missed_while_a_lease_leaves(patch: pytest.MonkeyPatch) -> None:
     """A lease goes to a slot that another copy found damaged while the lease was on its way."""
     patch.setattr(landing, "stays", lambda *_: False)
+
+
+def tier_that_was_asked_is_taken_for_the_one_that_gave(patch: pytest.MonkeyPatch) -> None:
+    """Tokens count for the tier from which a copy was to bring them, whatever became of that copy."""
+
+    def attributed(state: CacheState, prefix: Match, brought: Sequence[Flight]) -> TierTokens:
+        device, host, disk, every = prefix.tier_tokens
+        blocks = Counter(one.direction for one in brought for _ in one.targets)
+        below = sum(blocks.values()) - blocks[Direction.RELOAD]
+        num_tokens = state.covering.tokens_per_block
+        return device - sum(blocks.values()) * num_tokens, host - below * num_tokens, disk, every
+
+    patch.setattr(granting, "attributed", attributed)
 
 
 OF_TIERS: Final[tuple[tuple[Mutation, str], ...]] = (

@@ -12,6 +12,7 @@ from kvleased.core.lease.phases import Phase
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy import tenants
 from kvleased.core.tier.flights import HELD_BY_LEASES, Flight
+from kvleased.core.verbs import seating
 from kvleased.core.waiting import WaitingRoom
 from tests.laws.mended import Mutation
 
@@ -88,6 +89,12 @@ def reload_waits_where_nothing_serves_it(patch: pytest.MonkeyPatch) -> None:
         return flight.num_pairs > state.shape.blocks_at_once and not starts_over
 
     patch.setattr(landing, "_is_apart", is_apart)
+
+
+def what_a_later_call_made_free_is_missed(patch: pytest.MonkeyPatch) -> None:
+    """Calls that were passed over are not looked at again when a call behind them makes blocks free."""
+    serve = seating._frees_for_others
+    patch.setattr(seating, "_frees_for_others", lambda *of: serve(*of) and False)
 
 
 OF_TURNS: tuple[tuple[Mutation, str], ...] = (

@@ -25,6 +25,7 @@ from tests.unit.service.core.lease import test_rank_restarts as rank_restarts
 from tests.unit.service.core.lease import test_ranks as ranks
 from tests.unit.service.core.tenancy import test_tenant_acts as tenant_acts
 from tests.unit.service.core.tenancy import test_tenants as tenants
+from tests.unit.service.core.verbs import test_seating as seating
 
 _DEPTH = 3
 _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
@@ -102,6 +103,12 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_tiers.damage_is_missed_while_a_lease_leaves: (
         disk.test_lease_stays_if_a_slot_that_it_shares_is_damaged_while_it_is_evicted
+    ),
+    of_tiers.tier_that_was_asked_is_taken_for_the_one_that_gave: (
+        disk.test_tokens_whose_load_came_to_nothing_count_where_they_are_found_later
+    ),
+    of_turns.what_a_later_call_made_free_is_missed: (
+        seating.test_call_gets_what_one_behind_it_made_free
     ),
     of_tiers.slot_of_another_tenant_hides_what_is_below: (
         tenant_acts.test_slots_under_stolen_keys_hide_nothing_from_their_owner

@@ -65,7 +65,7 @@ def test_large_waiter_is_not_starved_by_later_small_ones() -> None:
     assert wakes(served) == [large, small]
 
 
-def test_call_gets_what_one_behind_it_made_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_gets_what_one_behind_it_made_free() -> None:
     """A call that was passed over is looked at again if a later one makes blocks free that are too few for itself."""
     cache = a_cache(8)
     reserve(cache, 6, "stays")
@@ -79,10 +79,10 @@ def test_call_gets_what_one_behind_it_made_free(monkeypatch: pytest.MonkeyPatch)
             end_lease(state, state.leases.by_id[leaves.lease_id], End.RELEASED)
         return attempt(state, waiter, now)
 
-    monkeypatch.setitem(seating._ATTEMPTS, c.Reserve, make_free)
-    monkeypatch.setattr(seating, "_is_passed", lambda *_: True)
-
-    nothing = cache.handle(c.CopyDone(copy_id=CopyId(3)), 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(seating._ATTEMPTS, c.Reserve, make_free)
+        patch.setattr(seating, "_is_passed", lambda *_: True)
+        nothing = cache.handle(c.CopyDone(copy_id=CopyId(3)), 0.0)
 
     assert wakes(nothing) == [first]
     assert cache.check() == []
