@@ -103,44 +103,35 @@ async def test_refusal_waits_for_the_answers_before_it(
     serving: Guarded, refused: bytes, status: int
 ) -> None:
     """A request that is refused behind others is answered behind them, however long these take."""
-    token = serving.tokens[Role.OPERATOR].encode()
-    slow = asyncio.get_running_loop().create_future()
-    serving.node.daemon.call = lambda *_: slow  # type: ignore[method-assign]  # an answer that waits
-    reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
-    writer.write(b"GET /v1/stats " + HEAD + b"Authorization: Bearer %b\r\n\r\n" % token)
-    writer.write(GET + refused + GET)
-    for _ in range(200):
-        await asyncio.sleep(0)
-    slow.set_result(pb.StatsResponse(epoch=7))
-    async with asyncio.timeout(SECONDS):
-        answer = await reader.read()
-    writer.close()
-
-    assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 200, status]
+    assert await _answered_behind_a_slow_one(serving, GET + refused + GET) == [200, 200, status]
 
 
 async def test_request_whose_body_is_refused_is_not_begun(serving: Guarded) -> None:
     """A request behind others whose body is no HTTP is refused behind them, and not even asked to go on."""
-    loop = asyncio.get_running_loop()
     faults: list[object] = []
-    loop.set_exception_handler(lambda _, fault: faults.append(fault))
-    token = serving.tokens[Role.OPERATOR].encode()
-    slow = loop.create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    head = POST % serving.tokens[Role.OPERATOR].encode()
+    body = b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
+
+    assert await _answered_behind_a_slow_one(serving, head + body) == [200, 400]
+    assert not faults
+
+
+async def _answered_behind_a_slow_one(serving: Guarded, requests: bytes) -> list[int]:
+    """Send requests behind one whose answer comes last, and return the statuses of all answers in order."""
+    slow = asyncio.get_running_loop().create_future()
     serving.node.daemon.call = lambda *_: slow  # type: ignore[method-assign]  # an answer that waits
+    token = serving.tokens[Role.OPERATOR].encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", serving.rest.http_port)
     writer.write(b"GET /v1/stats " + HEAD + b"Authorization: Bearer %b\r\n\r\n" % token)
-    writer.write(
-        POST % token + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
-    )
+    writer.write(requests)
     for _ in range(200):
         await asyncio.sleep(0)
     slow.set_result(pb.StatsResponse(epoch=7))
     async with asyncio.timeout(SECONDS):
         answer = await reader.read()
     writer.close()
-
-    assert [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)] == [200, 400]
-    assert not faults
+    return [int(one) for one in re.findall(rb"HTTP/1.1 (\d+)", answer)]
 
 
 async def test_refusal_comes_behind_an_answer_without_a_body(serving: Guarded) -> None:
