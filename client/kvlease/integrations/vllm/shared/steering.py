@@ -146,7 +146,7 @@ class Steering:
         )
         self._has_exchanged = False
 
-    def end_step(self, num_active: int = 0) -> None:
+    def end_step(self, num_active: int) -> None:
         """Note that a step was scheduled; send what is due, so that the daemon answers while the step is computed.
 
         Each of `num_active` requests may need a block per group in the next step.
