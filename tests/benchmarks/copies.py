@@ -123,13 +123,15 @@ def evict_and_reload(directory: Path) -> list[Figure]:
 def _figures(case: Case, copy: Copy, directory: Path) -> list[Figure]:
     """Measure with a daemon and a cache of its own."""
     figures = []
-    # Copies and their floor take turns on one core, because another may be half as fast for minutes.
+    # Copies and their floor take turns on one core, because another may be half as fast for minutes. On that other one
+    # is the control process, which hands over the next blocks while a mover copies.
     with (
         attached(case, directory) as (node, worker),
         SameMemory(copy, case, node) as floor,
         cores.shared(),
     ):
         node.put_movers_on(cores.SHARED)
+        node.put_control_on(min(cores.ALL))
         figures += both_ways(node, worker, floor, case, case.num_blocks)
         if case.bytes_per_block == 64 * KIB and not case.slots_are_apart:
             figures += both_ways(node, worker, floor, case, BLOCKS_PER_SMALL_LEASE)

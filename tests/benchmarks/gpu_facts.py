@@ -19,7 +19,7 @@ from kvlease.errors import InvalidError
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.gpu import streams
-from kvleased.movers.gpu.summing import THREADED_BYTES, Summing
+from kvleased.movers.gpu.summing import Summing
 from kvleased.movers.spans import Spans
 
 KIB: Final = 1 << 10
@@ -137,7 +137,7 @@ def _sums(host: NDArray[np.uint8]) -> list[Figure]:
     figures = []
     for num_bytes in SUMMED_BYTES:
         images = host[: POOL_BYTES // 2].reshape(-1, num_bytes)
-        for num_threads in THREADS if num_bytes >= THREADED_BYTES else (1,):
+        for num_threads in THREADS:
             with ThreadPoolExecutor(num_threads) as threads:
                 seconds = _quickest(lambda images=images, threads=threads: _summed(images, threads))
             name = f"checksums of {num_bytes // KIB} KiB, threads: {num_threads}"
@@ -147,7 +147,7 @@ def _sums(host: NDArray[np.uint8]) -> list[Figure]:
 
 def _summed(images: NDArray[np.uint8], threads: ThreadPoolExecutor) -> None:
     summing = Summing(images, threads)
-    summing.add(list(range(len(images))))
+    summing.add(np.arange(len(images), dtype=np.int32))
     while not summing.is_over:
         if not summing.step():
             sleep(20e-6)

@@ -146,6 +146,10 @@ class Node:
         """Return the processor seconds that the living processes have used."""
         return sum(map(_processor_seconds, (self._process.pid, *self._children())))
 
+    def put_control_on(self, core: int) -> None:
+        """Keep the control process on one core."""
+        os.sched_setaffinity(self.control_pid(), {core})
+
     def put_movers_on(self, core: int) -> None:
         """Keep the movers on one core."""
         for pid in self._children():

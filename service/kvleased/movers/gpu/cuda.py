@@ -92,7 +92,7 @@ class Part:
 
     mark: Mark
     """The place in the stream behind their copies."""
-    slot_ids: list[int]
+    slot_ids: Ids
     """The slots that are to be summed when the copies have ended; none if nothing is to be summed then."""
 
 
@@ -120,7 +120,7 @@ class Work:
     def copied(self) -> Copied:
         """Return the result, once the work is over."""
         assert self.is_over, "still under way"
-        sums = np.array(self._summing.sums, np.uint64)
+        sums = self._summing.sums
         if self.batch.direction is Direction.OFFLOAD:
             return Copied(checksums=sums.tobytes())
         wanted = np.frombuffer(self.batch.checksums, np.uint64)
@@ -205,9 +205,9 @@ class CudaPools:
             parts = self._offloaded_in_parts(stream, sources, targets)
         else:
             self._give(stream, direction, Spans.of(self._ways(direction), sources, targets))
-            parts = [Part(stream.mark(), [])]
+            parts = [Part(stream.mark(), targets[:0])]
         if len(wanted):
-            summing.add(sources.tolist())
+            summing.add(sources)
         return Work(parts, batch=batch, summing=summing)
 
     def carry_out(self, batch: Batch) -> Copied:
@@ -257,7 +257,7 @@ class CudaPools:
         for start in range(0, len(targets), blocks_a_part):
             some = slice(start, start + blocks_a_part)
             self._give(stream, Direction.OFFLOAD, Spans.of(ways, sources[some], targets[some]))
-            parts.append(Part(stream.mark(), targets[some].tolist()))
+            parts.append(Part(stream.mark(), targets[some]))
         return parts
 
     def _copy(self, stream: Stream, spans: Spans, *, host_is_source: bool) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvleased.core.effects import Direction
+from kvleased.movers import cpu
 from kvleased.movers.cpu import Copied, CpuPools, OutOfBoundsError, checksum
 from kvleased.movers.pools import Pools
 from kvleased.movers.protocol import Batch, Piece
-from kvleased.movers.rows import TRIED_MIN, copy_and_sum_small
-from kvleased.movers.trials import TRIALS, Trial, Way, trial_of
+from kvleased.movers.rows import PythonLoops
 from tests.unit.service.movers.gpu.gpu_memory import laid_on_gpu
 
 NUM_BLOCKS, NUM_SLOTS, BYTES_PER_BLOCK = 12, 9, 64
@@ -48,13 +48,14 @@ class Memory:
 _lay: list[Callable[..., Pools]] = [CpuPools.laid]
 
 
-@pytest.fixture(
-    autouse=True, scope="module", params=[CpuPools.laid, laid_on_gpu], ids=["cpu", "gpu"]
-)
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "interpreted", "gpu"])
 def lay(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run each law of this file for pools of both kinds."""
-    _lay.append(request.param)
-    yield
+    """Run each law of this file for pools of both kinds, and for loops of both kinds."""
+    _lay.append(laid_on_gpu if request.param == "gpu" else CpuPools.laid)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "interpreted":
+            patch.setattr(cpu, "loops", PythonLoops)
+        yield
     _lay.pop()
 
 
@@ -291,18 +292,14 @@ def test_stretches_bring_back_the_bytes(
     "slots",
     [
         pytest.param(range(5, 26), id="one stretch"),
-        pytest.param(range(2, 202), id="more than is gathered at once"),
+        pytest.param(range(2, 202), id="many"),
         pytest.param([0, 2, *range(4, 24), 30, 31, *range(40, 60), 70], id="with others between"),
         pytest.param(range(0, 60, 2), id="no stretch"),
     ],
 )
 @pytest.mark.parametrize("block_bytes", [64, (20 << 10) - 64])
-@pytest.mark.parametrize("way", Way)
-def test_small_blocks_have_their_own_checksums(
-    slots: Sequence[int], block_bytes: int, way: Way, quickest: Callable[[int, Way], None]
-) -> None:
+def test_small_blocks_have_their_own_checksums(slots: Sequence[int], block_bytes: int) -> None:
     """Small blocks that become adjacent have their own bytes and checksums, and damage is told by position."""
-    quickest(block_bytes, way)
     random = np.random.default_rng(2)
     num_blocks = max(slots) + 2
     devices = (random.integers(0, 256, num_blocks * block_bytes, np.uint8),)
@@ -333,58 +330,6 @@ def test_small_blocks_have_their_own_checksums(
     assert np.frombuffer(down.checksums, np.uint64).tolist() == sums
     assert up.failed == [3]
     assert (np.flatnonzero((device != before).any(axis=1)) == blocks[3]).all()
-
-
-@pytest.fixture
-def quickest() -> Iterator[Callable[[int, Way], None]]:
-    """Return a function that makes one way the quickest for small blocks of a size."""
-
-    def know(block_bytes: int, way: Way) -> None:
-        for tried in list(Way) * TRIALS:
-            trial_of(block_bytes).took(tried, 1.0 if tried is way else 2.0)
-        assert trial_of(block_bytes).way is way
-
-    trial_of.cache_clear()
-    yield know
-    trial_of.cache_clear()
-
-
-@pytest.mark.parametrize("way", Way)
-def test_each_way_is_tried_in_turn_and_the_quickest_one_stays(way: Way) -> None:
-    """A way that was slow once, as on a busy machine, can still win; batches after the trials change nothing."""
-    trial = Trial()
-
-    ways = []
-    for number in range(len(Way) * TRIALS):
-        ways.append(trial.way)
-        taken = [9.0, 1.0, 9.0] if trial.way is way else [5.0, 2.0, 3.0]
-        trial.took(trial.way, taken[number // len(Way)])
-    for other in Way:
-        trial.took(other, 0.5 if other is not way else 8.0)
-
-    assert ways == list(Way) * TRIALS
-    assert trial.way is way
-
-
-def test_large_batches_tell_which_way_is_the_quickest(quickest: object) -> None:
-    """Only a batch of many blocks is a trial."""
-    del quickest
-    block_bytes, many, few = 64, TRIED_MIN, TRIED_MIN - 1
-    pool = np.zeros((many, block_bytes), np.uint8)
-
-    def copy(count: int) -> Way:
-        ids = np.arange(count, dtype=np.int32)
-        copy_and_sum_small(pool, pool.copy(), ids[::-1].copy(), ids)
-        return trial_of(block_bytes).way
-
-    each, together, gathered = Way
-    assert [copy(count) for count in (few, many, few, many, many)] == [
-        each,
-        together,
-        together,
-        gathered,
-        each,
-    ]
 
 
 def test_checksum_covers_a_slot_with_gaps() -> None:
