@@ -32,7 +32,7 @@ SHORTAGES: Final[Mapping[str, str]] = {
     "tenant_leases": "the tenant has as many leases as it may have",
     "kept_leases": "the free rows of the block table are kept for other tenants",
 }
-PARTINGS: Final[Mapping[str, str]] = {
+DEPARTURES: Final[Mapping[str, str]] = {
     "evicted": "the policy chose it, for want of room",
     "displaced": "an evict call, or a worker, asked for it",
     "cleared": "a clear took it",
@@ -41,7 +41,7 @@ PARTINGS: Final[Mapping[str, str]] = {
     "damaged": "its bytes were not what their checksum says",
 }
 MISSED: Final[Mapping[str, str]] = {
-    **PARTINGS,
+    **DEPARTURES,
     "cached": "it is there, but behind one that is not",
     "unknown": "nobody knows of it: most of these were never there",
 }
@@ -71,6 +71,6 @@ TABLES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
     ("`reason` of `kvlease_refusals_total` otherwise", CALLS),
     ("`reason` of `kvlease_control_restarts_total`", RESTARTS),
     ("`reason` of `kvlease_leases_ended_total`", ENDS),
-    ("`reason` of `kvlease_evictions_total`", PARTINGS),
+    ("`reason` of `kvlease_evictions_total`", DEPARTURES),
     ("`reason` of `kvlease_missed_blocks_total`", MISSED),
 )

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from kvleased.core.blocks.departures import BOUNDS_SECONDS, Spans
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.effects import Tier
 from kvleased.core.lease.phases import ENDED
 from kvleased.core.prefix.regrets import REASONS
@@ -173,7 +173,7 @@ def departures(part: Part, of: Surveyed) -> None:
     """Add the blocks that left each tier, and how long they had been there."""
     found = of.survey.departures
     for number, tier in enumerate(of.pools):
-        for reason in Parting:
+        for reason in DepartureReason:
             count = int(found.counts[number, reason])
             part.add("evictions", count, of.cache, tier, reason.name.lower())
         _spans(part, "block_residence_seconds", found.residence, number, (of.cache, tier))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from kvleased.core.admission.refusals import Reason
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.effects import Direction
 from kvleased.core.lease.phases import End
 from kvleased.core.prefix.regrets import REASONS
@@ -50,7 +50,7 @@ def test_values_of_labels_are_those_of_the_code() -> None:
     assert list(page.STATES) == list(STATES)
     assert list(page.DIRECTIONS) == [one.value for one in Direction]
     assert list(page.SHORTAGES) == [one.value for one in Reason]
-    assert list(page.PARTINGS) == [one.name.lower() for one in Parting]
+    assert list(page.DEPARTURES) == [one.name.lower() for one in DepartureReason]
     assert list(page.MISSED) == list(REASONS)
     assert list(page.ENDS) == [one.value for one in End]
     assert list(page.RESTARTS) == list(RESTARTS)

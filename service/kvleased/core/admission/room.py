@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.effects import Tier
 from kvleased.core.ids import Ids
@@ -227,14 +227,16 @@ def _evict_slots(state: CacheState, pool: Pool, victims: Ids, counter: str) -> N
     pool.evict(victims)
 
 
-def evict_blocks(state: CacheState, blocks: Ids, why: Parting = Parting.DISPLACED) -> None:
+def evict_blocks(
+    state: CacheState, blocks: Ids, why: DepartureReason = DepartureReason.DISPLACED
+) -> None:
     """Evict device blocks that nobody holds; `why` they leave, unless room is being made for a tenant."""
     if not len(blocks):
         return
     state.counters["evictions"] += len(blocks)
     state.counters["blocks_dropped"] += _num_dropped(state, state.device, blocks)
     # If no tenant is named for whom room is made, the blocks do not leave for lack of room.
-    state.device.evict(blocks, Parting.EVICTED if state.history.tenant else why)
+    state.device.evict(blocks, DepartureReason.EVICTED if state.history.tenant else why)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
 

@@ -30,13 +30,13 @@ _STEPS_MAX: Final = 256
 """The most entries of a chain that are looked at; keys that somebody made to collide are not worth more."""
 
 
-class Parting(IntEnum):
+class DepartureReason(IntEnum):
     """Why a block left a tier."""
 
     EVICTED = 0
     """The tier's policy chose it, because there was no room."""
     DISPLACED = 1
-    """An evict call asked for it."""
+    """An evict call asked for it, or the only magazine that held it is going to write it again."""
     CLEARED = 2
     """A clear took it."""
     RESIZED = 3
@@ -117,7 +117,7 @@ class History:
         tier: int,
         digests: Digests,
         since: Numbers,
-        why: Parting,
+        why: DepartureReason,
         idle_at: NDArray[np.float64] | None = None,
     ) -> None:
         """Note that blocks left a tier.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.blocks.free_list import FreeList
-from kvleased.core.blocks.history import History, Parting
+from kvleased.core.blocks.history import DepartureReason, History
 from kvleased.core.blocks.index import KeyIndex
 from kvleased.core.blocks.owners import Owners
 from kvleased.core.blocks.records import TierRecords
@@ -322,7 +322,7 @@ class Pool:
             self.since[ids] = self.history.moment
         self.order.cached(ids)
 
-    def evict(self, ids: Ids, why: Parting = Parting.EVICTED) -> None:
+    def evict(self, ids: Ids, why: DepartureReason = DepartureReason.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
         assert self.holds[ids].tobytes() == _PACKED_HOLDERS[0] * len(ids), "evicting a held block"
         self._note(ids, why)
@@ -332,7 +332,7 @@ class Pool:
 
     def retract(self, ids: Ids) -> None:
         """Make READY blocks private to their only holder, and their keys unknown to this tier."""
-        self._note(ids, Parting.DISPLACED)
+        self._note(ids, DepartureReason.DISPLACED)
         self.order.evicted(ids)
         self.index.discard(ids)
         self.change(ids, Event.RETRACT)
@@ -340,7 +340,7 @@ class Pool:
     def retire(self, ids: Ids) -> None:
         """Take blocks out of use for good; whoever holds them must let go afterwards."""
         ready = ids[self.records.state[ids] == _READY]
-        self._note(ready, Parting.DAMAGED)
+        self._note(ready, DepartureReason.DAMAGED)
         self.order.evicted(ids)
         self.index.discard(ready)
         self.change(ids, Event.RETIRE)
@@ -357,9 +357,9 @@ class Pool:
         """
         (lost,) = (self.records.state == _READY).nonzero()
         idle = self.holds[lost] == 0
-        self.evict(lost[idle], Parting.STORE_LOST)
+        self.evict(lost[idle], DepartureReason.STORE_LOST)
         held = lost[~idle]
-        self._note(held, Parting.STORE_LOST)
+        self._note(held, DepartureReason.STORE_LOST)
         self.order.evicted(held)
         self.index.discard(held)
         (retired,) = (self.records.state == State.BAD).nonzero()
@@ -367,7 +367,7 @@ class Pool:
         self._free_up(retired[self.holds[retired] == 0], Event.PROVE)
         return len(lost)
 
-    def _note(self, ids: Ids, why: Parting) -> None:
+    def _note(self, ids: Ids, why: DepartureReason) -> None:
         """Remember that the keys of READY blocks leave this tier."""
         if self.history is not None:
             words, idle_at = self._first_words[ids], self.idle_at[ids]

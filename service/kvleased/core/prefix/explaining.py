@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kvlease.errors import WrongStateError
 from kvlease.groups import Keeps, first_needed
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.blocks.history import Digests, Numbers, Parting
+from kvleased.core.blocks.history import DepartureReason, Digests, Numbers
 from kvleased.core.blocks.marks import WORDS_PER_KEY, key_words
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Explain, Reserve
@@ -41,14 +41,14 @@ _NO_TIER: Final = len(_TIERS)
 
 
 class _Code(IntEnum):
-    """What is known of one block; the first codes are those of `Parting`."""
+    """What is known of one block; the first codes are those of `DepartureReason`."""
 
-    EVICTED = Parting.EVICTED
-    DISPLACED = Parting.DISPLACED
-    CLEARED = Parting.CLEARED
-    RESIZED = Parting.RESIZED
-    STORE_LOST = Parting.STORE_LOST
-    DAMAGED = Parting.DAMAGED
+    EVICTED = DepartureReason.EVICTED
+    DISPLACED = DepartureReason.DISPLACED
+    CLEARED = DepartureReason.CLEARED
+    RESIZED = DepartureReason.RESIZED
+    STORE_LOST = DepartureReason.STORE_LOST
+    DAMAGED = DepartureReason.DAMAGED
     DROPPED = 6
     CACHED = 7
     FOREIGN = 8

@@ -10,18 +10,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.blocks.history import Numbers, Parting
+from kvleased.core.blocks.history import DepartureReason, Numbers
 from kvleased.core.blocks.marks import key_words
 from kvleased.core.lease.missing import Missing
 from kvleased.core.state import CacheState
 
 KEYS_AT_ONCE: Final = 2048
 """Keys that one tick looks up."""
-REASONS: Final = (*(one.name.lower() for one in Parting), "cached", "unknown")
-"""Why blocks were missed: first the reasons of `Parting`; then cached blocks behind a miss, and unknown blocks."""
+REASONS: Final = (*(one.name.lower() for one in DepartureReason), "cached", "unknown")
+"""Why blocks were missed: the names of `DepartureReason`; then cached blocks behind a miss, and unknown blocks."""
 
-_CACHED: Final = len(Parting)
-_UNKNOWN: Final = len(Parting) + 1
+_CACHED: Final = len(DepartureReason)
+_UNKNOWN: Final = len(DepartureReason) + 1
 
 
 def look_back(state: CacheState) -> None:

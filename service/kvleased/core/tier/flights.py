@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import CopyId, LeaseId
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.effects import Direction, Tier
 from kvleased.core.ids import Ids
 
@@ -119,7 +119,7 @@ class Flight:
     ticket_deadline: float = 0.0
     num_before: int = 0
     """Blocks that have already left, or come, for the waiting call."""
-    why: Parting = Parting.DISPLACED
+    why: DepartureReason = DepartureReason.DISPLACED
     """Of a displacement: why its blocks leave the device."""
     is_lost: bool = False
     """The mover did not answer in time: the copy counts as failed, but may still be writing."""

@@ -6,7 +6,7 @@ The remote store keeps what it has. Blocks that a copy is bringing to a tier are
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.blocks.states import State
 from kvleased.core.commands import Clear
@@ -40,7 +40,7 @@ def _cached(pool: Pool, tenant: int | None) -> Ids:
 
 def _drop(pool: Pool, blocks: Ids) -> int:
     """Make cached blocks that nobody holds free; return how many there are."""
-    pool.evict(blocks, Parting.CLEARED)
+    pool.evict(blocks, DepartureReason.CLEARED)
     return len(blocks)
 
 

@@ -25,7 +25,7 @@ from kvleased.core.admission.room import (
     num_slots_available,
     room,
 )
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.records import NULL
 from kvleased.core.blocks.states import State
 from kvleased.core.commands import Evict, Reload
@@ -214,7 +214,7 @@ def evict_cached(state: CacheState, command: Evict, now: float) -> Outcome:
         blocks = victims(state, None, command.num_blocks, NOWHERE)
     else:
         blocks = own_victims(state, tenant, command.num_blocks)
-    why = Parting.RESIZED if command.is_for_resize else Parting.DISPLACED
+    why = DepartureReason.RESIZED if command.is_for_resize else DepartureReason.DISPLACED
     if not len(host):
         evict_blocks(state, blocks, why)
         return Outcome(reply=Evicted(num_evicted=len(blocks), num_offloaded=0))

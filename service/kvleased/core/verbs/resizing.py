@@ -12,7 +12,7 @@ import numpy as np
 from kvlease.errors import KVLeaseError, NeverFitsError, PoolFullError
 from kvleased.core.admission.granting import check_reserve
 from kvleased.core.admission.parking import park, unpark
-from kvleased.core.blocks.history import Parting
+from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Limit, Reserve, Resize
 from kvleased.core.effects import Done, Outcome, Resized, Tier
@@ -160,7 +160,7 @@ def _park(state: CacheState, pool: Pool, count: int) -> int:
             else pool.victims(deficit, NOWHERE)
         )
         assert len(leaving) == deficit, "as many as can be had"
-        pool.evict(leaving, Parting.RESIZED)
+        pool.evict(leaving, DepartureReason.RESIZED)
         state.counters["blocks_cleared"] += deficit
         state.tell("blocks_evicted", num_blocks=deficit)
     park(pool, np.sort(pool.free.ids)[-count:])

@@ -5,7 +5,7 @@ import pytest
 
 from kvleased.core import commands as c
 from kvleased.core.blocks.departures import BOUNDS_SECONDS, Departures, LeaseClock
-from kvleased.core.blocks.history import History, Parting
+from kvleased.core.blocks.history import DepartureReason, History
 from tests.unit.service.core.builders import (
     WORKER,
     a_cache,
@@ -27,7 +27,7 @@ def leave(history: History, count: int, *, since: int, idle_at: float, tier: int
         tier,
         np.arange(count),
         np.full(count, since, np.int64),
-        Parting.EVICTED,
+        DepartureReason.EVICTED,
         np.full(count, idle_at),
     )
 
@@ -65,7 +65,7 @@ def test_committed_less_dropped_is_not_what_is_cached() -> None:
     counters, left = cache.census().counters, cache.survey(0.0).departures.counts
     assert (counters["blocks_committed"], counters["blocks_duplicate"]) == (2, 0)
     assert counters["blocks_dropped"] == 0
-    assert (left[DEVICE, Parting.CLEARED], left[HOST, Parting.CLEARED]) == (1, 1)
+    assert (left[DEVICE, DepartureReason.CLEARED], left[HOST, DepartureReason.CLEARED]) == (1, 1)
 
 
 def test_spans_of_evicted_blocks_are_counted() -> None:
@@ -78,7 +78,7 @@ def test_spans_of_evicted_blocks_are_counted() -> None:
 
     departures = history.counted()
 
-    assert departures.counts[HOST, Parting.EVICTED] == 2
+    assert departures.counts[HOST, DepartureReason.EVICTED] == 2
     assert departures.residence.counts[HOST].tolist() == [0, 0, 2] + [0] * (len(BOUNDS_SECONDS) - 2)
     assert departures.residence.seconds[HOST] == pytest.approx(7.0)
     assert departures.idle.counts[HOST, 0] == 2
@@ -98,7 +98,7 @@ def test_blocks_of_several_requests_are_counted_each() -> None:
 
     departures.count(codes, since, np.full(6, 21.0), idle_at)
 
-    assert departures.counts[:2, Parting.EVICTED].tolist() == [5, 1]
+    assert departures.counts[:2, DepartureReason.EVICTED].tolist() == [5, 1]
     assert departures.residence.counts[DEVICE].tolist()[:5] == [1, 0, 0, 3, 0]
     assert departures.residence.seconds[:2].tolist() == [34.0, 11.0]
     assert departures.idle.counts[DEVICE].tolist()[:3] == [3, 1, 0]
@@ -113,17 +113,17 @@ def test_blocks_of_an_earlier_life_have_no_spans() -> None:
 
     departures = history.counted()
 
-    assert departures.counts[DEVICE, Parting.EVICTED] == 3
+    assert departures.counts[DEVICE, DepartureReason.EVICTED] == 3
     assert departures.residence.counts.sum() == departures.idle.counts.sum() == 0
 
 
 def test_spans_are_of_evictions_alone() -> None:
     """Displaced and lost blocks count under their reasons, and have no spans."""
     departures = Departures()
-    codes = np.array([Parting.DISPLACED, Parting.DAMAGED], np.uint8)
+    codes = np.array([DepartureReason.DISPLACED, DepartureReason.DAMAGED], np.uint8)
     departures.count(codes, np.array([1, 1]), np.array([2.0, 2.0]), np.array([1.0, 1.0]))
 
-    assert departures.counts[DEVICE].tolist()[: len(Parting)] == [0, 1, 0, 0, 0, 1]
+    assert departures.counts[DEVICE].tolist()[: len(DepartureReason)] == [0, 1, 0, 0, 0, 1]
     assert departures.residence.counts.sum() == departures.idle.counts.sum() == 0
 
 
@@ -140,5 +140,5 @@ def test_cache_counts_what_it_evicts() -> None:
     departures = cache.survey(99.0).departures
 
     assert found(cache, keys(1)) == (0, 0)
-    assert departures.counts[DEVICE, Parting.EVICTED] == 2
+    assert departures.counts[DEVICE, DepartureReason.EVICTED] == 2
     assert departures.idle.seconds[DEVICE] == departures.residence.seconds[DEVICE] == 80.0

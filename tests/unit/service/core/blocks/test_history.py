@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvleased.core.blocks.history import ENTRIES_MAX, ENTRIES_MIN, History, Parting
+from kvleased.core.blocks.history import ENTRIES_MAX, ENTRIES_MIN, DepartureReason, History
 
 DEVICE, HOST = 0, 1
 
@@ -20,7 +20,7 @@ def leave(
     *numbers: int,
     tier: int = DEVICE,
     since: int = 0,
-    why: Parting = Parting.EVICTED,
+    why: DepartureReason = DepartureReason.EVICTED,
 ) -> None:
     """Have keys leave a tier."""
     history.left(tier, words(*numbers), np.full(len(numbers), since, np.int64), why)
@@ -30,12 +30,12 @@ def test_departure_is_told_with_its_circumstances() -> None:
     """A look-up of a key tells when it left which tier, why, and for whom."""
     history = History(8)
     history.now, history.tenant = 2.5, 7
-    leave(history, 1, 2, tier=HOST, why=Parting.DAMAGED)
+    leave(history, 1, 2, tier=HOST, why=DepartureReason.DAMAGED)
 
     found = history.find(words(2, 3), history.num_left, 1)
 
     assert found.numbers.tolist() == [2, 0]
-    assert history.reasons(found.numbers[:1]).tolist() == [Parting.DAMAGED]
+    assert history.reasons(found.numbers[:1]).tolist() == [DepartureReason.DAMAGED]
     assert history.tiers(found.numbers[:1]).tolist() == [HOST]
     assert history.tenants(found.numbers[:1]).tolist() == [7]
     assert history.times(found.numbers[:1]).tolist() == [2.5]

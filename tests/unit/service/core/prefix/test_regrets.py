@@ -7,7 +7,7 @@ import pytest
 
 from kvleased.core import Cache
 from kvleased.core import commands as c
-from kvleased.core.blocks.history import _STEPS_MAX, History, Parting
+from kvleased.core.blocks.history import _STEPS_MAX, DepartureReason, History
 from kvleased.core.effects import Tier
 from kvleased.core.lease import missing as module
 from kvleased.core.lease.leases import Lease
@@ -168,7 +168,7 @@ def test_taking_stops_when_it_is_enough() -> None:
 
 def leave(history: History, *numbers: int) -> None:
     """Have keys leave the device."""
-    history.left(0, np.array(numbers), np.ones(len(numbers), np.int64), Parting.EVICTED)
+    history.left(0, np.array(numbers), np.ones(len(numbers), np.int64), DepartureReason.EVICTED)
 
 
 def test_last_departure_is_that_before_each_key_s_own_grant() -> None:
