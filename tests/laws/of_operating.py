@@ -37,7 +37,7 @@ def forks_are_not_charged(patch: pytest.MonkeyPatch) -> None:
 def rows_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     """A tenant takes the last rows of the block table, which are kept for others."""
     for module in (keeping, shortages):
-        patch.setattr(module, "leaves_row", lambda *_: False)
+        patch.setattr(module, "must_leave_rows", lambda *_: False)
 
 
 def pins_are_not_kept(patch: pytest.MonkeyPatch) -> None:

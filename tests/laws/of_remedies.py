@@ -25,7 +25,7 @@ def shared_blocks_are_taken_for_room(patch: pytest.MonkeyPatch) -> None:
         del pool, protected
         return held[0] if held else NOWHERE
 
-    patch.setattr(coming, "_let_go", let_go)
+    patch.setattr(coming, "_idle_after", let_go)
 
 
 def what_lost_copies_keep_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def those_are_passed_who_no_longer_are(patch: pytest.MonkeyPatch) -> None:
 
 def prefix_that_leaves_is_taken_for_found(patch: pytest.MonkeyPatch) -> None:
     """A longer wait is named to a call whose prefix leaves the device by then, while the host pool is off."""
-    patch.setattr(coming, "_leave", lambda *_: False)
+    patch.setattr(coming, "_are_leaving", lambda *_: False)
 
 
 def first_key_is_taken_for_what_it_was(patch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ class NetworkSettings(StrictNumbers):
 
     @field_validator("tcp_host")
     @classmethod
-    def _is_address(cls, host: str) -> str:
+    def _checked_host(cls, host: str) -> str:
         return _address(host)
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ class SupervisorOutbox:
     ) -> None:
         """Send a message as soon as there is room; `stays` says that its descriptors stay open without duplicates."""
         payload = keeper.encode(message)
-        if link is not None and not self._waiting and _is_sent(link, payload, fds):
+        if link is not None and not self._waiting and _try_to_send(link, payload, fds):
             return
         # Duplicate only descriptors that may be closed meanwhile: the kept ones may already be nearly all it may have.
         self._waiting.append((payload, fds if stays else _duplicates(fds), not stays))
@@ -41,7 +41,7 @@ class SupervisorOutbox:
         """Send the messages for which there is room; a message that nobody reads any more counts as sent."""
         while link is not None and self._waiting:
             payload, fds, is_ours = self._waiting[0]
-            if not _is_sent(link, payload, fds):
+            if not _try_to_send(link, payload, fds):
                 return
             self._waiting.popleft()
             if is_ours:
@@ -55,7 +55,7 @@ class SupervisorOutbox:
         self._waiting.clear()
 
 
-def _is_sent(link: socket.socket, payload: bytes, fds: Sequence[int]) -> bool:
+def _try_to_send(link: socket.socket, payload: bytes, fds: Sequence[int]) -> bool:
     """Send a message; return false if there is no room yet for it, or for more descriptors in flight."""
     try:
         socket.send_fds(link, [payload], fds)

@@ -234,7 +234,7 @@ class Attacher:
         if not is_new or self.is_starting:
             return
         is_answer = isinstance(error, ANSWERS)
-        if not (self._sayings.is_news(refusal) if is_answer else self._guard.begin_outage()):
+        if not (self._sayings.note(refusal) if is_answer else self._guard.begin_outage()):
             # Another session of this process has logged it.
             return
         level = logging.WARNING

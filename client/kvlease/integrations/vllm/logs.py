@@ -25,5 +25,5 @@ def join_engine_log() -> None:
 
 
 def _is_no_heartbeat(record: logging.LogRecord) -> bool:
-    """Drop messages about failed heartbeats: each session also probes the daemon, and an outage is logged once."""
+    """Tell whether a message may be logged; one of a failed heartbeat may not, as the session logs an outage."""
     return getattr(record, "action", "") != "heartbeat"

@@ -20,8 +20,9 @@ class Sayings:
         """Show life: how much was logged."""
         return f"<Sayings {len(self._said)} said>"
 
-    def is_news(self, what: str) -> bool:
+    def note(self, what: str) -> bool:
         """Note a message that is to be logged; return whether nobody has logged it yet. Works from any thread."""
+        # Of several threads, only one gets its own object back.
         mine = object()
         return self._said.setdefault(what, mine) is mine
 

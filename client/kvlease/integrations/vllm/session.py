@@ -120,7 +120,7 @@ class EngineSession:
         """
         session = cls(settings, terms)
         if terms.identity.refusal:
-            if session._sayings.is_news(terms.identity.refusal):
+            if session._sayings.note(terms.identity.refusal):
                 _logger.error("No kvlease cache for this engine: %s", terms.identity.refusal)
             session.is_closed = True
             return session
@@ -339,7 +339,7 @@ class EngineSession:
 
     def _tell_adapters_apart(self) -> None:
         """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights."""
-        if not self.settings.adapters and self._sayings.is_news("adapters"):
+        if not self.settings.adapters and self._sayings.note("adapters"):
             _logger.warning(
                 "Adapters (LoRA) are on, and vLLM tells them apart only by name and path, so what another engine or an "
                 "earlier one computed is not found: set `adapters` to what identifies them, such as their revision.",

@@ -142,13 +142,13 @@ class ConnectorSettings(BaseModel):
 
     @field_validator("socket")
     @classmethod
-    def _is_whole(cls, value: str) -> str:
+    def _absolute(cls, value: str) -> str:
         """Make a path absolute, so that it stays right if the working directory changes."""
         return str(Path(value).absolute()) if value and "://" not in value else value
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod
-    def _is_number(cls, value: object) -> object:
+    def _no_truth(cls, value: object) -> object:
         """Refuse true and false, which would count as 1 and 0."""
         if isinstance(value, bool):
             raise ValueError("Input should be a number, not true or false")  # noqa: TRY004 - pydantic's

@@ -26,7 +26,7 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
     Protected blocks, such as the call's own prefix, do not count, even if they leave the device by then. If some leave
     while the host pool is off, nobody finds them again; then the count is -1, as the prefix will not be what it is.
     """
-    if Tier.HOST in state.tiers_off and _leave(state, protected):
+    if Tier.HOST in state.tiers_off and _are_leaving(state, protected):
         return -1
     blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
     if not state.is_limited:
@@ -37,7 +37,7 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
 def num_slots_soon(state: CacheState, protected: Ids) -> int:
     """Count the host slots that can be had once all copies in flight have ended, without the protected ones."""
     held = [ids for flight in _under_way(state) for ids in _held_in(state.host, state, flight)]
-    return num_slots_available(state, protected) + len(_let_go(state.host, held, protected))
+    return num_slots_available(state, protected) + len(_idle_after(state.host, held, protected))
 
 
 def is_granted_again(state: CacheState, lease: Lease) -> bool:
@@ -46,11 +46,11 @@ def is_granted_again(state: CacheState, lease: Lease) -> bool:
         return True
     flights = [state.flights[copy_id] for copy_id in lease.pending]
     targets = [one.targets for one in flights if one.lease_id == lease.lease_id]
-    own = _let_go(state.device, [state.leases.blocks_of(lease), *targets], NOWHERE)
+    own = _idle_after(state.device, [state.leases.blocks_of(lease), *targets], NOWHERE)
     return len(own) <= available_to(state, lease.tenant, NOWHERE, _use_without(state, own))
 
 
-def _leave(state: CacheState, blocks: Ids) -> bool:
+def _are_leaving(state: CacheState, blocks: Ids) -> bool:
     """Tell whether a copy under way takes some of these cached blocks off the device."""
     leaving = [one.sources for one in _under_way(state) if one.purpose is Purpose.DISPLACE]
     return any(np.isin(blocks, sources).any() for sources in leaving)
@@ -60,7 +60,7 @@ def _blocks_coming(state: CacheState, protected: Ids) -> Ids:
     """Return the blocks that nobody holds once the copies have ended: they are free, or cached and evictable."""
     flights = _under_way(state)
     held = [ids for flight in flights for ids in _held_in(state.device, state, flight)]
-    return _let_go(state.device, held + _left_by_leases(state, flights), protected)
+    return _idle_after(state.device, held + _left_by_leases(state, flights), protected)
 
 
 def _under_way(state: CacheState) -> list[Flight]:
@@ -74,7 +74,7 @@ def _held_in(pool: Pool, state: CacheState, flight: Flight) -> list[Ids]:
     return [ids for one, ids in ends if one is pool]
 
 
-def _let_go(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
+def _idle_after(pool: Pool, held: list[Ids], protected: Ids) -> Ids:
     """Return the blocks that nobody holds once each of `held` lets go of its blocks, without the protected ones."""
     if not held:
         return NOWHERE

@@ -55,7 +55,7 @@ def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: b
     if deficit > 0:
         if may_write_back and _are_coming(state, deficit, num_own, tenant):
             return None
-        if not _is_made(state, count, tenant, kept, (deficit, num_own), may_write_back):
+        if not _make(state, count, tenant, kept, (deficit, num_own), may_write_back):
             return None
     found = device.suitable(count, tenant)
     if found is None and not _num_coming(state):
@@ -66,7 +66,7 @@ def _room(state: CacheState, count: int, tenant: int, kept: Kept, *, may_wait: b
     return found
 
 
-def _is_made(
+def _make(
     state: CacheState,
     count: int,
     tenant: int,
@@ -87,11 +87,11 @@ def _is_made(
     if len(leaving) < counts[0]:
         return False
     first, last = _parted_by(next_blocks, leaving)
-    if len(first) and not _have_left(state, first, below, may_write_back):
+    if len(first) and not _let_leave(state, first, below, may_write_back):
         return False
     if not len(last) or state.device.suitable(count - len(last), tenant) is None:
         return True
-    return _have_left(state, last, below, may_write_back)
+    return _let_leave(state, last, below, may_write_back)
 
 
 def _parted_by(next_blocks: Ids, leaving: Ids) -> tuple[Ids, Ids]:
@@ -102,7 +102,7 @@ def _parted_by(next_blocks: Ids, leaving: Ids) -> tuple[Ids, Ids]:
     return leaving[~is_next], leaving[is_next]
 
 
-def _have_left(state: CacheState, leaving: Ids, below: Ids, may_write_back: bool) -> bool:
+def _let_leave(state: CacheState, leaving: Ids, below: Ids, may_write_back: bool) -> bool:
     """Evict blocks; return False if some are written back first."""
     if may_write_back and write_back(state, leaving, below):
         return False

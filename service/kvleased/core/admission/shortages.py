@@ -14,7 +14,7 @@ from kvleased.core.prefix.looking import by_tier
 from kvleased.core.prefix.search import NOTHING, Match, match, sources_of
 from kvleased.core.reasons import Reason
 from kvleased.core.state import CacheState
-from kvleased.core.tenancy.keeping import is_capped, leaves_row
+from kvleased.core.tenancy.keeping import is_capped, must_leave_rows
 from kvleased.core.tenancy.tenants import is_held_back
 from kvleased.core.waiting import Waitable, Waiter
 
@@ -104,7 +104,7 @@ def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
         return None
     if is_capped(state, tenant):
         return Reason.TENANT_LEASES
-    return Reason.KEPT_LEASES if leaves_row(state, tenant) else None
+    return Reason.KEPT_LEASES if must_leave_rows(state, tenant) else None
 
 
 def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, soon: int) -> Reason:

@@ -31,7 +31,7 @@ _IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in ra
 _ONE: Final = np.array(1, np.uint64)
 _HOLDERS: Final = tuple(np.array(count, np.int32) for count in range(3))
 _PACKED_HOLDERS: Final = tuple(np.int32(count).tobytes() for count in range(2))
-_LAST_WORDS: Final = {
+_WHEN_IDLE: Final = {
     int(State.RESERVED): Event.ABANDON,
     int(State.QUARANTINED): Event.PROVE,
 }
@@ -196,8 +196,8 @@ class Pool:
             self.order.add(idle[::-1].copy())  # because indexing with a view is slow
             if self.history is not None:
                 self.idle_at[idle] = self.history.now
-        elif state in _LAST_WORDS:
-            self._free_up(idle, _LAST_WORDS[state])
+        elif state in _WHEN_IDLE:
+            self._free_up(idle, _WHEN_IDLE[state])
 
     # Into and out of use ------------------------------------------------------------------------------------------
 

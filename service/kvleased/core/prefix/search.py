@@ -170,12 +170,14 @@ def _joined(joined: dict[int, CopyId], entries: Ids) -> set[CopyId]:
 
 
 def _check_distinct(state: CacheState, keys: bytes, blocks: Ids, below: Ids) -> None:
-    if not state.device.are_distinct(blocks) or (len(below) and not _differ(state, keys, below)):
+    if not state.device.are_distinct(blocks) or (
+        len(below) and not _are_distinct_below(state, keys, below)
+    ):
         msg = "keys names a block twice; all keys of a chain must differ"
         raise InvalidError(msg, resource="keys")
 
 
-def _differ(state: CacheState, keys: bytes, below: Ids) -> bool:
+def _are_distinct_below(state: CacheState, keys: bytes, below: Ids) -> bool:
     """Tell whether no entry below the device is named twice."""
     remote = split_keys(keys_at(keys, remote_places(state, below)))
     return are_distinct(below) and len(set(remote)) == len(remote)

@@ -20,7 +20,7 @@ from kvleased.counted import there_are
 
 def lacks_row(state: CacheState, tenant: int) -> bool:
     """Tell whether a tenant may have no further row although some are free; asked only if some tenant has limits."""
-    return is_capped(state, tenant) or leaves_row(state, tenant)
+    return is_capped(state, tenant) or must_leave_rows(state, tenant)
 
 
 def is_capped(state: CacheState, tenant: int) -> bool:
@@ -30,7 +30,7 @@ def is_capped(state: CacheState, tenant: int) -> bool:
     return state.leases_by_tenant()[tenant] >= limits_of(state, tenant).leases_max
 
 
-def leaves_row(state: CacheState, tenant: int) -> bool:
+def must_leave_rows(state: CacheState, tenant: int) -> bool:
     """Tell whether the free rows are all kept for other tenants; asked only if some tenant has limits."""
     num_free, allowances = len(state.leases.free_rows), state.row_allowances
     if num_free > allowances.most:

@@ -104,7 +104,7 @@ class Desk:
         exchange does not report keys that were missed without a call.
         """
         self._hear()
-        if not self.is_ready or not self._is_certain():
+        if not self.is_ready or not self._make_certain():
             return None
         missed = [] if is_waited_for else self.names(self.absences.untold.take())
         rows = self._exchange_once(hold[:NAMES_MAX], take, missed)
@@ -121,7 +121,7 @@ class Desk:
         So the daemon works while the engine computes a step, and nobody waits.
         """
         self._hear()
-        if not self.is_ready or not self._is_certain():
+        if not self.is_ready or not self._make_certain():
             return
         is_news = self.books.is_due
         order = self.books.order(take=take, missed=self.names(self.absences.untold.take()))
@@ -185,7 +185,7 @@ class Desk:
         else:
             self.books.settle(answer)
 
-    def _is_certain(self) -> bool:
+    def _make_certain(self) -> bool:
         """Make sure of the magazine's content if the last answer was lost or the attachment is new."""
         if not self._is_in_doubt and not self._session.needs_inventory:
             return True

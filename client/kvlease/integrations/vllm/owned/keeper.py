@@ -53,7 +53,6 @@ class Keeper:
         """Whether anything is published; findable blocks are retracted in any case before they are overwritten."""
         self.num_exchanges = 0
         self.num_published = 0
-        self.num_retracted = 0
         self.num_restored = 0
         self.num_adopted = 0
         self.spare: set[int] = set()
@@ -368,7 +367,6 @@ class Keeper:
             self.refile(write.block_id)
         for block_id, code in zip(sent.retracts, answer.retracted.tolist(), strict=True):
             self.ledger.heard_retract(block_id, code)
-            self.num_retracted += code == Retracted.PRIVATE
             if code == Retracted.PRIVATE:
                 self._asked_at.pop(block_id, None)
             else:

@@ -67,12 +67,12 @@ def test_sayings_belong_to_those_who_have_them() -> None:
     """A record of complaints lives as long as its owners; without a magazine each owner has one of its own."""
     told = sayings.of("forgotten")
     shared = weakref.ref(told)
-    told.is_news("x")
+    told.note("x")
     assert shared() is sayings.of("forgotten")
     del told
     gc.collect()
 
     assert shared() is None
-    assert sayings.of("forgotten").is_news("x")
+    assert sayings.of("forgotten").note("x")
     assert sayings.of("") is not sayings.of("")
     assert repr(sayings.of("")) == "<Sayings 0 said>"
