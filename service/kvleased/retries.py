@@ -47,8 +47,11 @@ class Retries:
         else:
             # Two processes that pick the same key must not become one worker.
             replies, salt = self._operator_replies, caller.peer_pid if verb == "attach" else 0
-        if verb == "attach" and not self._remembers(replies, caller):
-            return carry_out(request, caller)
+        if verb == "attach":
+            if caller.peer_pid <= 0:
+                # The kernel does not name the caller, so any other process could pick the same key.
+                return carry_out(request, caller)
+            self._forget_if_ended(replies, key)
         if (verb, key) in replies.names:
             answer = replies.recall(verb, key, digest_of(request, caller.cache, salt))
             if verb not in _KNOWN_BY_REQUEST or not isinstance(answer, Message):
@@ -66,18 +69,12 @@ class Retries:
             digest = digest_of(request, caller.cache, salt)
             replies.remember(verb, caller.idempotency_key, digest, answer)
 
-    def _remembers(self, replies: Replies, caller: Caller) -> bool:
-        """Tell whether the reply to an attach may be remembered; drop the remembered reply if its worker has ended.
-
-        It may not where the kernel does not name the caller: any other process could pick the same key.
-        """
-        if caller.peer_pid <= 0:
-            return False
-        name = ("attach", caller.idempotency_key)
+    def _forget_if_ended(self, replies: Replies, key: str) -> None:
+        """Forget the reply to an attach if the worker that it made has ended."""
+        name = ("attach", key)
         answer = replies.known(name)
         if isinstance(answer, pb.AttachResponse) and answer.token not in self._registry.by_token:
             replies.forget(name)
-        return True
 
 
 def check_key(key: str) -> None:

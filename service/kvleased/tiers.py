@@ -56,7 +56,7 @@ Apply = Callable[[CacheEntry, c.Command], object]
 """Gives the core of a cache a command, carries out the effects, and returns the core's reply."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Probing:
     """A probe under way, in one or more questions."""
 
@@ -144,7 +144,7 @@ class Tiers:
 
     def close(self) -> None:
         """Let go of the movers."""
-        for probing in {id(one): one for one in self._probes.values()}.values():
+        for probing in self._probes.values():
             probing.deadline.cancel()
         self._probes.clear()
         self._answer_purges("the daemon is stopping")
@@ -297,7 +297,7 @@ class Tiers:
     def mover_went(self, mover: Mover) -> None:
         """Take note that a mover has gone: its tier is off until the next mover says that it works."""
         if mover is Mover.REMOTE:
-            for probing in {id(one): one for one in self._probes.values()}.values():
+            for probing in dict.fromkeys(self._probes.values()):
                 self._answer(probing, b"")
         if mover is Mover.DISK:
             self._answer_purges("its mover has ended")

@@ -87,10 +87,8 @@ class Session:
         try:
             plan = CachePlan.from_proto(response.info.plan)
             if self.memory is None or self.memory.identity != identity_of(attached):
-                old, self.memory = (
-                    self.memory,
-                    WorkerMemory.mapped(attached, plan, self.request.rank),
-                )
+                old = self.memory
+                self.memory = WorkerMemory.mapped(attached, plan, self.request.rank)
                 self.memory_generation += 1
                 if old is not None:
                     old.close()
@@ -105,21 +103,16 @@ class Session:
         self.death_proof = response.death_proof
         survivors = set(np.frombuffer(response.lease_ids, "<i8").tolist()) if resumed else set()
         with self.lock:
-            if (
-                not resumed
-            ):  # another worker, perhaps of another cache of the same name, whose ids begin anew
+            if not resumed:
+                # This is another worker, perhaps of another cache of the same name, whose ids begin anew.
                 self._newest_lease_id = 0
                 self._given_back.clear()
             for grant in list(self.grants.values()):
                 if grant.lease_id in survivors:
                     self._recall(grant)
                 else:
-                    self._lose(
-                        grant,
-                        UnknownLeaseError(
-                            f"lease {grant.lease_id} did not survive the daemon's restart"
-                        ),
-                    )
+                    message = f"lease {grant.lease_id} did not survive the daemon's restart"
+                    self._lose(grant, UnknownLeaseError(message))
             self.link.token = response.token
             self.link.epoch = response.epoch
             self.key_counts = key_counts
@@ -313,9 +306,8 @@ class Session:
         self.key_counts = None
         with self.lock:
             for grant in list(self.grants.values()):
-                self._lose(
-                    grant, UnknownLeaseError(f"lease {grant.lease_id} ended with its worker")
-                )
+                message = f"lease {grant.lease_id} ended with its worker"
+                self._lose(grant, UnknownLeaseError(message))
 
     # Inventory
 
