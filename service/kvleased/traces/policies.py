@@ -76,7 +76,7 @@ class Fifo:
 
 
 class RootFirst:
-    """Wraps a policy, and gives it the blocks of a request in reverse, so that prefixes leave before their leaves."""
+    """Wraps a policy, and gives it the blocks of a request in reverse, so that prefixes leave before their ends."""
 
     def __init__(self, order: Order) -> None:
         """Take the wrapped policy."""

@@ -68,7 +68,7 @@ class TierRecords:
     checksum: NDArray[np.uint64]
     """xxh3 of the bytes; 0 if none was taken."""
     position: NDArray[np.uint32]
-    """Index of the block in its chain, so that a restart can evict leaves first again."""
+    """Index of the block in its chain, so that after a restart, too, no block leaves before its children."""
     seal: NDArray[np.uint64]
     key: NDArray[np.uint8]
     is_remote: NDArray[np.bool_]

@@ -55,7 +55,7 @@ def _chosen(state: CacheState, slots: Ids, labels: NDArray[np.void]) -> Ids:
     is_good &= _is_first(split_keys(keys), is_good)
     is_good &= _is_first(slots.tolist(), is_good)
     (chosen,) = is_good.nonzero()
-    # In this order, leaves will be evicted before the blocks that they continue.
+    # In this order, no block will be evicted before those that continue it.
     in_order: Ids = chosen[labels["position"][chosen].argsort(kind="stable")]
     return in_order
 

@@ -3,8 +3,8 @@
 One segment has the blocks that were used once, the other those that were used again. The first one's share grows when a
 block comes back that was evicted from it, and shrinks when one comes back that was evicted from the other; the fewer
 blocks of its kind are remembered, the larger the change. In addition to the published rule, a block that was used again
-never leaves while a colder one was used only once, because leaves leave first. After N. Megiddo and D. Modha, FAST
-2003.
+never leaves while a colder one was used only once, so that no block leaves before its children. After N. Megiddo and
+D. Modha, FAST 2003.
 """
 
 from collections.abc import Sequence

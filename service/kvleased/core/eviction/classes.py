@@ -7,7 +7,7 @@ any such lease gave, counted from when the block was let go of. After that time,
 normal blocks, by when it was let go of.
 
 A chain is let go of as a whole, and whoever has a block also has its parents. So a parent is never of a lower class
-than its children, nor above normal for a shorter time, and leaves still leave first.
+than its children, nor above normal for a shorter time, and it still leaves after them.
 """
 
 from bisect import bisect_right, insort

@@ -1,4 +1,4 @@
-"""Own the default policy: the least recently used block leaves first, and leaves before the prefixes they hang on.
+"""Own the default policy: the least recently used block leaves first, and no block leaves before its children.
 
 A chain is always touched from its root, so a parent is never colder than its children, if the blocks of one release are
 added tail first. So the order needs no tree, but the caller must add tail first.

@@ -1,9 +1,9 @@
 """Own the contract of a policy that keeps its blocks in segments; `segments` keeps them, and the policy chooses.
 
 A segment is ordered by last use, the coldest block first. A policy decides in which segment a block is, and which
-segment gives the next victim. Leaves must leave first. A parent is let go of after its child, and whoever uses a block
-also uses its parents. So it is enough that more uses never lower a block's segment, or never lower the rank by which
-the policy chooses. `segments` does the rest: no block leaves while a lower segment has a colder one.
+segment gives the next victim. No block may leave before its children. A parent is let go of after its child, and
+whoever uses a block also uses its parents. So it is enough that more uses never lower a block's segment, or never lower
+the rank by which the policy chooses. `segments` does the rest: no block leaves while a lower segment has a colder one.
 """
 
 from collections.abc import Sequence

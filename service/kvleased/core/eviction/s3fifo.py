@@ -1,10 +1,10 @@
 """Own S3-FIFO: a small queue that most blocks pass through quickly, and a main queue for blocks that proved useful.
 
 A tenth of the blocks are in the small queue. A block that is used while it is there, or that comes back soon after it
-left, goes to the main queue. Other than in the published rule, a block that is used leaves its queue, because whoever
+left, goes to the main queue. Unlike in the published rule, a block that is used leaves its queue, because whoever
 uses it holds it. So both queues are ordered by last use, and one use is enough to be promoted. Moreover, no block of
-the main queue leaves while the small queue has a colder one, because leaves leave first. After J. Yang et al., SOSP
-2023.
+the main queue leaves while the small queue has a colder one, so that no block leaves before its children. After J. Yang
+et al., SOSP 2023.
 """
 
 from collections.abc import Sequence

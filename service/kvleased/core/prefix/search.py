@@ -186,7 +186,7 @@ def _are_distinct_below(state: CacheState, keys: bytes, below: Ids) -> bool:
 def _num_cached_at_most(state: CacheState, keys: bytes, sources: Sources | None) -> int:
     """Return an upper bound of the number of keys before the first one that is not cached.
 
-    Leaves are evicted before their parents, so the cached blocks of a chain come first, and halving finds their end.
+    No block is evicted before its children, so the cached blocks of a chain come first, and halving finds their end.
     The number may be too large if a block was evicted by its key, but it is never too small.
     """
     pools = [] if sources is None else [pool for _, pool in searched(state, sources)]

@@ -1,4 +1,4 @@
-"""Laws of every eviction policy, alone and divided by tenants: which blocks are named, and that leaves leave first."""
+"""Laws of every eviction policy, alone and divided by tenants: which blocks are named, and children before parents."""
 
 from dataclasses import dataclass, field
 
