@@ -48,12 +48,12 @@ def pins_are_not_kept(patch: pytest.MonkeyPatch) -> None:
 def pins_are_capped_as_leases_are(patch: pytest.MonkeyPatch) -> None:
     """A tenant has no more pins kept for it than it may have leases."""
 
-    def rule(self: CacheState, shape: CacheShape) -> None:
+    def reshape(self: CacheState, shape: CacheShape) -> None:
         honest(self, shape)
         self.pin_allowances._most_of = self.row_allowances._most_of
 
-    honest = CacheState.rule
-    patch.setattr(CacheState, "rule", rule)
+    honest = CacheState.reshape
+    patch.setattr(CacheState, "reshape", reshape)
 
 
 def ended_lease_is_not_refunded(patch: pytest.MonkeyPatch) -> None:
@@ -133,11 +133,11 @@ def restart_forgets_what_is_parked(patch: pytest.MonkeyPatch) -> None:
 def smaller_pool_promises_what_the_larger_did(patch: pytest.MonkeyPatch) -> None:
     """Blocks are parked, but limits still count all the blocks that there were."""
 
-    def rule(self: CacheState, shape: CacheShape) -> None:
+    def reshape(self: CacheState, shape: CacheShape) -> None:
         honest(self, replace(shape, parked_blocks=self.shape.parked_blocks))
 
-    honest = CacheState.rule
-    patch.setattr(CacheState, "rule", rule)
+    honest = CacheState.reshape
+    patch.setattr(CacheState, "reshape", reshape)
 
 
 def _forget_of_a_drain(patch: pytest.MonkeyPatch, what: str) -> None:

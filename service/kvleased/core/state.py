@@ -139,8 +139,8 @@ class CacheState:
         self.used_before = {one: used for one, (used, _) in self.device.usage().items()}
         self.leases_before = dict(self.leases_by_tenant())
 
-    def rule(self, shape: CacheShape) -> None:
-        """Apply other limits of tenants, or another number of blocks, from now on."""
+    def reshape(self, shape: CacheShape) -> None:
+        """Apply a shape with other limits of tenants, or another number of blocks, from now on."""
         self.shape = shape
         self.covering.fit(shape)
         self._limit_tenants()
@@ -160,7 +160,7 @@ class CacheState:
     def bound(self, parked_blocks: int) -> None:
         """Note how many blocks of the device pool are out of use."""
         if parked_blocks != self.shape.parked_blocks:
-            self.rule(replace(self.shape, parked_blocks=parked_blocks))
+            self.reshape(replace(self.shape, parked_blocks=parked_blocks))
 
     # Questions ----------------------------------------------------------------------------------------------------
 

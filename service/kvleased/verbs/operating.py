@@ -230,7 +230,7 @@ class OperatorVerbs:
         if revision and request.revision == revision and limits == before:
             return self._told(pb.SetTenantResponse, tenant)
         number = _revision_after(tenant, revision, request.revision, limits)
-        self._rule(self._rules.with_one(tenant, limits))
+        self._apply_limits(self._rules.with_one(tenant, limits))
         self._rules.set(tenant, limits, number)
         self._rules.keep(self._keeper, tenant)
         self._caches.name_tenants()
@@ -238,7 +238,7 @@ class OperatorVerbs:
         _LOG.info("tenant_set", tenant=tenant, revision=number, **limits.model_dump(), **caller.who)
         return self._told(pb.SetTenantResponse, tenant)
 
-    def _rule(self, tenants: Mapping[str, TenantSettings]) -> None:
+    def _apply_limits(self, tenants: Mapping[str, TenantSettings]) -> None:
         """Apply the limits of tenants to all caches, or to none."""
         try:
             check_minima(tenants)

@@ -13,8 +13,8 @@ from kvleased.core.eviction.classes import ClassedOrder
 from kvleased.core.eviction.lfu import LFU
 from kvleased.core.eviction.lru import LeafFirstLRU
 from kvleased.core.eviction.order import EvictionOrder
-from kvleased.core.eviction.rule import Rule
 from kvleased.core.eviction.s3fifo import S3FIFO
+from kvleased.core.eviction.segment_policy import SegmentPolicy
 from kvleased.core.eviction.segments import SegmentedOrder
 
 __all__ = [
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 _LRU: Final = "leaf-lru"
-_RULES: Final = MappingProxyType[str, Callable[[int, NDArray[np.uint64]], Rule]](
-    {one.name: one for one in (ARC, S3FIFO, LFU, Adaptive)}
-)
-POLICIES: Final = (_LRU, *_RULES)
+_SEGMENT_POLICIES: Final = MappingProxyType[
+    str, Callable[[int, NDArray[np.uint64]], SegmentPolicy]
+]({one.name: one for one in (ARC, S3FIFO, LFU, Adaptive)})
+POLICIES: Final = (_LRU, *_SEGMENT_POLICIES)
 """The names of the policies, the default first."""
 
 
@@ -41,4 +41,4 @@ def make_order(policy: str, num_blocks: int, keys: NDArray[np.uint64]) -> Evicti
     """
     if policy == _LRU:
         return LeafFirstLRU(len(keys))
-    return SegmentedOrder(len(keys), _RULES[policy](num_blocks, keys))
+    return SegmentedOrder(len(keys), _SEGMENT_POLICIES[policy](num_blocks, keys))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.eviction.ghosts import Ghosts
-from kvleased.core.eviction.rule import NEVER, Run, Segments, Stamps, Tails
+from kvleased.core.eviction.segment_policy import NEVER, Run, Segments, Stamps, Tails
 from kvleased.core.ids import Ids
 
 _NUM_SEGMENTS: Final = 4

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.eviction.ghosts import Ghosts
-from kvleased.core.eviction.rule import Run, Segments, Stamps, Tails
+from kvleased.core.eviction.segment_policy import Run, Segments, Stamps, Tails
 from kvleased.core.ids import Ids
 
 _ONCE: Final = 0

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.core.eviction.rule import Segments
+from kvleased.core.eviction.segment_policy import Segments
 
 Digests = NDArray[np.uint64]
 Values = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Own orders that keep blocks in segments, each by last use; a `Rule` decides which segment gives the next victim.
+"""Own orders that keep blocks in segments, each by last use; a `SegmentPolicy` decides which one gives the next victim.
 
 What a policy remembers of every block is in columns. Several parts, one for each tenant and class, may share the
 columns and divide the blocks among them. So the policy learns from all blocks of the pool, and chooses in each part.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.core.eviction.lru import LeafFirstLRU, ring_numbers
-from kvleased.core.eviction.rule import NEVER, Rule, Segments, Stamps, Tails
+from kvleased.core.eviction.segment_policy import NEVER, SegmentPolicy, Segments, Stamps, Tails
 from kvleased.core.ids import Ids
 
 _NEW: Final = -1
@@ -24,9 +24,9 @@ _NO_TAIL: Final = (0, 0, NEVER)
 class Columns:
     """What a policy remembers of each block, held or not."""
 
-    def __init__(self, num_blocks: int, rule: Rule) -> None:
+    def __init__(self, num_blocks: int, policy: SegmentPolicy) -> None:
         """Start with no block cached."""
-        self.rule = rule
+        self.policy = policy
         self.place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
         """By block: its place in the ring of its segment; 0 if the block is not evictable."""
         self.segment: Segments = np.full(num_blocks, _NEW, np.int8)
@@ -36,7 +36,7 @@ class Columns:
 
     def cached(self, blocks: Ids) -> None:
         """Put newly cached blocks into their segments."""
-        self.segment[blocks] = self.rule.came(blocks, self.now)
+        self.segment[blocks] = self.policy.came(blocks, self.now)
 
     def know(self, blocks: Ids) -> None:
         """Treat those of the blocks that the policy was not told of as newly cached."""
@@ -59,13 +59,15 @@ class Columns:
         is_idle = self.place[blocks] != 0
         packed = is_idle.tobytes()
         if b"\0" not in packed:
-            self.segment[blocks] = self.rule.used(blocks, segments, self.stamp[blocks], self.now)
+            self.segment[blocks] = self.policy.used(blocks, segments, self.stamp[blocks], self.now)
             return
         held = blocks[~is_idle]
-        self.segment[held] = self.rule.held(held, segments[~is_idle], self.now)
+        self.segment[held] = self.policy.held(held, segments[~is_idle], self.now)
         if b"\1" in packed:
             idle = blocks[is_idle]
-            self.segment[idle] = self.rule.used(idle, segments[is_idle], self.stamp[idle], self.now)
+            self.segment[idle] = self.policy.used(
+                idle, segments[is_idle], self.stamp[idle], self.now
+            )
 
     def evicted(self, blocks: Ids) -> None:
         """Hand blocks over to the policy's memory of evicted blocks."""
@@ -73,7 +75,7 @@ class Columns:
         if segments.min(initial=0) == _NEW:
             is_known = segments != _NEW
             blocks, segments = blocks[is_known], segments[is_known]
-        self.rule.left(blocks, segments, self.stamp[blocks])
+        self.policy.left(blocks, segments, self.stamp[blocks])
         self.segment[blocks] = _NEW
 
 
@@ -83,12 +85,12 @@ class Part:
     def __init__(self, columns: Columns, number: int) -> None:
         """Start empty; the rings are numbered from `number` on, as many as there are segments."""
         self._columns = columns
-        self.rule = columns.rule
+        self.policy = columns.policy
         self._place = columns.place
         self._stamp = columns.stamp
         # One number is read from a view of memory in a third of the time that it takes from an array.
         self._place_of, self._stamp_of = columns.place.data, columns.stamp.data
-        numbers = range(number, number + columns.rule.num_segments)
+        numbers = range(number, number + columns.policy.num_segments)
         self.rings = [LeafFirstLRU.part(columns.place, one) for one in numbers]
         self._tails: list[tuple[int, int, int]] = [_NO_TAIL] * len(self.rings)
         """By segment: the coldest block as it was found last, its place and its stamp."""
@@ -110,7 +112,7 @@ class Part:
         """Add blocks that have been let go of to their segments as the hottest ones, in the given order."""
         for segment, own in self._parted(blocks):
             self.rings[segment].add(own)
-            self.rule.rests(segment, len(own), self._columns.now)
+            self.policy.rests(segment, len(own), self._columns.now)
 
     def add_coldest(self, blocks: Ids) -> None:
         """Put blocks back at their places by stamp, which are nearly always at the cold end."""
@@ -213,7 +215,7 @@ class _Search:
         if len(choices) == 1:
             segment, count, before = choices[0], NEVER, NEVER
         else:
-            segment, count, before = self._part.rule.choose(choices, self._tails)
+            segment, count, before = self._part.policy.choose(choices, self._tails)
         # As soon as another segment has the colder block, the choices may be others.
         own = self._oldest[segment]
         for oldest in self._oldest:
@@ -251,9 +253,9 @@ class _Search:
 class SegmentedOrder:
     """Evict in the order of a policy that keeps its blocks in segments."""
 
-    def __init__(self, num_blocks: int, rule: Rule) -> None:
+    def __init__(self, num_blocks: int, policy: SegmentPolicy) -> None:
         """Start empty; blocks are numbered from 0 to `num_blocks` - 1."""
-        self.columns = Columns(num_blocks, rule)
+        self.columns = Columns(num_blocks, policy)
         self._part = Part(self.columns, 0)
 
     def __len__(self) -> int:
@@ -271,7 +273,7 @@ class SegmentedOrder:
     def __repr__(self) -> str:
         """Show how many blocks are evictable, by segment."""
         counts = " + ".join(str(len(ring)) for ring in self._part.rings)
-        return f"<{self.columns.rule.name} order of {counts} evictable>"
+        return f"<{self.columns.policy.name} order of {counts} evictable>"
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell for each block whether it is evictable."""

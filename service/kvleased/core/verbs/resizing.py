@@ -46,7 +46,7 @@ def limit(state: CacheState, command: Limit, now: float) -> Outcome:
     del now
     shape = limited(state.shape, command)
     check_owed(state, shape)
-    state.rule(shape)
+    state.reshape(shape)
     _refuse_what_never_fits(state)
     return Outcome(reply=Done())
 
@@ -103,7 +103,7 @@ def resize(state: CacheState, command: Resize, now: float) -> Outcome:
     if count < 0:
         unpark(pool, pool.parked_ids[:-count])
     if command.tier is Tier.DEVICE:
-        state.rule(shape)
+        state.reshape(shape)
         _refuse_what_never_fits(state)
     return Outcome(
         reply=Resized(

@@ -12,8 +12,8 @@ from kvleased.core.eviction.adaptive import Adaptive
 from kvleased.core.eviction.arc import ARC
 from kvleased.core.eviction.ghosts import Ghosts
 from kvleased.core.eviction.lfu import LFU
-from kvleased.core.eviction.rule import Tails
 from kvleased.core.eviction.s3fifo import S3FIFO
+from kvleased.core.eviction.segment_policy import Tails
 from kvleased.core.lease.leases import NOWHERE
 from tests.unit.service.core.builders import as_ids
 
@@ -33,9 +33,9 @@ class Cache:
         self.free = list(range(num_blocks))
 
     @property
-    def rule(self) -> object:
-        """Return the rule of the policy."""
-        return self.order.columns.rule
+    def policy(self) -> object:
+        """Return the policy."""
+        return self.order.columns.policy
 
     def use(self, chain: Sequence[int]) -> list[int]:
         """Use the blocks of a chain of keys, and return the keys that are evicted for it."""
@@ -221,7 +221,7 @@ def test_block_that_comes_back_in_another_block_is_recognised() -> None:
 
     assert before == "<arc order of 4 + 0 evictable>"
     assert repr(cache.order) == "<arc order of 2 + 2 evictable>"
-    assert repr(cache.rule) == "<ARC 2.0 of 4 for blocks used once>"
+    assert repr(cache.policy) == "<ARC 2.0 of 4 for blocks used once>"
 
 
 def test_adaptive_learns_when_blocks_come_back() -> None:
@@ -245,7 +245,7 @@ def test_adaptive_learns_when_blocks_come_back() -> None:
 
     assert first == 0
     assert last == 4 * 8
-    assert repr(cache.rule).startswith("<Adaptive of ")
+    assert repr(cache.policy).startswith("<Adaptive of ")
 
 
 def test_adaptive_knows_nothing_at_first() -> None:

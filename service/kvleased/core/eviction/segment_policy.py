@@ -42,7 +42,7 @@ class Run(NamedTuple):
     """Only blocks with a lower stamp."""
 
 
-class Rule(Protocol):
+class SegmentPolicy(Protocol):
     """A policy that keeps its blocks in segments."""
 
     @property
