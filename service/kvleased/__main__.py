@@ -15,7 +15,6 @@ from kvleased.telemetry import logs, streams
 if TYPE_CHECKING:
     from kvleased.config.settings import Settings
 
-EX_CONFIG: Final = 78
 _MOVERS: Final = {
     "mover": "kvleased.movers.engine",
     "disk-mover": "kvleased.movers.disk.engine",
@@ -179,7 +178,7 @@ def _print_version() -> int:
 
 def _refuse(reason: str) -> int:
     sys.stderr.write(f"kvleased: {reason}\n")
-    return EX_CONFIG
+    return os.EX_CONFIG
 
 
 def _run_role(role: str, argv: Sequence[str]) -> int:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from kvleased.metrics import Metrics
     from kvleased.web import Page
 
-EX_OK: Final = 0
-EX_CONFIG: Final = 78
 _SWITCH_SECONDS: Final = 0.0005
 """Seconds for which another thread may keep the event loop waiting; Python's default of 5 ms would delay every call."""
 _GC_THRESHOLDS: Final = (2_000, 0, 48)
@@ -123,7 +121,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
         return _cannot_start(error)
     # If tracing cannot start, only a first control process ends; one that replaces another goes on without traces.
     if not _trace(daemon, settings, epoch) and not any(keeper.restarts.values()):
-        return EX_CONFIG
+        return os.EX_CONFIG
     _watch(daemon, metrics, renewal)
     await daemon.start(kept)
     # Only from here on: what was kept is read in one go, without beats. The service manager is told of beats, too.
@@ -147,7 +145,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     _collect_little_at_once()
     await _attend(daemon, renewal, stop)
     await _wind_up(servers, daemon, metrics)
-    return EX_OK
+    return os.EX_OK
 
 
 def _collect_little_at_once() -> None:
@@ -225,7 +223,7 @@ def _cannot_listen(error: OSError) -> int:
         address=error.filename or "",
         advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
     )
-    return EX_CONFIG
+    return os.EX_CONFIG
 
 
 def _cannot_start(error: UnusableError) -> int:
@@ -235,13 +233,13 @@ def _cannot_start(error: UnusableError) -> int:
         error=str(error),
         advice="correct the file; a daemon that has already served tries again by itself",
     )
-    return EX_CONFIG
+    return os.EX_CONFIG
 
 
 def _cannot_take_over(error: HandoverError) -> int:
     """Log that what the supervisor keeps did not arrive; return the exit status, after which another process tries."""
     _LOG.error("cannot_take_over", error=str(error), advice=ADVICE)
-    return EX_CONFIG
+    return os.EX_CONFIG
 
 
 def _renewal(

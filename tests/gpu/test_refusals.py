@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -23,8 +22,6 @@ from tests.gpu.test_daemon import (
     hits,
 )
 
-EX_CONFIG: Final = 78
-
 
 @pytest.fixture(autouse=True)
 def is_told_to_fail(device: str, request: pytest.FixtureRequest) -> None:
@@ -40,7 +37,7 @@ def _refusal(tmp_path: Path, **variables: str) -> str:
     refused = subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
     )
-    assert refused.returncode == EX_CONFIG
+    assert refused.returncode == os.EX_CONFIG
     assert len(refused.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
     return refused.stderr

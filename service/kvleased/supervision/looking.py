@@ -1,6 +1,7 @@
 """Own the look at the GPU before the daemon starts, in a process of its own, so that no other loads a driver."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from kvleased.directories import UnusableError
 
 LOOK_SECONDS_MAX: Final = 60.0
 """Seconds that a driver may take to wake a GPU; a driver that hangs would take for ever."""
-EX_CONFIG: Final = 78
 _ADVICE: Final = "; or leave out --device, for pools in CPU memory"
 
 
@@ -52,6 +52,6 @@ def run(argv: Sequence[str]) -> int:
         facts = Gpu.opened(argv[0]).facts()
     except InvalidError as error:
         sys.stderr.write(f"{error}\n")
-        return EX_CONFIG
+        return os.EX_CONFIG
     sys.stdout.write(f"{json.dumps(asdict(facts))}\n")
     return 0

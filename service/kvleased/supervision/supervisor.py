@@ -34,7 +34,6 @@ from kvleased.supervision.supervisor_outbox import SupervisorOutbox
 from kvleased.telemetry import logs
 from kvleased.telemetry.notifying import ALIVE, READY, STOPPING, Notifier
 
-EX_CONFIG: Final = 78
 """Exit status of a control process that cannot start as configured, so that another try is pointless."""
 STARTS_MAX: Final = 5
 """Starts of a control process that never served, after which the supervisor gives up."""
@@ -248,8 +247,8 @@ class Supervisor:
         if self._is_stopping:
             # SIGTERM may have killed it before it handled that signal, when there was nothing to drain.
             self._status = 0 if status in {0, -signal.SIGTERM} else 1
-        elif status == EX_CONFIG and not self._was_ready:
-            self._status = EX_CONFIG
+        elif status == os.EX_CONFIG and not self._was_ready:
+            self._status = os.EX_CONFIG
         elif not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
             self._status = 1
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvleased import directories
-from kvleased.__main__ import EX_CONFIG, run
+from kvleased.__main__ import run
 from kvleased.access import secret
 from kvleased.directories import UnusableError, _file_system, enter, require_memory
 
@@ -87,7 +87,7 @@ def test_start_without_the_disk_directory_says_so(
         ["serve", "--runtime-dir", str(private / "run"), "--disk-dir", str(private / "no")]
     )
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert (
         f"--disk-dir {private / 'no'} cannot be used: it does not exist" in capsys.readouterr().err
     )
@@ -103,7 +103,7 @@ def test_host_pools_lie_in_memory_alone(private: Path, capsys: pytest.CaptureFix
 
     status = run(["serve", "--runtime-dir", str(private / "run"), "--host-dir", str(private)])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert "name a directory on tmpfs" in capsys.readouterr().err
 
 
@@ -174,7 +174,7 @@ def test_secret_that_cannot_be_trusted_ends_the_start(
 
     status = run(["serve", "--runtime-dir", str(private / "run"), "--secret-file", str(path)])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert says in capsys.readouterr().err
     assert path.lstat() == before
 
@@ -187,7 +187,7 @@ def test_secret_that_cannot_be_made_ends_the_start(
 
     status = run(["serve", "--runtime-dir", str(private / "run"), "--secret-file", str(path)])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert "--secret-file" in capsys.readouterr().err
 
 

@@ -17,7 +17,6 @@ import pytest
 from kvlease.errors import PoolFullError
 from kvleased import keeper
 from kvleased.config.settings import Settings
-from kvleased.control import EX_CONFIG
 from kvleased.descriptors import DescriptorsLostError, receive_packet
 from kvleased.keeper import Store
 from kvleased.keeper_link import HandoverError, KeeperLink
@@ -173,7 +172,7 @@ def test_life_without_room_for_what_was_kept_ends_with_the_reason(tmp_path: Path
                 check=False,
                 timeout=60,
             )
-        assert ended.returncode == EX_CONFIG, ended.stderr
+        assert ended.returncode == os.EX_CONFIG, ended.stderr
         (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
         assert (line["event"], line["level"]) == ("cannot_take_over", "error")
         assert "ulimit -n" in line["advice"]

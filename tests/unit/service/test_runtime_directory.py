@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.__main__ import EX_CONFIG, run
+from kvleased.__main__ import run
 from kvleased.access import secret
 from kvleased.config.sources import load
 from kvleased.directories import UnusableError, enter
@@ -41,7 +41,7 @@ def test_runtime_directory_that_cannot_be_used_is_refused(
 
     status = run(["serve", "--runtime-dir", str(file)])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert "cannot be used" in capsys.readouterr().err
 
 
@@ -56,7 +56,7 @@ def test_runtime_directory_that_others_may_enter_is_refused_and_left_as_it_is(
 
     status = run(["serve", "--runtime-dir", str(tmp_path)])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert f"{mode:04o}" in capsys.readouterr().err
     assert tmp_path.stat().st_mode & 0o7777 == mode
     assert not list(tmp_path.iterdir())
@@ -69,7 +69,7 @@ def test_runtime_directory_of_somebody_else_is_refused(
     """A directory of another user is refused: its owner could replace our sockets."""
     os.chown(tmp_path, 12345, 12345)
 
-    assert run(["serve", "--runtime-dir", str(tmp_path)]) == EX_CONFIG
+    assert run(["serve", "--runtime-dir", str(tmp_path)]) == os.EX_CONFIG
     assert "belongs to user 12345" in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvlease.disk_file import file_bytes
-from kvleased.__main__ import EX_CONFIG, _without_settings, run
+from kvleased.__main__ import _without_settings, run
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load, unknown_variables
 from kvleased.control import read_settings
@@ -207,7 +207,7 @@ def test_certificate_that_is_not_there_is_refused_at_the_start(
     status = run(["serve", "--runtime-dir", str(tmp_path / "run"), "--remote-url", url])
 
     said = capsys.readouterr().err
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert "ssl_ca_certs" in said
     assert "No such file" in said
     assert "pw" not in said
@@ -342,7 +342,7 @@ def test_gpu_is_refused_where_there_is_no_driver(
 
     status = run(["serve", "--device", "cuda:0", "--runtime-dir", str(tmp_path / "run")])
 
-    assert status == EX_CONFIG
+    assert status == os.EX_CONFIG
     assert "--device cuda:0: " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
