@@ -248,7 +248,7 @@ def _packed_tokens(tokens: Tokens) -> bytes:
         try:
             return struct.pack(f"<{len(tokens)}i", *tokens)
         except struct.error:
-            pass
+            pass  # what is wrong is told below
     try:
         given = np.asarray(tokens)
     except ValueError as error:

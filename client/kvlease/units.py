@@ -29,17 +29,17 @@ _WRITTEN_BYTES: Final = re.compile(r"(\d{1,16})(?:\.(\d{1,6}))?\s*([A-Za-z]{0,3}
 _SHOWN_UNITS: Final = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def checked_count(name: str, value: int, *, least: int = 0, most: int, of: str = "") -> int:
-    """Return `value` if it is an integer from `least` to `most`; `of` says in the refusal whose value it is.
+def checked_count(name: str, value: int, *, least: int = 0, most: int) -> int:
+    """Return `value` if it is an integer from `least` to `most`.
 
     Raises:
         InvalidError: it is not; the message names the value and both bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        message = f"{name}{of} must be an integer, not {type(value).__name__}"
+        message = f"{name} must be an integer, not {type(value).__name__}"
         raise InvalidError(message, resource=name)
     if not least <= value <= most:
-        message = f"{name}{of} must be from {least} to {most}, not {shown(value)}"
+        message = f"{name} must be from {least} to {most}, not {shown(value)}"
         raise InvalidError(message, resource=name, need=_on_the_wire(value), limit=most)
     return value
 

@@ -136,6 +136,7 @@ class KeeperLink:
         """Say that the event loop turns, now and about once a second until `close`; this never waits."""
         # If messages lie unread, the supervisor stands still, and more of them would only fill the socket.
         if not self._has_unread():
+            # If the supervisor has gone, `_read` finds that out.
             with contextlib.suppress(OSError):
                 self._sock.send(keeper.encode({"op": "alive"}), socket.MSG_DONTWAIT)
         self._next_beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self.show_life)

@@ -215,6 +215,7 @@ def _adopted(
 
 
 def _detached(token: str, deadline_at: float) -> Flow[None]:
+    """Try to end a worker by its token; a failure is not told, because the caller has other news to tell."""
     ask = calls.detach()
     with suppress(KVLeaseError):
         yield Outgoing(ask.verb, ask.request, deadline_at, token)

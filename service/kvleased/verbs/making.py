@@ -177,6 +177,7 @@ class Maker:
         if directory is None or not planned.host_bytes:
             return 0
         own = self._identity(Tier.HOST, name, planned, options)
+        # A directory that cannot be read is refused, with its reason, when the host pool's files are opened.
         with contextlib.suppress(OSError):
             return sum(host_files.unclaimed(directory, [*self._identities(), own]).values())
         return 0

@@ -80,8 +80,9 @@ class Populator:
 
     def cancel(self, entry: CacheEntry) -> None:
         """Stop populating a cache."""
-        with contextlib.suppress(KeyError):
-            self.tasks.pop(entry.name).cancel()
+        task = self.tasks.pop(entry.name, None)
+        if task is not None:
+            task.cancel()
 
     async def stop(self) -> None:
         """Stop all tasks, and wait for their end."""
