@@ -135,12 +135,9 @@ class LeaseVerbs:
             )
         )
         checks.keys("keys", request.keys, self._keys_max)
-        entry, worker_id = (
-            self._registry.cache_of(caller),
-            self._worker_id(caller, request.lease_id),
-        )
+        entry = self._registry.cache_of(caller)
         command = c.Evict(
-            worker_id=worker_id,
+            worker_id=self._worker_id(caller, request.lease_id),
             lease_id=_lease(request.lease_id) if request.lease_id else None,
             keys=request.keys,
             num_blocks=checks.count("num_blocks", request.num_blocks, 0, checks.TOKENS_MAX),
@@ -153,12 +150,9 @@ class LeaseVerbs:
         """Bring blocks back into the device pool."""
         checks.exactly_one((("lease_id", request.lease_id), ("keys", request.keys)))
         checks.keys("keys", request.keys, self._keys_max)
-        entry, worker_id = (
-            self._registry.cache_of(caller),
-            self._worker_id(caller, request.lease_id),
-        )
+        entry = self._registry.cache_of(caller)
         command = c.Reload(
-            worker_id=worker_id,
+            worker_id=self._worker_id(caller, request.lease_id),
             lease_id=_lease(request.lease_id) if request.lease_id else None,
             keys=request.keys,
             wait_ms=self._wait_ms(request.wait_ms) or self._settings.copy_wait_ms,
