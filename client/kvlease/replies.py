@@ -356,13 +356,21 @@ class ReserveSpec:
     """One reserve of a step; the fields are those of `Worker.reserve`."""
 
     request_id: str
+    """The engine's name for the request; if it has a live lease, the answer is that lease."""
     num_tokens: int
+    """Tokens for the lease to cover, those of a prefix that is found included."""
     keys: bytes = b""
+    """Packed 32-byte keys, one for each `hash_block_tokens` of the plan, from the start of the request on."""
     token_ids: bytes = b""
+    """Packed int32 token ids in place of `keys`; the daemon then computes the keys."""
     priority: Priority = "normal"
+    """How soon the request is served, and how long its committed blocks stay cached."""
     retain_seconds: int = 0
+    """Seconds after their last use for which blocks keep the priority; 0: for as long as they are cached."""
     explain: bool = False
+    """Whether the lease tells in `misses` why the rest of the prefix was not found."""
     retain_priority: int | None = None
+    """How long the blocks stay, in place of `priority`: from 0 (low) to 50 (normal) to 100 (high)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -193,11 +193,9 @@ class Worker(WorkerView):
     ) -> Lease:
         """Lease blocks for `num_tokens`, reusing the longest cached prefix that `keys` name.
 
-        `priority` says how soon the request is served, and how long its committed blocks stay cached. A
-        `retain_priority` from 0 (low) to 50 (normal) to 100 (high) decides the latter in its place. Either holds for
-        `retain_seconds` after the blocks' last use, or with 0 for as long as they are cached. With `explain`, the lease
-        tells in `misses` why the rest of the prefix was not found. With on_doubt="miss", a refusal or a failure returns
-        a lease that is not live, with the reason in `refusal`.
+        `ReserveSpec` describes the arguments. `wait_ms` is how many milliseconds the call may wait for blocks, and for
+        copies from lower tiers; with 0 it gets what is on the device. With on_doubt="miss", a refusal or a failure
+        returns a lease that is not live, with the reason in `refusal`.
 
         Raises:
             InvalidError: the call is malformed.
