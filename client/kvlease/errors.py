@@ -105,8 +105,10 @@ class KVLeaseError(Exception):
     ) -> None:
         """Keep the explanation; the class docstring is the message where none is given.
 
-        `rule` is the stable name of the rule that was broken, where there are several under one code; `remedies` are
-        settings, each written name=value, with which the same call would work; `holdings` tell who has the pool.
+        `resource` names what is wrong or too little, such as an argument or device_blocks. In its unit, `need` is what
+        the call asks for, `available` what there is now, and `limit` the most that there may be. `rule` is the stable
+        name of the rule that was broken, where there are several under one code; `remedies` are settings, each written
+        name=value, with which the same call would work; `holdings` tell who has the pool.
         """
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
         self.resource = resource
