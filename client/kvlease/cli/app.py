@@ -28,6 +28,10 @@ from kvlease.cli.trace import trace_app
 from kvlease.client import Listed
 from kvlease.replies import Inspection
 
+_PLAN: Final = "Plan and try"
+_LOOK: Final = "Look"
+_CHANGE: Final = "Change"
+
 app = typer.Typer(
     name="kvlease",
     cls=Commands,
@@ -35,19 +39,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("plan", cls=PlanCommand)(plan_command)
-app.add_typer(trace_app, name="trace")
-app.command("drain")(operating.drain)
-app.command("undrain")(operating.undrain)
-app.command("clear")(operating.clear)
-app.command("resize")(operating.resize)
-app.command("delete")(operating.delete)
-app.command("unpin")(operating.unpin)
-app.command("ui")(ui)
+app.command("plan", cls=PlanCommand, rich_help_panel=_PLAN)(plan_command)
+app.add_typer(trace_app, name="trace", rich_help_panel=_PLAN)
 tenants_app = typer.Typer(invoke_without_command=True)
 tenants_app.command("set")(operating.set_tenant)
 tenants_app.command("get")(operating.get_tenant)
-app.add_typer(tenants_app, name="tenants")
+app.add_typer(tenants_app, name="tenants", rich_help_panel=_LOOK)
 
 CacheName = Annotated[str, typer.Option(help="Only this cache.", show_default="all")]
 Limit = Annotated[int, typer.Option(min=1, help="How many entries of each cache to show.")]
@@ -78,7 +75,7 @@ def options(
     """Inspect and control the KV-cache daemon of this node."""
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def status(*, address: Address = "", cache: CacheName = "", as_json: Json = False) -> None:
     """Show caches, their pools by state, their leases and their prefix hits."""
     with connected(address) as client:
@@ -103,7 +100,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
         console.print(f"\n{said}", highlight=False, markup=False)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def caches(*, address: Address = "", as_json: Json = False) -> None:
     """List the registered caches, with their plans and lower tiers."""
     with connected(address) as client:
@@ -119,7 +116,7 @@ def caches(*, address: Address = "", as_json: Json = False) -> None:
         typer.echo("no caches")
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def workers(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
@@ -127,7 +124,7 @@ def workers(
     _list("workers", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def leases(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
@@ -135,7 +132,7 @@ def leases(
     _list("leases", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def pins(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
@@ -143,7 +140,7 @@ def pins(
     _list("pins", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def waiting(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
@@ -165,7 +162,7 @@ def tenants(
         _list("tenants", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def magazines(
     *, address: Address = "", cache: CacheName = "", limit: Limit = 100, as_json: Json = False
 ) -> None:
@@ -173,7 +170,7 @@ def magazines(
     _list("magazines", address, cache, limit, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def explain(
     lease_id: Annotated[
         int, typer.Argument(metavar="LEASE", min=1, help="The lease's id, as in `kvlease leases`.")
@@ -195,7 +192,7 @@ def explain(
     console.print(explanation(found, console.width), highlight=False)
 
 
-@app.command()
+@app.command(rich_help_panel=_CHANGE)
 def evict(
     name: Named = "",
     *,
@@ -219,7 +216,7 @@ def evict(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_CHANGE)
 def detach(
     worker_id: Annotated[
         int,
@@ -241,7 +238,7 @@ def detach(
     typer.echo(f"worker {worker_id} ended, and {counted(num_leases, 'lease')} with it")
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def events(
     *,
     address: Address = "",
@@ -273,7 +270,7 @@ def events(
                 say(tables.event_line(event))
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def health(*, address: Address = "", as_json: Json = False) -> None:
     """Say whether the daemon is healthy; scripts use the exit status.
 
@@ -304,7 +301,7 @@ def health(*, address: Address = "", as_json: Json = False) -> None:
         raise typer.Exit(operating.NOT_SO)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def top(
     *,
     address: Address = "",
@@ -325,6 +322,16 @@ def top(
     with connected(address, on_doubt="raise") as client:
         client.stats(cache)
         run(client, cache, every_seconds)
+
+
+# Commands whose functions are elsewhere; in each panel, the help lists commands in the order of registration.
+app.command("ui", rich_help_panel=_LOOK)(ui)
+app.command("drain", rich_help_panel=_CHANGE)(operating.drain)
+app.command("undrain", rich_help_panel=_CHANGE)(operating.undrain)
+app.command("clear", rich_help_panel=_CHANGE)(operating.clear)
+app.command("resize", rich_help_panel=_CHANGE)(operating.resize)
+app.command("delete", rich_help_panel=_CHANGE)(operating.delete)
+app.command("unpin", rich_help_panel=_CHANGE)(operating.unpin)
 
 
 def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) -> None:

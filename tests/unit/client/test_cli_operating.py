@@ -396,6 +396,19 @@ def test_delete_tells_what_ended_and_what_is_left(daemon: type[Daemon]) -> None:
     assert json.loads(run("delete", "a", "--json")[1])["num_pins"] == 1
 
 
+def test_help_lists_what_looks_before_what_changes() -> None:
+    """Each command stands in the panel of what it is for, and those that change nothing come first."""
+    told = run("--help")[1]
+
+    assert (
+        told.index(" plan ")
+        < told.index(" status ")
+        < told.index(" Change ")
+        < told.index(" drain ")
+    )
+    assert " Commands " not in told
+
+
 def test_help_of_delete_says_what_stays() -> None:
     """The help of delete says that prompts stay in the disk store."""
     told = " ".join(run("delete", "--help")[1].split())
