@@ -93,8 +93,8 @@ def reload_waits_where_nothing_serves_it(patch: pytest.MonkeyPatch) -> None:
 
 def what_a_later_call_made_free_is_missed(patch: pytest.MonkeyPatch) -> None:
     """Calls that were passed over are not looked at again when a call behind them makes blocks free."""
-    serve = seating._frees_for_others
-    patch.setattr(seating, "_frees_for_others", lambda *of: serve(*of) and False)
+    serve = seating._serve_once
+    patch.setattr(seating, "_serve_once", lambda *of: serve(*of) and False)
 
 
 OF_TURNS: tuple[tuple[Mutation, str], ...] = (

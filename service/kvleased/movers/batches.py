@@ -76,7 +76,7 @@ ObserveCopies = Callable[[Moved], None]
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """One Copy effect on its way, as one or more batches."""
+    """One flight of the core on its way through a mover, as one or more batches."""
 
     pool: int
     copy: Copy

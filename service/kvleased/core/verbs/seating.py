@@ -92,7 +92,7 @@ def new_waiter(state: CacheState, command: Waitable, worker_id: WorkerId, now: f
 
 
 def seat_waiter(state: CacheState, waiter: Waiter, now: float) -> Outcome:
-    """Serve a call, or let it wait if it may and there is a place to wait."""
+    """Do what `seat` does for a call that has a Waiter already, and whose turn comes after those that wait."""
     command, num_ahead = waiter.command, 0
     if state.waiting.by_ticket:
         _weigh(state, waiter)
@@ -161,11 +161,11 @@ def _check_places(state: CacheState, waiter: Waiter, num_ahead: int) -> None:
 
 def pump(state: CacheState, now: float) -> None:
     """Serve waiting calls in their order until one cannot be served yet, passing over tenants that are held back."""
-    while _frees_for_others(state, now):
+    while _serve_once(state, now):
         pass
 
 
-def _frees_for_others(state: CacheState, now: float) -> bool:
+def _serve_once(state: CacheState, now: float) -> bool:
     """Serve waiting calls once; return true if one that cannot be served yet made blocks free behind others."""
     passed: set[int] = set()
     for waiter in state.waiting.ordered(now):
