@@ -123,6 +123,13 @@ def place(
     return tuple(layers), tuple(tensors), _in_slot(pieces)
 
 
+def widest_element_bytes(spec: LayerSpec) -> int:
+    """Return the bytes of the widest element in a page; the tensors of a recurrent state may have different types."""
+    if isinstance(spec, StateSpace):
+        return max(BYTES_PER_ELEMENT[dtype] for dtype in spec.dtypes)
+    return spec.bytes_per_element
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     """Layers of one group with equal specs."""
@@ -153,7 +160,7 @@ def _runs(group: Group) -> list[_Run]:
     by_spec: dict[LayerSpec, list[LayerSpec]] = {}
     for layer in group.layers:
         by_spec.setdefault(layer, []).append(layer)
-    elements = {_element_bytes(spec) for spec in by_spec}
+    elements = {widest_element_bytes(spec) for spec in by_spec}
     # If layers with other elements follow, a block must not end within one of their elements.
     others = elements if len(elements) > 1 else ()
     return [
@@ -161,17 +168,11 @@ def _runs(group: Group) -> list[_Run]:
             spec=spec,
             layers=tuple(layers),
             page_bytes=spec.bytes_per_page,
-            element_bytes=_element_bytes(spec),
+            element_bytes=widest_element_bytes(spec),
             multiple_bytes=lcm(spec.block_stride_multiple, *others),
         )
         for spec, layers in by_spec.items()
     ]
-
-
-def _element_bytes(spec: LayerSpec) -> int:
-    if isinstance(spec, StateSpace):
-        return max(BYTES_PER_ELEMENT[dtype] for dtype in spec.dtypes)
-    return spec.bytes_per_element
 
 
 def _bytes_per_block(

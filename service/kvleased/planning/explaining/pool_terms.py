@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from math import lcm
 
 from kvlease.plan import CachePlan, LayerPlacement, PlanInputs, RankPlan, TensorPlan
-from kvlease.spec import BYTES_PER_ELEMENT, LayerSpec, StateSpace
 from kvlease.units import BYTES_PER_DISK_HEADER, BYTES_PER_SECTOR
 from kvleased.planning.explaining.terms import (
     Term,
@@ -16,6 +15,7 @@ from kvleased.planning.explaining.terms import (
     round_up,
     total,
 )
+from kvleased.planning.pool import widest_element_bytes
 
 _PAGES = "sum of pages of the largest group"
 
@@ -121,7 +121,7 @@ def _packed_pages(runs: Iterable[TensorPlan], specs: dict[str, LayerPlacement]) 
             "bytes_per_page", layer.bytes_per_page
         )
         if end is not None and end.value != run.offset_bytes:
-            end = round_up(end, number("bytes_per_element", _element_bytes(layer.spec)))
+            end = round_up(end, number("bytes_per_element", widest_element_bytes(layer.spec)))
         end = pages if end is None else end + pages
     assert end is not None, "a group has a run"
     return end
@@ -141,12 +141,6 @@ def _multiples(rank: RankPlan) -> set[int]:
     """Return numbers that divide the distance of blocks, so that each page starts where kernels can read it."""
     elements: dict[int, set[int]] = {}
     for layer in rank.layers:
-        elements.setdefault(layer.group, set()).add(_element_bytes(layer.spec))
+        elements.setdefault(layer.group, set()).add(widest_element_bytes(layer.spec))
     mixed = {size for sizes in elements.values() if len(sizes) > 1 for size in sizes}
     return mixed | {layer.spec.block_stride_multiple for layer in rank.layers}
-
-
-def _element_bytes(spec: LayerSpec) -> int:
-    if isinstance(spec, StateSpace):
-        return max(BYTES_PER_ELEMENT[dtype] for dtype in spec.dtypes)
-    return spec.bytes_per_element
