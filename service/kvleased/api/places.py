@@ -4,6 +4,7 @@ A connection is a stranger's from its acceptance until it has shown whose it is,
 """
 
 from collections import Counter
+from time import monotonic
 from typing import Final, Protocol
 
 from kvlease.errors import BusyError
@@ -12,6 +13,9 @@ from kvleased.counted import are
 
 STRANGERS_MAX: Final = 64
 """Connections of strangers at once, of each listener of REST and of probes; for one more the oldest gives way."""
+
+SECONDS_IDLE: Final = 1.0
+"""Seconds for which a member must have been idle before it gives way to another; clients connect again if need be."""
 
 WHO: Final = ("member", "stranger")
 """Whose a connection may be."""
@@ -78,6 +82,8 @@ class Places:
         self._members: set[Guest] = set()
         self._unheard: dict[Guest, None] = {}
         """The members that have asked nothing yet, the oldest first."""
+        self._idle: dict[Guest, float] = {}
+        """The members that have had all their answers, and since when in seconds; the one idle longest first."""
         self._strangers: dict[Guest, None] = {}
         self.turned_away: Counter[str] = Counter()
         """How many strangers gave way and how many members found no place, so far."""
@@ -116,17 +122,17 @@ class Places:
     def let_in(self, guest: Guest) -> bool:
         """Give a connection a member's place; return false if there is none: it then keeps its stranger's place.
 
-        Without a free place, the oldest member that has asked nothing yet gives way.
+        Without a free place, the oldest member that has asked nothing yet gives way, or else the one idle longest.
         """
         if guest in self._members:
             return True
         if len(self._members) >= self.members_max:
-            unheard = next((one for one in self._unheard if not one.has_unread), None)
-            self._tell("member", (unheard or guest).host, self.members_max)
-            if unheard is None:
+            silent = self._silent()
+            self._tell("member", (silent or guest).host, self.members_max)
+            if silent is None:
                 return False
-            self.leave(unheard)
-            unheard.give_way()
+            self.leave(silent)
+            silent.give_way()
         self._strangers.pop(guest, None)
         self._members.add(guest)
         return True
@@ -142,17 +148,42 @@ class Places:
         """Take note that a connection has sent a complete head, so that it gives way to no member any more."""
         self._unheard.pop(guest, None)
 
+    def rest(self, guest: Guest) -> None:
+        """Take note that a connection has had all its answers, so that in a while it may give way to a member."""
+        if guest in self._members:
+            self._idle.pop(guest, None)
+            self._idle[guest] = monotonic()
+
+    def rouse(self, guest: Guest) -> None:
+        """Take note that a connection asks again."""
+        self._idle.pop(guest, None)
+
     def show_out(self, guest: Guest) -> None:
         """Replace a connection's member's place by a stranger's."""
         if guest in self._members:
             self._members.remove(guest)
+            self._idle.pop(guest, None)
             self.enter(guest)
 
     def leave(self, guest: Guest) -> None:
         """Take back the place of a connection, if it has one."""
         self._members.discard(guest)
         self._unheard.pop(guest, None)
+        self._idle.pop(guest, None)
         self._strangers.pop(guest, None)
+
+    def _silent(self) -> Guest | None:
+        """Return the member that gives way to another, if one does."""
+        for guest in self._unheard:
+            if not guest.has_unread:
+                return guest
+        idle_since = monotonic() - SECONDS_IDLE
+        for guest, since in self._idle.items():
+            if since > idle_since:
+                break
+            if not guest.has_unread:
+                return guest
+        return None
 
     def _end(self, oldest: Guest) -> None:
         self.leave(oldest)

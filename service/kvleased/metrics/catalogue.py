@@ -59,8 +59,8 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _counter(
             "connections_turned_away",
-            "Connections for which there was no place, by whose they were: a member's was refused, a stranger's gave "
-            "way to a newer one.",
+            "Connections for which there was no place, by whose they were: a member's was refused, or one that was "
+            "silent gave way to it; a stranger's gave way to a newer one.",
             "listener",
             "who",
         ),

@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvleased.access.roles import Role
+from kvleased.api import places as places_module
 from kvleased.api import turns
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest.http_server import HttpServer
@@ -168,6 +169,57 @@ async def test_members_that_asked_nothing_give_way_to_members(places: Places) ->
     guests = (asked, reading, silent, late, too_late)
     assert [one.has_given_way for one in guests] == [False, True, True, False, False]
     assert places.turned_away == {"member": 3}
+
+
+async def test_idle_members_give_way_to_members(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has been idle longest goes for a newcomer, after who asked nothing; who asks again, or just asked, stays."""
+    seconds = 0.0
+    monkeypatch.setattr(places_module, "monotonic", lambda: seconds)
+    places.members_max = 5
+    asking, longest, reading, shorter, unheard = (Guest() for _ in range(5))
+    for guest in (asking, reading, longest, shorter):
+        assert places.let_in(guest)
+        places.rest(guest)
+    assert places.let_in_unheard(unheard)
+    places.rouse(asking)
+    places.rest(shorter)
+    reading.has_unread = True
+    assert places.let_in(Guest()), "in place of who asked nothing"
+    assert not places.let_in(Guest()), "nobody has been idle for long"
+
+    seconds = places_module.SECONDS_IDLE
+    late = Guest()
+    assert places.let_in(late)
+    places.rest(late)
+
+    guests = (asking, longest, reading, shorter, unheard, late)
+    assert [one.has_given_way for one in guests] == [False, True, False, False, True, False]
+    for guest in (late, shorter):
+        places.show_out(guest)
+    places.leave(reading)
+    assert places._idle == {}
+
+
+async def test_connection_that_was_answered_gives_way_while_it_is_idle(
+    serving: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is kept for later requests holds off no newcomer; one whose next head has begun does."""
+    monkeypatch.setattr(places_module, "SECONDS_IDLE", 0.0)
+    path = serving.settings.http_socket
+    idle, other = [await asyncio.open_unix_connection(path) for _ in range(MEMBERS_MAX)]
+    assert [await ask(idle), await ask(other)] == [200, 200]
+    idle[1].write(b"GET /v1/caches HTTP/1.1\r\n")
+    assert await ask(other) == 200
+
+    newcomer = await asyncio.open_unix_connection(path)
+    assert [await ask(newcomer), await ask(other)] == [200, 0]
+
+    idle[1].write(b"Host: localhost\r\n\r\n")
+    assert await idle[0].readline() == b"HTTP/1.1 200 OK\r\n", "a head had begun"
+    for _, writer in (idle, other, newcomer):
+        writer.close()
 
 
 async def test_idle_connections_hold_off_nobody_over_the_unix_socket(serving: Guarded) -> None:

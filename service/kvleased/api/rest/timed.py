@@ -1,8 +1,14 @@
-"""Own the timers of a connection of HTTP: one for what is still to come, and one for an answer that is not read."""
+"""Own the timers of a connection of HTTP: one for what is still to come, and one for an answer that is not read.
+
+Also tell the places when the connection is idle, which is while uvicorn's own timer of idle connections runs.
+"""
 
 import asyncio
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kvleased.api.places import Guest, Places
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -11,6 +17,8 @@ class TimedProtocol(HttpToolsProtocol):
     head_seconds_max = 10.0
     body_seconds_max = 10.0
     idle_seconds_max = 75.0
+    places: Places
+    """The places of all connections; a connection gives its place back when it is lost."""
 
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -33,6 +41,22 @@ class TimedProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
             super().resume_writing()
+            self._note_rest()
+
+    def on_response_complete(self) -> None:
+        """Begin to be idle, unless another request waits."""
+        super().on_response_complete()
+        self._note_rest()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Be idle no more: something has come, or the connection ends."""
+        super()._unset_keepalive_if_required()
+        self.places.rouse(cast(Guest, self))  # as GuardedProtocol is
+
+    def _note_rest(self) -> None:
+        """Tell the places if nothing is left to answer, and nothing of an answer is left to send."""
+        if self.timeout_keep_alive_task is not None and self._unread is None:
+            self.places.rest(cast(Guest, self))
 
     def _arm(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self.transport.close)
