@@ -169,6 +169,21 @@ async def test_stream_sends_figures_then_pictures_then_changes(
     assert {LOOKS[look] for look in b64decode(changed["looks"])} == {"reserved"}
 
 
+async def test_stream_is_not_interrupted_by_a_refusal(paged: Served) -> None:
+    """Where the body of a stream's own request is no HTTP, the stream ends; no other answer comes in its midst."""
+    reader, writer = await asyncio.open_unix_connection(paged.settings.http_socket)
+    head = b"GET /ui/data/live HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(head)
+    await _event(reader)
+
+    writer.write(b"no length\r\n")
+    async with asyncio.timeout(10):
+        rest = await reader.read()
+    writer.close()
+
+    assert b"HTTP/1.1" not in rest
+
+
 async def test_too_many_onlookers_are_refused(
     paged: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,6 @@ async def test_where_nothing_is_traced_nothing_is_between(settings: Settings) ->
     await server.start(ScriptedDaemon(), settings)
     try:
         assert type(server._servers[0]._config.app).__name__ == "OneATurn"
-        assert server._servers[0]._config.app._app is server.app
+        assert server._servers[0]._config.app._app._app is server.app
     finally:
         await server.stop()

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from kvlease.errors import TooLargeError
 from kvleased.access.roles import Role
 from kvleased.access.strangers import Seldom
-from kvleased.api.places import Places, no_place_of_member
+from kvleased.api.places import no_place_of_member
 from kvleased.api.rest.endings import (
     BODY_PASSED_OVER_BYTES_MAX,
     HEAD_BYTES_MAX,
@@ -50,8 +50,6 @@ class GuardedProtocol(TimedProtocol):
     """Whether only loopback's own names are accepted as host. Each server sets all of these in a class of its own."""
     strangers = Seldom("bad_http")
     """Logs peers that do not speak HTTP."""
-    places: Places
-    """The places of all connections; a connection gives its place back when it is lost."""
     line: Line
     """The line in which all connections wait for a turn, in which a little of what they sent is parsed."""
     is_known: Callable[[str], bool]
@@ -326,7 +324,9 @@ class GuardedProtocol(TimedProtocol):
         if next_of(self._unanswered) is not None:
             self._hold(answer)
             return
-        self.transport.write(answer)
+        # In the middle of an answer to a request whose body is at fault, a refusal would be taken for a part of it.
+        if not any(one.response_started and not one.response_complete for one in self._unanswered):
+            self.transport.write(answer)
         self.transport.close()
 
     def _refuse_head(self) -> None:

@@ -28,6 +28,7 @@ from kvleased.api.rest.health import Probes
 from kvleased.api.rest.http_server import HttpLimits, HttpServer
 from kvleased.api.rest.routes import ROUTES, Route
 from kvleased.api.rest.table import Answers, TableApp
+from kvleased.api.rest.uninvited import Uninvited
 from kvleased.api.rest.whole import in_pieces
 from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
@@ -93,7 +94,7 @@ class RestServer:
             idle_seconds_max=settings.idle_seconds_max,
         )
         headers = [("KVLease-Epoch", str(daemon.epoch))]
-        paced = OneATurn(served, line)
+        paced = OneATurn(Uninvited(served), line)
         # Strangers on TCP cannot use up the connections of the Unix socket.
         self._servers = [
             HttpServer(paced, local, limits, headers=headers, knows=daemon.knows, line=line)

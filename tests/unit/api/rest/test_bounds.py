@@ -159,6 +159,23 @@ async def test_body_as_long_as_may_be_is_invited(served: Served) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [(b"/v1/nowhere", 404), (b"/v1/stats", 405), (b"/v1/leases", 401)]
+)
+async def test_who_is_not_invited_to_send_a_body_is_hung_up_on(
+    served: Served, path: bytes, status: int
+) -> None:
+    """A caller who asks before sending a body, and is refused, need not send it; the connection ends, and says so."""
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    asking = head + b"Authorization: none\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+
+    for num_bytes, sent in ((9, b""), (1 << 15, bytes(1 << 14))):
+        async with asyncio.timeout(5):
+            answer = await raw(served, asking % num_bytes + sent)
+
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+
+
 async def test_who_sends_a_boundless_body_sees_its_refusal(served: Served) -> None:
     """A large body is skipped for a while, so that a caller who sends all of it first still reads the refusal."""
     head = b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
