@@ -5,6 +5,7 @@ If REST or gRPC has made a span of a request, the spans of its calls are below i
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ SERVICE_NAME: Final = "kvleased"
 _COPIES_MAX: Final = 4_096
 """Spans of copies under way at once; further copies get none."""
 _BYTES_PER_ID: Final = 4
+_OF_CALLERS: Final = ("opentelemetry.trace", "opentelemetry.baggage")
+"""Loggers of OpenTelemetry's that warn of the headers of a request, each time, and repeat what these say."""
 _STOP_SECONDS_MAX: Final = 2.0
 """Seconds for what is left at the end: well below those after which the supervisor kills who does not stop."""
 
@@ -72,6 +75,8 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         except ImportError as error:
             raise MissingOtelError(MissingOtelError.__doc__) from error
+        for name in _OF_CALLERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
         resource = Resource.create({"service.name": SERVICE_NAME, "kvlease.epoch": self._epoch})
         self._provider = TracerProvider(resource=resource)
         for exporter in self._exporters():

@@ -102,6 +102,27 @@ async def test_rest_span_is_fastapis_and_names_the_route_alone(
     assert SECRET not in text(file)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"traceparent": SECRET * 40},
+        {"traceparent": PARENT, "tracestate": SECRET},
+        {"traceparent": PARENT, "tracestate": f"a={SECRET},a={SECRET}"},
+        {"traceparent": PARENT, "tracestate": ",".join(f"a{number}=b" for number in range(99))},
+        {"baggage": SECRET},
+        {"baggage": f"a b={SECRET}"},
+        {"baggage": SECRET * 1000},
+    ],
+)
+async def test_what_is_wrong_with_a_header_is_not_logged(
+    traced: Served, caplog: pytest.LogCaptureFixture, header: dict[str, str]
+) -> None:
+    """Anybody may send headers: nothing of them comes into the log, nor a line for each request."""
+    await http(traced, "GET", "/v1/caches", headers=header)
+
+    assert caplog.records == []
+
+
 async def test_what_is_no_call_has_no_rest_span(traced: Served, spans: Spans) -> None:
     """Probes and pages have no span, nor have streams, whose spans would be as long as somebody watches."""
     for path in ("/livez", "/v1/caches/main/trace?unknown=1", "/v1/events?unknown=1"):
