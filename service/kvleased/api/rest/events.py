@@ -22,6 +22,8 @@ COMMENT_SECONDS: Final = 15.0
 FIRST_LOOK_SECONDS: Final = 0.01
 """Seconds to wait for a refusal, which must be sent instead of the head of the stream."""
 
+_DIGITS_MAX: Final = len(str(SEQUENCE_MAX))
+"""Most digits of an event's id."""
 _HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
 Streams = set["asyncio.Future[None]"]
@@ -121,4 +123,6 @@ def _resume(message: pb.WatchRequest, request: Request) -> None:
         text = f"Last-Event-ID is {shown(seen)}; it must be the id of an event"
         raise InvalidError(text, resource="Last-Event-ID")
     if seen and not message.after_sequence:
-        message.after_sequence = min(int(seen), SEQUENCE_MAX)
+        # Python would refuse to read thousands of digits.
+        is_long = len(seen) > _DIGITS_MAX
+        message.after_sequence = SEQUENCE_MAX if is_long else min(int(seen), SEQUENCE_MAX)

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.message import Message
 
 from kvlease.errors import PoolFullError, UnknownCacheError
+from kvlease.ids import SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.rest.endpoints import Endpoint
 from tests.unit.api.scripted import INPUTS, LAYER, Served, http
@@ -291,6 +292,19 @@ async def test_events_are_server_sent(served: Served) -> None:
     assert b"text/event-stream" in head
     assert b"id: 2\nevent: k2\ndata: {" in received
     assert b"event: k1" not in received
+
+
+@pytest.mark.parametrize("num_digits", [16, 19, 5000])
+async def test_id_that_no_event_has_yet_is_of_another_life(served: Served, num_digits: int) -> None:
+    """A number is an id, however many digits it has: the daemon learns that the caller has seen more than there is."""
+    reader, writer = await asyncio.open_unix_connection(served.settings.http_socket)
+    seen = b"9" * num_digits
+    writer.write(b"GET /v1/events HTTP/1.1\r\nhost: x\r\nlast-event-id: %b\r\n\r\n" % seen)
+
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+    ((_, request, _),) = served.daemon.calls
+    assert request == pb.WatchRequest(after_sequence=SEQUENCE_MAX)
 
 
 @pytest.mark.parametrize("seen", ["abc", "-1", "1.5", "\u0661"])
