@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,43 @@ def test_phone_clips_nothing_and_folds_its_lists(eyes: Eyes, dark: bool) -> None
     assert re.fullmatch(r"[\d,]+ refused, [\d,]+ waiting", sums)
     assert (clipped, opened) == ([], [])
     assert "Code" in titles
+
+
+LABELS = """(async () => {
+    const type = CanvasRenderingContext2D.prototype;
+    const real = type.fillText;
+    const drawn = new Map();
+    type.fillText = function (label, x, y) {
+      const isTime = this.canvas.id === "usage" && / ago|now/.test(label);
+      if (isTime) drawn.set(label, [x, x + this.measureText(label).width]);
+      real.call(this, label, x, y);
+    };
+    await new Promise((done) => setTimeout(done, 2500));
+    type.fillText = real;
+    return [...drawn.values()].sort(([one], [other]) => one - other);
+})()"""
+"""Where the labels of the usage timeline's times begin and end, from left to right."""
+CHOSEN_WIDTH = "document.querySelector('#cache').clientWidth"
+
+
+def test_narrow_phone_is_read(eyes: Eyes) -> None:
+    """On the narrowest phones labels of a timeline are apart, and the chosen cache's name has room."""
+    _, labels, chosen, overflow = eyes.look(
+        ("wait", "canvas.map >> nth=1"),
+        ("evaluate", LABELS),
+        ("evaluate", CHOSEN_WIDTH),
+        ("overflow",),
+        path="/ui?cache=llama-8b",
+        width=320,
+        height=568,
+        mobile=True,
+        still=True,
+    )
+
+    assert len(labels) >= 2
+    assert all(end < begin for (_, end), (begin, _) in pairwise(labels))
+    assert chosen > 120
+    assert overflow <= 0
 
 
 def test_cache_that_is_not_there_is_told(eyes: Eyes) -> None:

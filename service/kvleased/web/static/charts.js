@@ -67,10 +67,17 @@ export class Timeline {
       context.fillText(`${share * 100} %`, left - LABEL_GAP, y(share));
     }
     context.textBaseline = "alphabetic";
-    for (let third = 0; third <= 3; third++) {
+    context.textAlign = "left";
+    let free = left;
+    for (let third = 3; third >= 0; third--) {
       const seconds = (span / 3) * third;
-      context.textAlign = seconds ? "center" : "right";
-      context.fillText(seconds ? `${seconds < 60 ? seconds : (seconds / 60).toFixed(seconds % 60 ? 1 : 0)} ${seconds < 60 ? "s" : "min"} ago` : "now", seconds ? Math.max(left + 26, x(newest - seconds)) : width - right, height - 5);
+      const label = seconds ? `${seconds < 60 ? seconds : (seconds / 60).toFixed(seconds % 60 ? 1 : 0)} ${seconds < 60 ? "s" : "min"} ago` : "now";
+      const wide = context.measureText(label).width;
+      const from = Math.min(Math.max(left, x(newest - seconds) - wide / 2), width - right - wide);
+      // A narrow screen has no room for all of them.
+      if (from < free) continue;
+      context.fillText(label, from, height - 5);
+      free = from + wide + LABEL_GAP;
     }
     const seen = this.points.filter((point) => newest - point.seconds <= span);
     this.#areas(context, seen, x, y);
