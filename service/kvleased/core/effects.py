@@ -76,7 +76,7 @@ class Silence(Enum):
     """Why the remote store said nothing about blocks that it may have."""
 
     OFF = "off"
-    """It does not work."""
+    """It did not work."""
     UNANSWERED = "unanswered"
     """The call asked it and got no answer."""
 

@@ -50,7 +50,7 @@ _SENTENCES: Final = {
         "away{ago}; compute them again"
     ),
     Reason.TIER_OFF: (
-        "the {tier} tier has them, but is not working at present; kvlease caches says why"
+        "the {tier} tier had them, but did not work then; kvlease caches says whether it works now"
     ),
     Reason.OTHER_TENANT: (
         "another tenant's blocks have these keys; derive keys from your own tenant's key"
@@ -65,7 +65,7 @@ _SENTENCES: Final = {
 """The sentences of the reasons that only need numbers filled in."""
 _SILENCES: Final = {
     None: "",
-    Silence.OFF: "; the remote store may have them, but is not working at present; kvlease caches says why",
+    Silence.OFF: "; the remote store may have them, but did not work then; kvlease caches says whether it works now",
     Silence.UNANSWERED: (
         "; the remote store may have them, but did not answer this call; kvlease caches says whether it works"
     ),

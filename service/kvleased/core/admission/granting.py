@@ -178,6 +178,7 @@ def _begin(
         granted_at=now,
         tier_tokens=tokens,
         skipped=skipped,
+        tiers_off=frozenset(state.tiers_off) if state.tiers_off else NO_TIERS,
         unserved_keys=unserved_keys,
         is_unanswered=is_unanswered,
         moving_to=NOWHERE,

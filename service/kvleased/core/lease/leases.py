@@ -57,6 +57,8 @@ class Lease:
     """While LOADING: the copies that were begun for its prefix, also by earlier tries."""
     skipped: frozenset[Tier] = frozenset()
     """Tiers from which a copy for its prefix has failed."""
+    tiers_off: frozenset[Tier] = frozenset()
+    """Tiers that did not work when its prefix was looked for."""
     unserved_keys: frozenset[bytes] = frozenset()
     """Keys of failed copies from the remote store, which has no index."""
     is_unanswered: bool = False

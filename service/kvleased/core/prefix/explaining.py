@@ -5,10 +5,10 @@ cached now and became findable before it, and those that have left since, as the
 - another tenant's block has the key, which happens only with a stolen key, and hides what the tenant itself has only if
   it is on the device;
 - the block was cached, but a block before it was missing;
-- a lower tier had the block, but that tier does not work, or the call could not wait for it;
+- a lower tier had the block, but that tier did not work, or the call could not wait for it;
 - the block had left, and the history knows why;
 - nothing is known of the block.
-The remote store has no index here. If it does not work, or did not answer the call, it may have any block that no tier
+The remote store has no index here. If it did not work, or did not answer the call, it may have any block that no tier
 had.
 """
 
@@ -180,7 +180,7 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
 
 def _silence(state: CacheState, lease: Lease, request: Reserve) -> Silence | None:
     """Return why the remote store did not say which blocks it has; None if it did say, or was not to be asked."""
-    if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in state.tiers_off:
+    if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in lease.tiers_off:
         return Silence.OFF
     return Silence.UNANSWERED if lease.is_unanswered else None
 
@@ -267,7 +267,7 @@ def _blocks(
         if tier is Tier.DEVICE:
             # It hides what is below; another tenant's slot does not.
             has_own &= ~is_foreign
-        if tier in state.tiers_off:
+        if tier in lease.tiers_off:
             _put(blocks, was_there, _Code.TIER_OFF, number)
         elif tier in lease.skipped:
             _put(blocks, was_there, _Code.DROPPED, number)

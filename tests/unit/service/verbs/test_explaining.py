@@ -213,7 +213,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": Reason.TIER_OFF, "tier": Tier.HOST},
-            "the host tier has them, but is not working at present; kvlease caches says why",
+            "the host tier had them, but did not work then; kvlease caches says whether it works now",
             id="tier off",
         ),
         pytest.param(
@@ -251,7 +251,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         pytest.param(
             {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.OFF},
             "the host tier had them, but they could not be copied from there; compute them again; the remote store "
-            "may have them, but is not working at present; kvlease caches says why",
+            "may have them, but did not work then; kvlease caches says whether it works now",
             id="remote store off",
         ),
         pytest.param(

@@ -199,12 +199,15 @@ def test_blocks_that_came_to_a_lower_tier_unseen_were_evicted_too() -> None:
     assert miss.last_left_at is None
 
 
-def test_tier_that_is_off_is_named() -> None:
-    """Blocks of a tier that is off are missed for that reason."""
+@pytest.mark.parametrize("is_on", [False, True], ids=["still off", "works again"])
+def test_tier_that_is_off_is_named(is_on: bool) -> None:
+    """Blocks of a tier that was off are missed for that reason, also if the tier works when somebody asks."""
     cache = a_cache(8)
     on_host(cache, keys(1, 2))
-    lease = reserve(cache, 3, prefix=keys(1, 2, 3))
-    cache._state.tiers_off.add(Tier.HOST)
+    turn(cache, Tier.HOST, on=False)
+    command = a_reserve(3, "asked", keys(1, 2, 3), wait_ms=WAIT_MS)
+    lease = answer(cache.handle(command, 0.0), Reserved)
+    turn(cache, Tier.HOST, on=is_on)
 
     first, second = explain(cache, lease.lease_id).misses
 
@@ -212,18 +215,30 @@ def test_tier_that_is_off_is_named() -> None:
     assert second.reason is Reason.NEVER_COMMITTED
 
 
+def test_tier_that_stops_after_the_grant_is_no_reason() -> None:
+    """A block that its call could not wait for is told as such, also if its tier has stopped working meanwhile."""
+    cache = a_cache(8)
+    on_host(cache, keys(1, 2))
+    lease = reserve(cache, 2, prefix=keys(1, 2))
+    turn(cache, Tier.HOST, on=False)
+
+    (miss,) = explain(cache, lease.lease_id).misses
+
+    assert (miss.reason, miss.tier, miss.is_below) == (Reason.EVICTED, Tier.DEVICE, True)
+
+
 @pytest.mark.parametrize(
     ("wait_ms", "is_on", "silence"),
     [
         pytest.param(WAIT_MS, False, Silence.OFF, id="would be asked"),
         pytest.param(0, False, None, id="no time to ask"),
-        pytest.param(WAIT_MS, True, None, id="works again"),
+        pytest.param(WAIT_MS, True, Silence.OFF, id="works again"),
     ],
 )
 def test_remote_store_that_is_off_is_told(
     wait_ms: int, is_on: bool, silence: Silence | None
 ) -> None:
-    """If a call would have asked a remote store that is off, its unknown blocks are told as possibly in that store."""
+    """If a call would have asked a remote store that was off, its unknown blocks are told as possibly in that store."""
     cache = a_remote_cache()
     cached(cache, keys(1, 3))
     turn(cache, Tier.REMOTE, on=False)
