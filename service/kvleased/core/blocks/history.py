@@ -1,4 +1,4 @@
-"""Own what is remembered of the last blocks that left a tier: when, why and for whom each one left.
+"""Own what is remembered of the last blocks that left a tier: whose each one was, and when, why and for whom it left.
 
 Here a block is named by 64 bits of its key. Departures are put aside as they come, and entered many at a time. The
 entries at one place of the table form a chain, the newest first; the oldest entry of all is overwritten next.
@@ -17,6 +17,8 @@ Digests = NDArray[np.int64]
 """The first words of keys."""
 Numbers = NDArray[np.int64]
 """Numbers of departures, counted from 1; 0 is none."""
+Owners = NDArray[np.uint64]
+"""Digests of tenants."""
 
 ENTRIES_MIN: Final = 1 << 12
 ENTRIES_MAX: Final = 1 << 20
@@ -47,12 +49,22 @@ class DepartureReason(IntEnum):
     """Its bytes were not what their checksum says."""
 
 
+class Leaving(NamedTuple):
+    """Findable blocks that leave together, an entry each."""
+
+    digests: Digests
+    owners: Owners
+    """The tenant whose bytes each has."""
+    since: Numbers
+    """The newest lease when each became findable."""
+    idle_at: NDArray[np.float64]
+    """The time when each was last let go of."""
+
+
 class _Batch(NamedTuple):
     """Blocks that left together."""
 
-    digests: Digests
-    since: Numbers
-    idle_at: NDArray[np.float64]
+    blocks: Leaving
     now: float
     tenant: int
     code: int
@@ -62,9 +74,11 @@ class Found(NamedTuple):
     """What is remembered of some keys, as of one grant."""
 
     tiers: NDArray[np.uint8]
-    """For each key, bits of the tiers that had it at the grant and that it left later."""
+    """For each key, bits of the tiers that had the tenant's own block at the grant, which left later."""
+    foreign_tiers: NDArray[np.uint8]
+    """The same of other tenants' blocks."""
     numbers: Numbers
-    """For each key, its last departure before the grant; 0 if there was none."""
+    """For each key, the last departure of the tenant's own block before the grant; 0 if there was none."""
 
 
 class History:
@@ -91,6 +105,7 @@ class History:
         self._table: Numbers = np.zeros(_PLACES_PER_ENTRY * num_entries, np.int64)
         self._digest: Digests = np.zeros(num_entries, np.int64)
         self._before: Numbers = np.zeros(num_entries, np.int64)
+        self._owner: Owners = np.zeros(num_entries, np.uint64)
         self._since: Numbers = np.zeros(num_entries, np.int64)
         self._when: NDArray[np.float64] = np.zeros(num_entries, np.float64)
         self._tenant: NDArray[np.uint64] = np.zeros(num_entries, np.uint64)
@@ -112,25 +127,14 @@ class History:
         self._enter()
         return float(self._when[(self.num_left - len(self) + 1) & self._mask])
 
-    def left(
-        self,
-        tier: int,
-        digests: Digests,
-        since: Numbers,
-        why: DepartureReason,
-        idle_at: NDArray[np.float64] | None = None,
-    ) -> None:
-        """Note that blocks left a tier.
-
-        `since` is the newest lease when each became findable there, `idle_at` the time when each was last let go of.
-        """
-        if not len(digests):
+    def left(self, tier: int, blocks: Leaving, why: DepartureReason) -> None:
+        """Note that blocks left a tier."""
+        count = len(blocks.digests)
+        if not count:
             return
-        if idle_at is None:
-            idle_at = np.zeros(len(digests))
-        self._aside.append(_Batch(digests, since, idle_at, self.now, self.tenant, tier << 4 | why))
-        self.num_left += len(digests)
-        self._num_aside += len(digests)
+        self._aside.append(_Batch(blocks, self.now, self.tenant, tier << 4 | why))
+        self.num_left += count
+        self._num_aside += count
         if self._num_aside > _PUT_ASIDE_MAX:
             self._enter()
 
@@ -162,15 +166,15 @@ class History:
             left = left[~is_found & (behind > oldest)]
         return numbers
 
-    def find(self, digests: Digests, num_left: int, moment: int) -> Found:
-        """Return what had become of keys before a grant, which `num_left` departures preceded, and what did later.
+    def find(self, digests: Digests, num_left: int, moment: int, owner: int) -> Found:
+        """Return what became of a tenant's keys before a grant, which `num_left` departures preceded, and later.
 
         `moment` is the id of the granted lease: a block that was findable before the grant has a smaller `since`.
         """
         self._enter()
         oldest = self.num_left - len(self._digest)
         chain = self._table[digests & (len(self._table) - 1)]
-        tiers = np.zeros(len(digests), np.uint8)
+        tiers, foreign_tiers = np.zeros((2, len(digests)), np.uint8)
         numbers = np.zeros(len(digests), np.int64)
         (left,) = (chain > max(0, oldest)).nonzero()
         for _ in range(_STEPS_MAX):
@@ -178,16 +182,18 @@ class History:
                 break
             at = chain[left]
             places = at & self._mask
-            is_same = self._digest[places] == digests[left]
+            is_same, is_own = self._digest[places] == digests[left], self._owner[places] == owner
             is_later = at > num_left
             was_there = is_same & is_later & (self._since[places] < moment)
-            tiers[left[was_there]] |= np.uint8(1) << (self._code[places[was_there]] >> 4)
-            is_found = is_same & ~is_later
+            for bits, is_its in ((tiers, is_own), (foreign_tiers, ~is_own)):
+                was_its = was_there & is_its
+                bits[left[was_its]] |= np.uint8(1) << (self._code[places[was_its]] >> 4)
+            is_found = is_same & is_own & ~is_later
             numbers[left[is_found]] = at[is_found]
             behind = self._before[places]
             chain[left] = behind
             left = left[~is_found & (behind > max(0, oldest))]
-        return Found(tiers, numbers)
+        return Found(tiers, foreign_tiers, numbers)
 
     def reasons(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Return why the blocks of remembered departures left."""
@@ -214,23 +220,25 @@ class History:
         if not self._aside:
             return
         batches, self._aside = self._aside, []
-        counts = [len(batch.digests) for batch in batches]
-        since = np.concatenate([batch.since for batch in batches])
+        blocks = Leaving(
+            *map(np.concatenate, zip(*(batch.blocks for batch in batches), strict=True))
+        )
+        counts = [len(batch.blocks.digests) for batch in batches]
         when = np.repeat([batch.now for batch in batches], counts)
         codes = np.repeat(np.array([batch.code for batch in batches], np.uint8), counts)
         if not self.departures.clock.is_set:
             self.departures.clock.note(self.moment, self.now)
-        idle_at = np.concatenate([batch.idle_at for batch in batches])
-        self.departures.count(codes, since, when, idle_at)
+        self.departures.count(codes, blocks.since, when, blocks.idle_at)
         kept = slice(max(0, self._num_aside - len(self._digest)), None)
         numbers = np.arange(self.num_left - self._num_aside + 1, self.num_left + 1)[kept]
         self._num_aside = 0
-        digests = np.concatenate([batch.digests for batch in batches])[kept]
+        digests, owners = blocks.digests[kept], blocks.owners[kept]
         tenants = np.array([batch.tenant for batch in batches], np.uint64).repeat(counts)[kept]
-        since, when, codes = since[kept], when[kept], codes[kept]
+        since, when, codes = blocks.since[kept], when[kept], codes[kept]
         before = self._chain(numbers, digests & (len(self._table) - 1))
         for to, of in self._places_of(numbers):
             self._digest[to] = digests[of]
+            self._owner[to] = owners[of]
             self._since[to] = since[of]
             self._when[to] = when[of]
             self._tenant[to] = tenants[of]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.blocks.free_list import FreeList
-from kvleased.core.blocks.history import DepartureReason, History
+from kvleased.core.blocks.history import DepartureReason, History, Leaving
 from kvleased.core.blocks.index import KeyIndex
 from kvleased.core.blocks.owners import Owners
 from kvleased.core.blocks.records import TierRecords
@@ -370,8 +370,9 @@ class Pool:
     def _note(self, ids: Ids, why: DepartureReason) -> None:
         """Remember that the keys of READY blocks leave this tier."""
         if self.history is not None:
-            words, idle_at = self._first_words[ids], self.idle_at[ids]
-            self.history.left(self.tier_number, words, self.since[ids], why, idle_at)
+            words, owners = self._first_words[ids], self.records.tenant[ids]
+            blocks = Leaving(words, owners, self.since[ids], self.idle_at[ids])
+            self.history.left(self.tier_number, blocks, why)
 
     def evictable(self, ids: Ids) -> Ids:
         """Return those of the blocks that may be evicted, in the given order."""
@@ -387,8 +388,7 @@ class Pool:
         self._tenants.note(set(np.unique(self.records.tenant).tolist()) - {0})
         if self.owners is not None or (self._parts_tenants and len(self._tenants) > 1):
             self._begin_owners()
-        free = np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks
-        self.free.set(free)
+        self.free.set(np.flatnonzero(state[self._null_blocks :] == State.FREE) + self._null_blocks)
         self.num_parked = len(self.parked_ids)
         ready = np.flatnonzero(state == _READY)
         self.index.add(ready)

@@ -2,11 +2,11 @@
 
 The grant only notes how many blocks had left by then. Two kinds of blocks were cached at that instant: those that are
 cached now and became findable before it, and those that have left since, as the history says. The cases, in order:
-- another tenant's block has the key, which happens only with a stolen key, and hides what the tenant itself has only if
-  it is on the device;
+- another tenant's block, which has the key only if the key was stolen, hid the block, because it was on the device;
 - the block was cached, but a block before it was missing;
 - a lower tier had the block, but that tier did not work, or the call could not wait for it;
 - the block had left, and the history knows why;
+- nothing is known of the block but that another tenant's block has its key;
 - nothing is known of the block.
 The remote store has no index here. If it did not work, or did not answer the call, it may have any block that no tier
 had.
@@ -246,7 +246,7 @@ def _blocks(
     """Return what is known of a group's blocks at the time of the grant; `words` are the words of their keys."""
     blocks = _blank(len(words), _Code.UNKNOWN)
     packed, digests = words.tobytes(), _digests(words)
-    found = state.history.find(digests, lease.num_left_before, lease.lease_id)
+    found = state.history.find(digests, lease.num_left_before, lease.lease_id, lease.tenant)
     blocks.groups[:] = group
     has_left = found.numbers > 0
     numbers = found.numbers[has_left]
@@ -256,17 +256,17 @@ def _blocks(
     if lease.unserved_keys:
         is_unserved = np.array([key in lease.unserved_keys for key in split_keys(packed)], np.bool_)
         _put(blocks, is_unserved, _Code.DROPPED, TIER_NUMBERS[Tier.REMOTE])
-    has_own, has_foreign = np.zeros((2, len(words)), np.bool_)
+    has_own, has_foreign, is_hidden = np.zeros((3, len(words)), np.bool_)
     for tier, pool in reversed(_pools(state)):
         number = TIER_NUMBERS[tier]
-        was_there = (found.tiers >> number & 1).astype(np.bool_)
-        is_own, is_foreign = _in_pool(pool, packed, lease)
-        was_there |= is_own
-        has_own |= is_own
+        was_there, is_foreign = _in_pool(pool, packed, lease)
+        was_there |= (found.tiers >> number & 1).astype(np.bool_)
+        is_foreign |= (found.foreign_tiers >> number & 1).astype(np.bool_)
         has_foreign |= is_foreign
         if tier is Tier.DEVICE:
             # It hides what is below; another tenant's slot does not.
-            has_own &= ~is_foreign
+            is_hidden = has_own & is_foreign
+        has_own |= was_there
         if tier in lease.tiers_off:
             _put(blocks, was_there, _Code.TIER_OFF, number)
         elif tier in lease.skipped:
@@ -278,7 +278,7 @@ def _blocks(
             # The block left the device, but a lower tier has it.
             blocks.are_below[was_there] = True
             _put(blocks, was_there & (blocks.codes == _Code.UNKNOWN), _Code.EVICTED, _DEVICE)
-    _put(blocks, has_foreign & ~has_own, _Code.FOREIGN, _NO_TIER)
+    _put(blocks, is_hidden | has_foreign & (blocks.codes == _Code.UNKNOWN), _Code.FOREIGN, _NO_TIER)
     return blocks
 
 
@@ -317,9 +317,6 @@ def _runs(
     state: CacheState, units: _Blocks, first_block: int, blocks_per_unit: int
 ) -> list[Missed]:
     """Return runs of ends that have the same reason; the first run begins at `first_block`."""
-    if units.codes[0] == _Code.CACHED:
-        # The block was cached and yet of no use: it was another tenant's, and has left since.
-        units.codes[0] = _Code.FOREIGN
     tenants = state.history.tenants(units.numbers)
     tenants[units.numbers == 0] = 0
     columns = (units.codes, units.tiers, units.are_below, units.groups, tenants)

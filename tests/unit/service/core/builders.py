@@ -11,6 +11,7 @@ from kvlease.groups import keeps_everything
 from kvlease.ids import Epoch, LeaseId, WorkerId
 from kvleased.core import Cache, CacheShape
 from kvleased.core import commands as c
+from kvleased.core.blocks.history import Digests, Leaving
 from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.blocks.states import State
 from kvleased.core.effects import (
@@ -76,6 +77,15 @@ def a_full_cache(num_cached: int, num_slots: int = 8) -> Cache:
 def keys(*numbers: int) -> bytes:
     """Return packed keys, each made of one number."""
     return b"".join(number.to_bytes(32, "little") for number in numbers)
+
+
+def leaving(
+    digests: Digests, *, owner: int = TENANT, since: int = 0, idle_at: float = 0.0
+) -> Leaving:
+    """Return findable blocks of one owner, as they leave a tier together."""
+    count = len(digests)
+    owners = np.full(count, owner, np.uint64)
+    return Leaving(digests, owners, np.full(count, since, np.int64), np.full(count, idle_at))
 
 
 def ids(packed: bytes) -> list[int]:

@@ -13,6 +13,7 @@ from tests.unit.service.core.builders import (
     commit,
     found,
     keys,
+    leaving,
     on_host,
     reserve,
     tick,
@@ -23,13 +24,8 @@ DEVICE, HOST = 0, 1
 
 def leave(history: History, count: int, *, since: int, idle_at: float, tier: int = DEVICE) -> None:
     """Evict blocks from a tier."""
-    history.left(
-        tier,
-        np.arange(count),
-        np.full(count, since, np.int64),
-        DepartureReason.EVICTED,
-        np.full(count, idle_at),
-    )
+    blocks = leaving(np.arange(count), since=since, idle_at=idle_at)
+    history.left(tier, blocks, DepartureReason.EVICTED)
 
 
 def test_clock_goes_between_notes() -> None:

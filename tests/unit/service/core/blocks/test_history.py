@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvleased.core.blocks.history import ENTRIES_MAX, ENTRIES_MIN, DepartureReason, History
+from tests.unit.service.core.builders import leaving
 
 DEVICE, HOST = 0, 1
+OWNER, OTHER = 7, 8
 
 
 def words(*numbers: int) -> np.ndarray:
@@ -20,10 +22,11 @@ def leave(
     *numbers: int,
     tier: int = DEVICE,
     since: int = 0,
+    owner: int = OWNER,
     why: DepartureReason = DepartureReason.EVICTED,
 ) -> None:
     """Have keys leave a tier."""
-    history.left(tier, words(*numbers), np.full(len(numbers), since, np.int64), why)
+    history.left(tier, leaving(words(*numbers), owner=owner, since=since), why)
 
 
 def test_departure_is_told_with_its_circumstances() -> None:
@@ -32,7 +35,7 @@ def test_departure_is_told_with_its_circumstances() -> None:
     history.now, history.tenant = 2.5, 7
     leave(history, 1, 2, tier=HOST, why=DepartureReason.DAMAGED)
 
-    found = history.find(words(2, 3), history.num_left, 1)
+    found = history.find(words(2, 3), history.num_left, 1, OWNER)
 
     assert found.numbers.tolist() == [2, 0]
     assert history.reasons(found.numbers[:1]).tolist() == [DepartureReason.DAMAGED]
@@ -75,7 +78,7 @@ def test_batch_larger_than_the_history_leaves_its_end() -> None:
     history = History(1)
     leave(history, *range(ENTRIES_MIN + 2))
 
-    found = history.find(words(1, 2, ENTRIES_MIN + 1), history.num_left, 1)
+    found = history.find(words(1, 2, ENTRIES_MIN + 1), history.num_left, 1, OWNER)
 
     assert found.numbers.tolist() == [0, 3, ENTRIES_MIN + 2]
 
@@ -85,13 +88,21 @@ def test_keys_that_collide_are_looked_for_so_far() -> None:
     history = History(1)
     leave(history, *(number << 32 for number in range(1000)))
 
-    found = history.find(words(999 << 32, 5 << 32), history.num_left, 1)
+    found = history.find(words(999 << 32, 5 << 32), history.num_left, 1, OWNER)
 
     assert found.numbers.tolist() == [1000, 0]
 
 
+Event = tuple[int, int, int, int]
+"""Of a departure: key, tier, newest lease when the block became findable, and owner."""
 EVENTS = st.lists(
-    st.tuples(st.integers(1, 6), st.sampled_from((DEVICE, HOST)), st.integers(0, 40)), max_size=40
+    st.tuples(
+        st.integers(1, 6),
+        st.sampled_from((DEVICE, HOST)),
+        st.integers(0, 40),
+        st.sampled_from((OWNER, OTHER)),
+    ),
+    max_size=40,
 )
 
 
@@ -102,21 +113,34 @@ EVENTS = st.lists(
     stride=st.sampled_from((1, 1 << 13)),
 )
 def test_history_agrees_with_a_full_log(
-    events: list[tuple[int, int, int]], num_before: int, moment: int, stride: int
+    events: list[Event], num_before: int, moment: int, stride: int
 ) -> None:
-    """For every key, the history agrees with a full log: its last departure before a grant, and those after it."""
+    """For every key, the history agrees with a full log: an owner's last departure before a grant, and all after it."""
     history = History(1)
     num_before = min(num_before, len(events))
-    for index, (key, tier, since) in enumerate(events):
-        leave(history, key * stride, tier=tier, since=since)
+    for index, (key, tier, since, owner) in enumerate(events):
+        leave(history, key * stride, tier=tier, since=since, owner=owner)
         if index % 5 == 0:
-            history.find(words(0), 0, 0)
+            history.find(words(0), 0, 0, OWNER)
 
-    found = history.find(words(*(key * stride for key in range(1, 7))), num_before, moment)
+    found = history.find(words(*(key * stride for key in range(1, 7))), num_before, moment, OWNER)
 
     for key in range(1, 7):
-        before = [at + 1 for at, one in enumerate(events[:num_before]) if one[0] == key]
-        there = {tier for one, tier, since in events[num_before:] if one == key and since < moment}
+        before = [
+            at + 1
+            for at, (one, _, _, owner) in enumerate(events[:num_before])
+            if (one, owner) == (key, OWNER)
+        ]
         # An earlier departure has told what comes before the last one.
         assert found.numbers[key - 1] == max(before, default=0)
-        assert found.tiers[key - 1] == sum(1 << tier for tier in there)
+        assert found.tiers[key - 1] == tiers_left(events[num_before:], key, moment, OWNER)
+        assert found.foreign_tiers[key - 1] == tiers_left(events[num_before:], key, moment, OTHER)
+
+
+def tiers_left(events: list[Event], key: int, moment: int, owner: int) -> int:
+    """Return bits of the tiers that had an owner's block under a key before a moment, and which it left."""
+    return sum(
+        1 << tier
+        for tier in (DEVICE, HOST)
+        if any(one == (key, tier, one[2], owner) and one[2] < moment for one in events)
+    )

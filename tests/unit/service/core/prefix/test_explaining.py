@@ -422,6 +422,36 @@ def test_slot_under_a_stolen_key_is_no_reason_where_ones_own_is_below(
     assert (unknown.reason, behind.reason) == (Reason.NEVER_COMMITTED, reason)
 
 
+@pytest.mark.parametrize("put", [cached, on_host])
+@pytest.mark.parametrize("is_late", [False, True], ids=["at the grant", "after it left"])
+def test_departure_is_the_reason_though_another_tenant_stole_the_key(
+    put: Callable[..., None], is_late: bool
+) -> None:
+    """Who had a block and lost it is told how, whatever another tenant keeps under its key, and until when."""
+    cache = a_cache(8)
+    cached(cache, keys(1))
+    cache.handle(c.Clear(), 5.0)
+    put(cache, keys(1), worker_id=STRANGER)
+    command = a_reserve(1, "asked", keys(1), wait_ms=WAIT_MS)
+    lease = answer(cache.handle(command, 6.0), Reserved)
+    if is_late:
+        cache.handle(c.Clear(), 7.0)
+
+    (miss,) = explain(cache, lease.lease_id).misses
+
+    assert (miss.reason, miss.tier, miss.last_left_at) == (Reason.CLEARED, Tier.DEVICE, 5.0)
+
+
+def test_eviction_of_another_tenants_block_is_no_reason() -> None:
+    """What became of another tenant's block under a stolen key is not told."""
+    cache = a_cache(8, num_slots=0)
+    cached(cache, keys(1))
+    cache.handle(c.Evict(keys=keys(1)), 5.0)
+    lease = reserve(cache, 1, prefix=keys(1), worker_id=STRANGER)
+
+    assert spans(explain(cache, lease.lease_id).misses) == [(0, 1, Reason.NEVER_COMMITTED)]
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "num_keys", "span"),
     [

@@ -19,6 +19,7 @@ from tests.unit.service.core.builders import (
     cached,
     commit,
     keys,
+    leaving,
     release,
     reserve,
     tick,
@@ -168,7 +169,7 @@ def test_taking_stops_when_it_is_enough() -> None:
 
 def leave(history: History, *numbers: int) -> None:
     """Have keys leave the device."""
-    history.left(0, np.array(numbers), np.ones(len(numbers), np.int64), DepartureReason.EVICTED)
+    history.left(0, leaving(np.array(numbers)), DepartureReason.EVICTED)
 
 
 def test_last_departure_is_that_before_each_key_s_own_grant() -> None:
