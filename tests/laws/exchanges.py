@@ -240,7 +240,7 @@ class _Foretold:
         blocks = np.frombuffer(command.publish_blocks, np.int32).tolist()
         named = set()
         for block, key in zip(blocks, split_keys(command.publish_keys), strict=True):
-            is_known = key in self._new or state.device.index.get(key) >= 0 or key in state.loading
+            is_known = key in self._new or state.device.index.get(key) >= 0
             if block not in self.private or block in named:
                 codes.append(3)
             elif is_known:

@@ -6,9 +6,9 @@ from kvleased.core import cache
 from kvleased.core.admission import room
 from kvleased.core.commands import CopyDone, Reserve
 from kvleased.core.copies import landing
-from kvleased.core.copies.mishaps import waiting_for
 from kvleased.core.ids import Ids
 from kvleased.core.lease.phases import Phase
+from kvleased.core.prefix.overtaking import waiting_for
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy import tenants
 from kvleased.core.tier.flights import HELD_BY_LEASES, Flight

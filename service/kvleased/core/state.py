@@ -196,10 +196,6 @@ class CacheState:
         """Whether no other call may wait."""
         return len(self.waiting) + len(self.asking) >= self.waiting.max_waiting
 
-    def are_loading(self, keys: bytes) -> NDArray[np.bool_]:
-        """Tell for each of the packed keys whether it is on its way to the device."""
-        return self.loading.find(keys) >= 0
-
     # Effects ------------------------------------------------------------------------------------------------------
 
     def wake(self, ticket: int | None, result: Reply | KVLeaseError) -> None:

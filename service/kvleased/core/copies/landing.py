@@ -36,15 +36,14 @@ from kvleased.core.commands import (
 from kvleased.core.copies.mishaps import (
     disappoint,
     go_without,
-    overtake,
     retire_sources,
     stays,
-    waiting_for,
 )
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
 from kvleased.core.lease.phases import Phase
+from kvleased.core.prefix.overtaking import overtake, waiting_for
 from kvleased.core.prefix.regrets import look_back
 from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.tier.flights import HELD_BY_LEASES, PREFETCHES, SOURCE_TIERS, Flight, Purpose

@@ -20,6 +20,7 @@ from kvleased.core.frames import without_frames
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
 from kvleased.core.lease.phases import End, Phase
+from kvleased.core.prefix.overtaking import waiting_for
 from kvleased.core.state import CacheState, split_keys
 from kvleased.core.tier.flights import SOURCE_TIERS, Flight
 from kvleased.core.verbs.ending import end_lease, forget_lease
@@ -33,15 +34,6 @@ _STAYS: Final = (
     "another evict after retry_after_ms copies all of them"
 )
 _ENDED: Final = "bytes of the lease do not match their checksum, so it ended; reserve again"
-
-
-def waiting_for(state: CacheState, flight: Flight) -> list[Lease]:
-    """Return the leases that wait for a copy."""
-    leases = state.leases.by_id
-    if flight.is_joinable or flight.lease_id is None:
-        return [lease for lease in leases.values() if flight.copy_id in lease.pending]
-    lease = leases.get(flight.lease_id)
-    return [lease] if lease is not None and flight.copy_id in lease.pending else []
 
 
 def retire_sources(state: CacheState, flight: Flight, failed: NDArray[np.bool_]) -> None:
@@ -78,43 +70,6 @@ def _in_use(pool: Pool, slots: Ids) -> Ids:
     """Return the slots that are still in use: others were retired meanwhile, or forgotten with their store."""
     in_use: Ids = slots[np.isin(pool.records.state[slots], (State.READY, State.RESERVED))]
     return in_use
-
-
-def overtake(state: CacheState, keys: bytes, blocks: Ids) -> None:
-    """Let no call join copies of keys that these blocks have now; leases that wait for them get these blocks instead.
-
-    There are such copies if a call was not to join the copy that had been started first. If a key was stolen, a lease
-    of another tenant may wait for one of them; it keeps its own blocks, which become private.
-    """
-    tenants = state.device.records.tenant
-    coming = state.loading.find(keys)
-    while (is_late := coming >= 0).any():
-        late, instead = coming[is_late], blocks[is_late]
-        copy_ids = np.array(state.loading.copy_ids(late))
-        for copy_id in set(copy_ids.tolist()):
-            flight, is_its = state.flights[copy_id], copy_ids == copy_id
-            flight.keyed[np.isin(flight.targets, late[is_its])] = False
-            is_its &= tenants[late] == tenants[instead]
-            for lease in waiting_for(state, flight):
-                _exchange(state, lease, late[is_its], instead[is_its])
-        state.loading.discard(late)
-        coming = state.loading.find(keys)
-
-
-def _exchange(state: CacheState, lease: Lease, late: Ids, instead: Ids) -> None:
-    """Replace blocks that a lease waits for by others; its worker has not been told of the former."""
-    is_reload = lease.phase is Phase.RELOADING
-    entries = lease.moving_to.copy() if is_reload else state.leases.blocks_of(lease)
-    other = dict(zip(late.tolist(), instead.tolist(), strict=True))
-    (places,) = np.isin(entries, late).nonzero()
-    left = entries[places]
-    entries[places] = [other[one] for one in left.tolist()]
-    state.device.hold(entries[places])
-    if is_reload:
-        lease.moving_to = entries
-    else:
-        state.leases.put(lease.row, entries)
-    state.device.let_go(left)
 
 
 def disappoint(state: CacheState, flight: Flight, error: KVLeaseError, now: float) -> None:

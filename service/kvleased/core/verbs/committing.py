@@ -20,6 +20,7 @@ from kvleased.core.lease.leases import NOWHERE, Lease
 from kvleased.core.lease.phases import Phase
 from kvleased.core.prefix.chains import check_distinct, check_keys
 from kvleased.core.prefix.looking import EVERYWHERE, parted
+from kvleased.core.prefix.overtaking import are_others, overtake
 from kvleased.core.prefix.search import match
 from kvleased.core.state import CacheState, chosen_keys
 from kvleased.core.tenancy.keeping import check_pins
@@ -59,22 +60,14 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
     if lease.members is not None:
         command = agreed_commit(state, lease.members, said)
     named = _named(state, lease, command)
-    device, records, counters = state.device, state.device.records, state.counters
-    states = records.state[named.blocks]
+    states, counters = state.device.records.state[named.blocks], state.counters
     num_ready = states.tobytes().count(_READY)
     if num_ready:
         is_ready = states == _READY
         _check_same_keys(state, named.blocks[is_ready], chosen_keys(named.keys, is_ready))
-    new, keys, positions = _new(state, named, states if num_ready else None)
+    new, keys, positions = _new(state, named, states if num_ready else None, lease.tenant)
     if len(new):
-        records.position[new] = positions
-        records.checksum[new] = _NO_CHECKSUM
-        if state.dirt.shares:
-            # Cleared before publishing, so that a crash in between cannot leave the mark of the earlier bytes.
-            records.is_remote[new] = False
-        device.publish(new, keys, _COMMIT)
-        if state.dirt.is_any:
-            state.dirt.committed(new)
+        make_findable(state, new, keys, positions)
         state.tell("blocks_committed", lease, num_blocks=len(new))
     num_duplicates = len(named.blocks) - len(new) - num_ready
     counters["blocks_committed"] += len(new)
@@ -87,6 +80,21 @@ def commit(state: CacheState, command: Commit, now: float) -> Outcome:
             num_committed=len(new), num_duplicates=num_duplicates, num_given_back=num_given_back
         )
     )
+
+
+def make_findable(state: CacheState, blocks: Ids, keys: bytes, positions: Positions | int) -> None:
+    """Publish private blocks under keys that have been computed, also to those who wait for copies of these keys."""
+    records = state.device.records
+    records.position[blocks] = positions
+    records.checksum[blocks] = _NO_CHECKSUM
+    if state.dirt.shares:
+        # Cleared before publishing, so that a crash in between cannot leave the mark of the earlier bytes.
+        records.is_remote[blocks] = False
+    state.device.publish(blocks, keys, _COMMIT)
+    if state.loading:
+        overtake(state, keys, blocks)
+    if state.dirt.is_any:
+        state.dirt.committed(blocks)
 
 
 class _Named(NamedTuple):
@@ -102,13 +110,13 @@ class _Named(NamedTuple):
 _NONE_NAMED: Final = _Named(NOWHERE, b"", np.empty(0, _POSITION))
 
 
-def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None) -> _Named:
+def _new(state: CacheState, named: _Named, states: NDArray[np.uint8] | None, tenant: int) -> _Named:
     """Return those of the named blocks that become findable; `states` is None if none of them is READY yet."""
     is_new = state.device.index.find(named.keys) < ZERO
     if states is not None:
         is_new &= states != _READY
     if state.loading:
-        is_new &= ~state.are_loading(named.keys)
+        is_new &= ~are_others(state, named.keys, tenant)
     # Nearly always all of them are new; bytes are searched faster than an array.
     if b"\0" not in is_new.tobytes():
         return named

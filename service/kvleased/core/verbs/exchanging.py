@@ -21,8 +21,10 @@ from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.core.magazines import Magazine
 from kvleased.core.prefix.chains import are_distinct
 from kvleased.core.prefix.looking import EVERYWHERE, are_foreign, is_any_below, look_below
+from kvleased.core.prefix.overtaking import are_others
 from kvleased.core.state import CacheState, chosen_keys, pack, split_keys
 from kvleased.core.tenancy.tenants import is_held_back, may_take_free
+from kvleased.core.verbs.committing import make_findable
 from kvleased.core.verbs.prefetching import prefetch
 from kvleased.counted import counted
 
@@ -184,7 +186,7 @@ def _publish(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
     keys = chosen_keys(command.publish_keys, is_own)
     is_new = device.index.find(keys) < 0
     if state.loading:
-        is_new &= ~state.are_loading(keys)
+        is_new &= ~are_others(state, keys, magazine.tenant)
     if not are_distinct(keys):
         is_first = np.zeros(len(is_new), np.bool_)
         is_first[np.unique(np.frombuffer(keys, f"V{BYTES_PER_KEY}"), return_index=True)[1]] = True
@@ -194,14 +196,7 @@ def _publish(state: CacheState, magazine: Magazine, command: Exchange) -> bytes:
         positions: NDArray[np.uint32] | int = 0
         if command.publish_positions:
             positions = np.frombuffer(command.publish_positions, np.uint32)[is_own][is_new]
-        records.position[new] = positions
-        records.checksum[new] = 0
-        if state.dirt.shares:
-            # Cleared before publishing, so that a crash in between cannot leave the mark of the earlier bytes.
-            records.is_remote[new] = False
-        device.publish(new, new_keys, Event.COMMIT)
-        if state.dirt.is_any:
-            state.dirt.committed(new)
+        make_findable(state, new, new_keys, positions)
         state.tell("blocks_committed", num_blocks=len(new))
     state.counters["blocks_committed"] += len(new)
     state.counters["blocks_duplicate"] += len(is_new) - len(new)

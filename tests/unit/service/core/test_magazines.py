@@ -266,14 +266,17 @@ def test_publish_goes_the_way_of_a_commit() -> None:
     assert node.cache.census().counters["blocks_committed"] == 2
 
 
-def test_key_on_its_way_is_not_published_again() -> None:
-    """While a copy brings a key to the device, another block cannot be published under it."""
+def test_key_on_its_way_is_published_once() -> None:
+    """What is published while a copy brings its key to the device serves, and what the copy brings does not."""
     node = Node(a_cache(4, 4)).attach(ENGINE)
     on_host(node.cache, keys(1))
     block = node.take(1)
-    node.handle(hold_keys=keys(1), brings=True)
+    copy = the_copy(node.handle(hold_keys=keys(1), brings=True))
 
-    assert node.exchange(publish_blocks=block, publish_keys=keys(1)).published == b"\2"
+    assert node.exchange(publish_blocks=block, publish_keys=keys(1)).published == b"\1"
+    land(node.cache, copy)
+    assert ids(node.exchange(hold_keys=keys(1)).held_blocks) == ids(block)
+    assert node.cache.check() == []
 
 
 def test_retracted_block_is_private_and_not_found(node: Node) -> None:

@@ -191,6 +191,34 @@ def test_reserve_that_joined_a_damaged_copy_starts_over_too() -> None:
     assert cache.check() == []
 
 
+def test_commit_of_a_key_on_its_way_is_found_though_the_copy_fails() -> None:
+    """What is computed while a copy is to bring it serves at once, and also who waits for the copy."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    copy, ticket = loading(cache, keys(1, 2))
+    lease = committed(cache, keys(1, 2), "computed")
+
+    failed = fail(cache, copy)
+
+    assert woken(failed, ticket, Reserved).device_hit_tokens == 2 * TOKENS_PER_BLOCK
+    assert woken(failed, ticket, Reserved).block_ids == lease.block_ids
+    assert cache.check() == []
+
+
+def test_copy_of_a_key_that_is_committed_meanwhile_ends_as_any_other() -> None:
+    """Who waited for the copy gets the committed block, and what the copy brought is free again."""
+    cache = a_cache()
+    on_host(cache, keys(1, 2))
+    copy, ticket = loading(cache, keys(1, 2))
+    lease = committed(cache, keys(1), "computed")
+
+    reply = woken(land(cache, copy), ticket, Reserved)
+
+    assert ids(reply.block_ids)[0] == ids(lease.block_ids)[0]
+    assert cache.census().device["reserved"] == 0
+    assert cache.check() == []
+
+
 @pytest.mark.parametrize("at", [0, 1], ids=["committed", "private"])
 def test_evicted_lease_with_damaged_bytes_ends(at: int) -> None:
     """A lease whose bytes are damaged ends, for nothing else has them; its worker recomputes."""

@@ -117,8 +117,8 @@ def test_bytes_that_are_cached_already_stay_private() -> None:
     assert cache.check() == []
 
 
-def test_bytes_that_are_on_their_way_stay_private() -> None:
-    """A key that a copy in flight will publish is not published twice."""
+def test_key_that_is_on_its_way_is_published_once() -> None:
+    """A commit under a key that a copy in flight would publish serves, and what the copy brings does not."""
     cache = a_cache()
     on_host(cache, keys(1))
     copy = the_copy(cache.handle(c.Reload(keys=keys(1)), 0.0))
@@ -127,7 +127,23 @@ def test_bytes_that_are_on_their_way_stay_private() -> None:
     reply = commit(cache, lease.lease_id, keys(1))
     land(cache, copy)
 
-    assert reply.num_duplicates == 1
+    assert (reply.num_committed, reply.num_duplicates) == (1, 0)
+    assert found(cache, keys(1)) == (1, 0)
+    assert reserve(cache, 1, "next", keys(1)).block_ids == lease.block_ids
+    assert cache.check() == []
+
+
+def test_stolen_key_that_is_on_its_way_to_its_owner_is_not_committed() -> None:
+    """What another tenant commits under a key stays private while the owner's block is coming."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    copy = the_copy(cache.handle(c.Reload(keys=keys(1)), 0.0))
+    lease = reserve(cache, 1, worker_id=STRANGER)
+
+    reply = commit(cache, lease.lease_id, keys(1), worker_id=STRANGER)
+    land(cache, copy)
+
+    assert (reply.num_committed, reply.num_duplicates) == (0, 1)
     assert found(cache, keys(1)) == (1, 0)
     assert cache.check() == []
 
