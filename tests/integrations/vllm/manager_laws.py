@@ -391,6 +391,28 @@ def rows_outlive_a_reset_until_their_jobs_end(address: str) -> None:
     assert len(bench.desk.books.stock) == len(stock) + len(stored)
 
 
+def stores_into_a_lost_pool_publish_nothing(address: str) -> None:
+    """A store that ends after its pool was lost publishes no row of the next pool that awaits the same content."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    contexts = [bench.request(name, keys) for name in ("a", "b")]
+    bench.step()
+    job, stored = bench.begin_store(contexts[0], keys)
+    bench.desk.books.wipe(NUM_ROWS)
+    bench.desk.on_loss(None)
+    bench.step()
+    bench.manager.prepare_store(keys, contexts[1])
+
+    bench.end_store(job, contexts[0], stored, failed=True)
+    for context in contexts:
+        bench.manager.on_request_finished(context)
+    bench.rest()
+
+    assert bench.looked_up(bench.request("c", keys), keys) == [MISS] * 4
+    bench.store("d", keys)
+    assert bench.looked_up(bench.request("e", keys), keys) == [HIT] * 4
+
+
 def main() -> None:
     """Put one law to the test."""
     address, law = sys.argv[1:]
@@ -411,6 +433,7 @@ def main() -> None:
             refused_requests_compute,
             blocks_below_are_waited_for,
             rows_outlive_a_reset_until_their_jobs_end,
+            stores_into_a_lost_pool_publish_nothing,
         )
     }
     laws[law](address)

@@ -244,6 +244,20 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
     assert differences(again, part(wanted, 0, 1)) == []
 
 
+def test_reset_follows_a_reset_amid_a_store(daemon: Daemon, tmp_path: Path) -> None:
+    """Two resets without a step between them, as around an update of weights, are no error while a store is left."""
+    job, said = offloading(daemon, engine=TINY, is_async=True), {"max_tokens": 1}
+    asked = [prompt(512, seed=1)]
+    with living(job, tmp_path) as life:
+        before = life.generate(asked, sampling=said)
+        assert life.reset_prefix_cache()
+        assert life.reset_prefix_cache()
+        after = life.generate(asked, sampling=said)
+
+    assert after.cached == [0]
+    assert differences(after, before) == []
+
+
 @pytest.mark.parametrize(
     "law",
     [
@@ -261,6 +275,7 @@ def test_reset_begins_a_new_generation(daemon: Daemon, tmp_path: Path) -> None:
         "refused_requests_compute",
         "blocks_below_are_waited_for",
         "rows_outlive_a_reset_until_their_jobs_end",
+        "stores_into_a_lost_pool_publish_nothing",
     ],
 )
 def test_manager_keeps_its_laws(law: str, daemon: Daemon) -> None:

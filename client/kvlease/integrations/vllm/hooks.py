@@ -55,7 +55,7 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
             f"{_OFFLOADING}.common:OffloadingWorkerMetadata": ("aggregate",),
             f"{_OFFLOADING}.config:build_offloading_config": (),
             f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler": (
-                "_jobs", "_req_status", "_sliding_window_groups", "manager",
+                "_current_batch_jobs_to_flush", "_jobs", "_req_status", "_sliding_window_groups", "manager",
             ),
             f"{_OFFLOADING}.worker:OffloadingConnectorWorker": ("worker",),
             "vllm.v1.core.sched.output:SchedulerOutput": (

@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
-from kvlease.integrations.vllm.offload import preemptions, streaming
+from kvlease.integrations.vllm.offload import preemptions, resets, streaming
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
@@ -152,24 +152,10 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Begin a new generation of keys; what requests have computed so far is stored again under the new keys."""
         self._take_in_started()
         self._progress.restart()
-        self._forget_behind_windows()
-        is_done: bool | None = super().reset_cache()
+        resets.forget_behind_windows(self.scheduler)
+        with resets.first_of_its_step(self.scheduler):
+            is_done: bool | None = super().reset_cache()
         return is_done
-
-    def _forget_behind_windows(self) -> None:
-        """Keep blocks that windows have stored from being stored again: other requests may have those blocks by now.
-
-        vLLM notes which blocks leave a window only after the stored ones, but stores from the start after a reset.
-        """
-        scheduler = self.scheduler
-        blocks_per_chunk = scheduler.config.blocks_per_chunk
-        for status in scheduler._req_status.values():  # noqa: SLF001 - probed at import
-            for group in scheduler._sliding_window_groups:  # noqa: SLF001 - the same
-                state = status.group_states[group]
-                num_stored = min(
-                    state.next_stored_chunk_idx * blocks_per_chunk, len(state.block_ids)
-                )
-                state.block_ids[:num_stored] = [0] * num_stored
 
     def request_finished(self, request: Request, block_ids: list[int]) -> _Parted:
         """Forget a request; if it ran its first step, what it stores of that step is planned in the next one."""

@@ -391,7 +391,8 @@ class PoolManager(OffloadingManager):
             for seeker in self._seekers.values():
                 seeker.known = {}
             self._holders.clear()
-            self._storing.clear()
+            # vLLM still tells these stores' end, which must not be taken for that of stores into the new pool.
+            self._storing = dict.fromkeys(self._storing, NOWHERE)
             self._spoiled.clear()
             self._jobs.clear()
             return
