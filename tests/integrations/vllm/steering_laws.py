@@ -145,6 +145,18 @@ def hits_that_turn_out_to_be_duplicates_are_not_used() -> None:
     assert bench.pool.cached_block_hash_to_block.get_one_block(name) is None
 
 
+def requests_that_have_loaded_are_not_refused_for_an_old_answer() -> None:
+    """A request that holds loaded blocks is admitted, though few were available when the daemon last answered."""
+    bench = Bench()
+    bench.needs = 2 * _STOCK
+    bench.pool.num_elsewhere = 0
+
+    total = bench.steering.count("runs", 512, ((),), apply_admission_cap=True)
+
+    assert total <= bench.pool.get_num_free_blocks()
+    assert len(bench.session.waited_for) == 1
+
+
 def main() -> None:
     """Put one law to the test."""
     laws = {
@@ -152,6 +164,7 @@ def main() -> None:
         for one in (
             blocks_that_are_under_way_are_not_asked_for_again,
             hits_that_turn_out_to_be_duplicates_are_not_used,
+            requests_that_have_loaded_are_not_refused_for_an_old_answer,
         )
     }
     laws[sys.argv[1]]()

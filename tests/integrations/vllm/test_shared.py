@@ -380,6 +380,7 @@ def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None
     [
         "blocks_that_are_under_way_are_not_asked_for_again",
         "hits_that_turn_out_to_be_duplicates_are_not_used",
+        "requests_that_have_loaded_are_not_refused_for_an_old_answer",
     ],
 )
 def test_scheduler_keeps_its_laws(law: str) -> None:

@@ -7,6 +7,9 @@ another engine may overwrite it. So no block is given back while a connector bes
 from collections.abc import Callable, Collection
 from typing import Final
 
+_STEPS_UNTIL_PLANNED: Final = 3
+"""Steps after which a connector beside ours has planned all copies of a freed block."""
+
 _readers: Final[dict[str, list[Callable[[], Collection[int]]]]] = {}
 
 
@@ -23,3 +26,16 @@ def has_readers(engine_id: str) -> bool:
 def blocks_read(engine_id: str) -> set[int]:
     """Return the blocks that connectors of the engine still read."""
     return {block for reader in _readers.get(engine_id, ()) for block in reader()}
+
+
+def still_read(engine_id: str, freed: dict[int, int] | None, step: int) -> set[int]:
+    """Return blocks that connectors beside ours read or may plan to: those of requests that just ended, too.
+
+    `freed` has the step in which each block lost its last user, and forgets blocks whose copies are all planned.
+    """
+    if freed is None:
+        return set()
+    for block, step_then in list(freed.items()):
+        if step - step_then >= _STEPS_UNTIL_PLANNED:
+            del freed[block]
+    return blocks_read(engine_id) | freed.keys()

@@ -33,8 +33,6 @@ _REFILL_SHARE: Final = 4
 """What a step fetches only to have more in stock is at least the stock that is wanted, divided by this."""
 _STEPS_UNTIL_ASKED_AGAIN: Final = 32
 """Steps after which the prefix of a request that waits for blocks is looked up again."""
-_STEPS_UNTIL_PLANNED: Final = 3
-"""Steps after which a connector beside ours has planned all copies of a freed block."""
 _PAUSE_STEPS_MIN: Final = 2
 """Steps between two tries to admit a request, at least: in the step between, blocks held for it are given back."""
 _PAUSE_STEPS_MAX: Final = 32
@@ -125,6 +123,8 @@ class Steering:
             self._guard.shield(
                 lambda: self._provide(fresh, hits, is_running=is_running), None, "allocation"
             )
+        elif fresh > self.books.num_stock + self._pool.num_elsewhere:
+            self._guard.shield(lambda: self._ask_anew(fresh), None, "allocation")
         # While blocks were fetched, a lost answer or a duplicate publication may have taken hits away.
         is_hit_gone = any(
             block.block_hash is None and not block.is_null
@@ -302,6 +302,11 @@ class Steering:
         is_scarce = self._dealer.num_available < short or self._has_exchanged
         self._deal(self._wish(num_running=short + refill, idle_max=0 if is_scarce else None))
 
+    def _ask_anew(self, fresh: int) -> None:
+        """Fetch blocks for a request that has loaded its prefix; the daemon may have more than it last said."""
+        if self._dealer.is_ready and self._pace.may_call:
+            self._deal(self._wish(num_running=fresh - self.books.num_stock, all_or_nothing=True))
+
     def _refill(self, stock_wanted: int) -> int:
         """Return how many blocks to fetch in passing for a stock of `stock_wanted`; 0 while a request lacks some."""
         if self._pause_steps or self._drops_all:
@@ -367,19 +372,13 @@ class Steering:
         return Wish(
             idle_max=self._supply.idle_max if idle_max is None else idle_max,
             stock_max=self._supply.stock_max if stock_max is None else stock_max,
-            kept={*words.pop("kept", ()), *self._ahead, *self._read()},
+            kept={
+                *words.pop("kept", ()),
+                *self._ahead,
+                *readers.still_read(self._engine_id, self._pool.freed, self._step),
+            },
             **words,
         )
-
-    def _read(self) -> set[int]:
-        """Return blocks that connectors beside ours read or may plan to: those of requests that just ended, too."""
-        freed = self._pool.freed
-        if freed is None:
-            return set()
-        for block, step in list(freed.items()):
-            if self._step - step >= _STEPS_UNTIL_PLANNED:
-                del freed[block]
-        return readers.blocks_read(self._engine_id) | freed.keys()
 
     def _deal(
         self, wish: Wish, tokens: Mapping[bytes, int] = MappingProxyType({})
