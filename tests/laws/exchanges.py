@@ -174,7 +174,11 @@ def _take_held(
 
 
 def _is_on_device(world: MagazineWorld, engine: Engine, key: bytes) -> bool:
-    block = world.cache._state.device.index.get(key)
+    return _is_its(world, engine, world.cache._state.device.index.get(key))
+
+
+def _is_its(world: MagazineWorld, engine: Engine, block: int) -> bool:
+    """Tell whether there is such a block, and it belongs to the engine's tenant."""
     return block >= 0 and int(world.records.device.tenant[block]) == engine.tenant
 
 
@@ -231,7 +235,7 @@ class _Foretold:
     def __init__(self, world: MagazineWorld, engine: Engine) -> None:
         """Start with what the engine has."""
         self.private, self.held = dict(engine.private), dict(engine.held)
-        self._world = world
+        self._world, self._engine = world, engine
         self._new: set[bytes] = set()
 
     def published(self, command: commands.Exchange) -> bytes:
@@ -241,6 +245,8 @@ class _Foretold:
         named = set()
         for block, key in zip(blocks, split_keys(command.publish_keys), strict=True):
             is_known = key in self._new or state.device.index.get(key) >= 0
+            coming = int(state.loading.find(key)[0])
+            is_known |= coming >= 0 and not _is_its(self._world, self._engine, coming)
             if block not in self.private or block in named:
                 codes.append(3)
             elif is_known:

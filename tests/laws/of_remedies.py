@@ -38,6 +38,11 @@ def late_call_is_taken_for_granted_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(refusals, "is_granted_again", lambda *_: True)
 
 
+def late_call_may_have_its_lease_again(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait for copies is named to a call whose tenant may no longer have as many leases."""
+    patch.setattr(refusals, "lacks_row", lambda *_, **__: False)
+
+
 def less_than_a_mate_asks_for_is_named(patch: pytest.MonkeyPatch) -> None:
     """Fewer tokens are named to a rank while another rank waits for the same request with more."""
     patch.setattr(remedies, "_is_bound", lambda *_: False)

@@ -79,8 +79,13 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     ),
     of_remedies.late_call_is_taken_for_granted_again: partial(
         remedies.test_late_fork_is_not_told_to_wait_where_it_would_be_refused,
-        remedies.limited_to(1),
+        remedies.limited_to(max_blocks=1),
         "may no longer have as many blocks",
+    ),
+    of_remedies.late_call_may_have_its_lease_again: partial(
+        remedies.test_late_fork_is_not_told_to_wait_where_it_would_be_refused,
+        remedies.limited_to(leases_max=1),
+        "may no longer have as many leases",
     ),
     of_remedies.less_than_a_mate_asks_for_is_named: partial(
         ranks.test_rank_is_told_of_no_less_than_another_asks_for, ranks.LEFT, ()

@@ -23,6 +23,7 @@ from kvleased.core.prefix.search import NOTHING
 from kvleased.core.reasons import OF_LEASES, Detail, Reason
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.holdings import holdings
+from kvleased.core.tenancy.keeping import lacks_row
 from kvleased.core.tenancy.tenants import TENANT_BLOCKS, limit_of, limits_of
 from kvleased.core.tier.flights import Flight
 from kvleased.core.waiting import PRIORITY_MAX, WAIT_SECONDS_DEFAULT, Waiter
@@ -283,6 +284,9 @@ def lease_late(state: CacheState, lease: Lease) -> DeadlineError:
         )
     if not is_granted_again(state, lease):
         then = "its tenant may no longer have as many blocks; end another lease of the tenant, then try again"
+        return _late(state, flights, lease.tenant, then)
+    if state.keeps_rows and lacks_row(state, lease.tenant, num_ending=1):
+        then = "its tenant may no longer have as many leases; end another lease of the tenant, then try again"
         return _late(state, flights, lease.tenant, then)
     if isinstance(request, Fork):
         parent = state.leases.by_id.get(request.lease_id)

@@ -18,21 +18,25 @@ from kvleased.core.tenancy.tenants import limits_of
 from kvleased.counted import there_are
 
 
-def lacks_row(state: CacheState, tenant: int) -> bool:
-    """Tell whether a tenant may have no further row although some are free; asked only if some tenant has limits."""
-    return is_capped(state, tenant) or must_leave_rows(state, tenant)
+def lacks_row(state: CacheState, tenant: int, *, num_ending: int = 0) -> bool:
+    """Tell whether a tenant may have no further row although some are free; asked only if some tenant has limits.
+
+    So many leases of the tenant are taken for ended.
+    """
+    is_at_most = is_capped(state, tenant, num_ending=num_ending)
+    return is_at_most or must_leave_rows(state, tenant, num_ending=num_ending)
 
 
-def is_capped(state: CacheState, tenant: int) -> bool:
+def is_capped(state: CacheState, tenant: int, *, num_ending: int = 0) -> bool:
     """Tell whether a tenant has as many leases as it may have."""
     if not state.caps_leases:
         return False
-    return state.leases_by_tenant()[tenant] >= limits_of(state, tenant).leases_max
+    return state.leases_by_tenant()[tenant] - num_ending >= limits_of(state, tenant).leases_max
 
 
-def must_leave_rows(state: CacheState, tenant: int) -> bool:
+def must_leave_rows(state: CacheState, tenant: int, *, num_ending: int = 0) -> bool:
     """Tell whether the free rows are all kept for other tenants; asked only if some tenant has limits."""
-    num_free, allowances = len(state.leases.free_rows), state.row_allowances
+    num_free, allowances = len(state.leases.free_rows) + num_ending, state.row_allowances
     if num_free > allowances.most:
         return False
     attached = set(state.workers.values())

@@ -693,9 +693,9 @@ def late_fork(before: Callable[[Cache, Reserved], object]) -> DeadlineError:
     return woken(tick(cache, WAIT_MS / 1000), ticket, DeadlineError)
 
 
-def limited_to(max_blocks: int) -> Callable[[Cache, Reserved], object]:
-    """Return the command that limits the tenant to the given number of blocks."""
-    limits = {TENANT: TenantLimits(max_blocks=max_blocks)}
+def limited_to(**limit: int) -> Callable[[Cache, Reserved], object]:
+    """Return the command that limits the tenant."""
+    limits = {TENANT: TenantLimits(**limit)}
     command = c.Limit(tenants=limits, tenant_default=TenantLimits())
     return lambda cache, _: cache.handle(command, 0.0)
 
@@ -704,7 +704,7 @@ def limited_to(max_blocks: int) -> Callable[[Cache, Reserved], object]:
     "before",
     [
         pytest.param(lambda *_: None, id="as it was"),
-        pytest.param(limited_to(2), id="still within its limits"),
+        pytest.param(limited_to(max_blocks=2, leases_max=2), id="still within its limits"),
     ],
 )
 def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
@@ -730,7 +730,12 @@ def test_late_fork_is_told_to_wait_for_longer_while_it_can_be_forked(
             "the cache is being drained",
             id="draining",
         ),
-        pytest.param(limited_to(1), "may no longer have as many blocks", id="limited since"),
+        pytest.param(
+            limited_to(max_blocks=1), "may no longer have as many blocks", id="limited since"
+        ),
+        pytest.param(
+            limited_to(leases_max=1), "may no longer have as many leases", id="capped since"
+        ),
     ],
 )
 def test_late_fork_is_not_told_to_wait_where_it_would_be_refused(
