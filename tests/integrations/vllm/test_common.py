@@ -93,6 +93,22 @@ say({
 })
 """  # noqa: E501 - a script
 
+ROLES: Final = """
+from kvlease.errors import InvalidError
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+refused = []
+for name in ("KVLeaseOffloadingConnector", "KVLeaseOwnedConnector", "KVLeaseSharedConnector"):
+    for role in KVConnectorRole:
+        transfer = KVTransferConfig(kv_connector=name, kv_connector_module_path="kvlease.integrations.vllm",
+                                    kv_role="kv_producer")
+        try:
+            KVConnectorFactory.create_connector(made(kv_transfer_config=transfer), role, None)
+        except InvalidError as error:
+            refused.append(error.resource)
+say(refused)
+"""
+
 
 EVENTS: Final = """
 from vllm import SamplingParams
@@ -164,7 +180,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all scripts in one process of the reference engine's Python; return what each prints."""
     folder = tmp_path_factory.mktemp("common")
     script = f"import json\nMODEL = {str(folder / 'model')!r}\n"
-    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "EVENTS", "TAKEN"):
+    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "ROLES", "EVENTS", "TAKEN"):
         script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
         script += globals()[name]
     path = folder / "said.py"
@@ -218,6 +234,11 @@ def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None
         "format", "model", "weights", "load_format", "dtype", "kv_dtype", "block_tokens", "hash_algorithm", "hash_seed",
         "ranks", "device",
     }  # fmt: skip
+
+
+def test_connectors_of_an_engine_that_only_produces_are_refused(said: dict[str, Any]) -> None:
+    """Each connector refuses `kv_producer` at the start, in the scheduler and in ranks."""
+    assert said["ROLES"] == ["kv_role"] * 6
 
 
 def test_events_tell_of_the_leaving_of_what_they_told_is_there(said: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan
 
@@ -69,7 +69,12 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     _scheduler: SchedulersHalf | None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Read the settings; later hooks map memory and attach to the daemon."""
+        """Read the settings; later hooks map memory and attach to the daemon.
+
+        Raises:
+            InvalidError: a setting is unknown or out of range, or the engine is to produce only.
+        """
+        require_role(vllm_config.kv_transfer_config.kv_role)
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = _of_mode(self.mode, ConnectorSettings.read(extra), role)

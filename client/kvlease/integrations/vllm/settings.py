@@ -23,6 +23,7 @@ VLLM_SETTINGS: Final = frozenset(
     }
 )
 """Names in the extra config that vLLM's offloading itself reads."""
+_PRODUCER: Final = "kv_producer"
 _LOCAL: Final = "unix://"
 _NUMBERS: Final = (
     *("pool_bytes", "host_bytes", "disk_bytes", "remote_bytes", "magazine_blocks"),
@@ -167,3 +168,19 @@ class ConnectorSettings(BaseModel):
             write_policy=self.write_policy,
             eviction_policy=self.eviction_policy,
         )
+
+
+def require_role(kv_role: str | None) -> None:
+    """Refuse the role in which vLLM frees the blocks of a request while steps under way may still write them.
+
+    vLLM keeps such blocks back only for connectors that load, as a load is in no order with such a step.
+
+    Raises:
+        InvalidError: the engine is to produce only; the message names the role to set.
+    """
+    if kv_role == _PRODUCER:
+        message = (
+            f"kv_role is {_PRODUCER}, with which vLLM frees blocks that steps under way may still write, so that "
+            "what is loaded there may be overwritten; set it to kv_both, also in MultiConnector's own settings"
+        )
+        raise InvalidError(message, resource="kv_role", rule="produces_only")

@@ -47,7 +47,7 @@ from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
 from kvlease.integrations.vllm.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
 from kvlease.integrations.vllm.shared import readers
 
 _logger: Final = logging.getLogger(__name__)
@@ -67,10 +67,11 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Choose the spec and, in the scheduler's process, attach.
 
         Raises:
-            InvalidError: a setting is unknown or out of range.
+            InvalidError: a setting is unknown or out of range, or the engine is to produce only.
         """
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
+        require_role(transfer.kv_role)
         transfer.kv_connector_extra_config = {
             **transfer.kv_connector_extra_config,
             "spec_name": KVLeaseOffloadingSpec.__name__,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvlease.errors import InvalidError
-from kvlease.integrations.vllm.settings import ConnectorSettings
+from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
 
 
 def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +129,15 @@ def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
     assert left.without_effect(mode) == []
     assert left == settings.model_copy(update=dict.fromkeys(names, 0))
     assert ConnectorSettings().without_effect(mode) == []
+
+
+@pytest.mark.parametrize("role", ["kv_both", "kv_consumer"])
+def test_role_with_which_blocks_are_kept_back_is_accepted(role: str) -> None:
+    """An engine that loads keeps blocks back until no step writes them."""
+    require_role(role)
+
+
+def test_role_with_which_blocks_are_freed_too_early_is_refused() -> None:
+    """An engine that only produces is refused, with the role to set instead."""
+    with pytest.raises(InvalidError, match=r"kv_role is kv_producer.*set it to kv_both"):
+        require_role("kv_producer")
