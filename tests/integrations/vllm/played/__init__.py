@@ -1,0 +1,1 @@
+"""Own the play of vLLM's real scheduler and our real connectors over a daemon, sessions and ranks that are played."""
