@@ -129,16 +129,6 @@ class CpuPools:
             return Copied(checksums=sums.tobytes())
         return Copied(failed=differing(sums, wanted))
 
-    def gather_slot(self, slot: int) -> memoryview:
-        """Return the bytes of a slot that its pieces take, as they are; a block's checksum is taken over these.
-
-        Raises:
-            OutOfBoundsError: the slot lies outside the pool.
-        """
-        if not 0 <= slot < len(self.slots):
-            raise OutOfBoundsError
-        return self.slots[slot, : self.image_bytes].data
-
     def scatter_slot(self, block: int, image: NDArray[np.uint8]) -> None:
         """Write one block of the device pool, on every rank, from the bytes of a slot.
 

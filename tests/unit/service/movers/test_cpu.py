@@ -410,16 +410,6 @@ def test_image_that_does_not_fit_is_refused(
     assert all(map(np.array_equal, memory.devices, before))
 
 
-@pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
-def test_slot_beyond_the_pool_has_no_image(slot: int) -> None:
-    """A slot outside the pool is refused."""
-    host = np.zeros(NUM_SLOTS * BYTES_PER_BLOCK, np.uint8)
-    pools = CpuPools.laid((), host, num_blocks=0, bytes_per_slot=BYTES_PER_BLOCK)
-
-    with pytest.raises(OutOfBoundsError):
-        pools.gather_slot(slot)
-
-
 def test_image_reaches_every_rank_that_keeps_the_same() -> None:
     """If several ranks share a cell, the image is written to all of them."""
     pieces = [
