@@ -48,9 +48,18 @@ class WorkersHalf(Protocol):
 class SchedulersHalf(Protocol):
     """The connector's half in the scheduler's process."""
 
+    parts: bool
+    """Whether steps make the ranks' caches private to this engine."""
+
     @property
     def has_work(self) -> bool:
         """Whether more steps of the engine, even empty ones, would let more blocks be published."""
+
+    def dispatch(self, *, is_empty: bool) -> int:
+        """Note that a step goes out; return its id."""
+
+    def came_back(self, step_id: int, *, is_apart: bool) -> None:
+        """Note that a step came back on all ranks, and publish what it wrote."""
 
     def close(self) -> None:
         """Detach."""
@@ -134,6 +143,37 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     ) -> tuple[int, bool]:
         """Find nothing: the engine's own pool indexes every cached block."""
         return 0, False
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """Number the step."""
+        assert self._scheduler is not None, "vLLM asks the scheduler's half"
+        is_empty = not scheduler_output.total_num_scheduled_tokens
+        step_id = self._scheduler.dispatch(is_empty=is_empty)
+        return StepMetadata(step_id, parts=self._scheduler.parts)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Note which step has come back; the blocks that it wrote may be published."""
+        back = connector_output.kv_connector_worker_meta
+        if self._scheduler is not None and isinstance(back, StepsBack):
+            self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
+
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let vLLM free the blocks at once."""
+        del request, block_ids
+        return False, None
+
+    def request_finished_all_groups(
+        self,
+        request: Any,
+        block_ids: tuple[list[int], ...],
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let vLLM free the blocks at once."""
+        del request, block_ids
+        return False, None
 
     def has_pending_push_work(self) -> bool:
         """Tell whether an idle engine should run more empty steps, so that its last blocks are published."""

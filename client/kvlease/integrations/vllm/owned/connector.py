@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
     KVConnectorRole,
 )
 
@@ -20,7 +19,6 @@ from kvlease.integrations.vllm.memory_connector import MemoryConnector
 from kvlease.integrations.vllm.owned.memory import Claim, OwnedMemory, num_warmup_blocks
 from kvlease.integrations.vllm.owned.scheduler import OwnedScheduler, needs_of
 from kvlease.integrations.vllm.planning import plan_inputs
-from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -99,37 +97,6 @@ class KVLeaseOwnedConnector(MemoryConnector):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Do nothing."""
-
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Number the step."""
-        assert self._scheduler is not None, "vLLM asks the scheduler's half"
-        is_empty = not scheduler_output.total_num_scheduled_tokens
-        step_id = self._scheduler.dispatch(is_empty=is_empty)
-        return StepMetadata(step_id, parts=self._scheduler.parts)
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        """Note which step has come back, and publish the blocks that it wrote."""
-        back = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and isinstance(back, StepsBack):
-            self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
-
-    def request_finished(
-        self,
-        request: Any,
-        block_ids: list[int],
-    ) -> tuple[bool, dict[str, Any] | None]:
-        """Let vLLM free the blocks at once."""
-        del request, block_ids
-        return False, None
-
-    def request_finished_all_groups(
-        self,
-        request: Any,
-        block_ids: tuple[list[int], ...],
-    ) -> tuple[bool, dict[str, Any] | None]:
-        """Let vLLM free the blocks at once."""
-        del request, block_ids
-        return False, None
 
     def reset_cache(self) -> bool | None:
         """Begin a new era of keys."""

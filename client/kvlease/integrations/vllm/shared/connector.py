@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
     KVConnectorRole,
 )
 
@@ -21,7 +20,6 @@ from kvlease.integrations.vllm.memory_connector import MemoryConnector
 from kvlease.integrations.vllm.planning import plan_inputs
 from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
 from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
-from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -106,38 +104,25 @@ class KVLeaseSharedConnector(MemoryConnector):
         if self._scheduler is not None:
             self._scheduler.admitted(request.request_id)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Number the step."""
-        assert self._scheduler is not None, "vLLM asks the scheduler's half"
-        is_empty = not scheduler_output.total_num_scheduled_tokens
-        step_id = self._scheduler.dispatch(is_empty=is_empty)
-        return StepMetadata(step_id, parts=self._scheduler.parts)
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        """Note which step has come back; the blocks that it wrote may be published."""
-        back = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and isinstance(back, StepsBack):
-            self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
-
     def request_finished(
         self,
         request: Any,
-        block_ids: list[int],  # noqa: ARG002
+        block_ids: list[int],
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let vLLM free the blocks at once."""
+        """Note that a request ended; vLLM frees its blocks at once."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
-        return False, None
+        return super().request_finished(request, block_ids)
 
     def request_finished_all_groups(
         self,
         request: Any,
-        block_ids: tuple[list[int], ...],  # noqa: ARG002
+        block_ids: tuple[list[int], ...],
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Let vLLM free the blocks at once."""
+        """Note that a request ended; vLLM frees its blocks at once."""
         if self._scheduler is not None:
             self._scheduler.finished(request.request_id)
-        return False, None
+        return super().request_finished_all_groups(request, block_ids)
 
     def reset_cache(self) -> bool | None:
         """Agree: the pool's own reset has begun a new era of keys."""
