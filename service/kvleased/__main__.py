@@ -65,7 +65,7 @@ def _serve(argv: Sequence[str]) -> int:
         _warn_of(unknown_variables(), settings.log_level)
     except ModuleNotFoundError as error:
         return _refuse(f"{error.name} is not installed; the daemon needs kvlease[service]")
-    from kvleased.directories import UnusableError  # noqa: PLC0415
+    from kvleased.system.directories import UnusableError  # noqa: PLC0415
 
     try:
         settings = _with_device(settings)
@@ -106,9 +106,9 @@ def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
     Raises:
         UnusableError: a directory or a file is not as it must be; the message says what to do.
     """
-    from kvleased import directories  # noqa: PLC0415
     from kvleased.access import secret, tokens  # noqa: PLC0415
     from kvleased.config.addresses import unreadable_file  # noqa: PLC0415
+    from kvleased.system import directories  # noqa: PLC0415
 
     if reason := unreadable_file(settings.remote_url):
         raise directories.UnusableError(reason)

@@ -21,13 +21,13 @@ from kvleased.access import tokens
 from kvleased.config.settings import PATHS, Settings
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.daemon import Daemon
-from kvleased.descriptors import ADVICE
-from kvleased.directories import UnusableError
-from kvleased.heap import keep_freed_memory
 from kvleased.keeper_link import HandoverError, KeeperLink
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.presence import Presence
+from kvleased.system.descriptors import ADVICE
+from kvleased.system.directories import UnusableError
+from kvleased.system.heap import keep_freed_memory
 from kvleased.telemetry import logs
 from kvleased.telemetry.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
 from kvleased.verbs.surveys import surveys

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvleased.descriptors import ADVICE, DescriptorsLostError, receive_packet
+from kvleased.system.descriptors import ADVICE, DescriptorsLostError, receive_packet
 from kvleased.telemetry import logs
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024

@@ -16,9 +16,9 @@ import structlog
 
 from kvlease.errors import PoolFullError, TooLargeError
 from kvleased import keeper
-from kvleased.descriptors import ADVICE
 from kvleased.keeper import Kept, Message
 from kvleased.supervision.silence import BEAT_SECONDS
+from kvleased.system.descriptors import ADVICE
 
 _LOG: Final[structlog.stdlib.BoundLogger] = structlog.get_logger()
 

@@ -8,8 +8,8 @@ import structlog
 from kvleased.api import places
 from kvleased.api.grpc import connections as grpc_connections
 from kvleased.config.settings import Settings
-from kvleased.descriptors import ADVICE
 from kvleased.memory.limits import memory_limit_bytes
+from kvleased.system.descriptors import ADVICE
 
 _FDS_BESIDE: Final = 64
 """Descriptors for all but connections and workers: listeners, pools, movers, the log, files that are read."""

@@ -6,8 +6,8 @@ from time import monotonic
 import structlog
 
 from kvleased.core.effects import Effect
-from kvleased.next_turn import in_next_turn
 from kvleased.registry import CacheEntry
+from kvleased.system.next_turn import in_next_turn
 
 CarryOut = Callable[[CacheEntry, Iterable[Effect]], None]
 """Carries out the effects of a cache's core."""

@@ -9,7 +9,7 @@ from measure import Figure
 from reference import reference
 
 from kvlease.groups import GroupShape, Keeps
-from kvleased.heap import keep_freed_memory
+from kvleased.system.heap import keep_freed_memory
 
 WINDOW_TOKENS: Final = 1_024
 TIMES_FASTER: Final = 3

@@ -23,7 +23,7 @@ from kvleased.core import Cache, CacheShape, commands
 from kvleased.core.blocks.records import CacheRecords
 from kvleased.core.effects import Evicted, Reserved, Stepped
 from kvleased.core.verbs.stepping import StepVerb
-from kvleased.heap import keep_freed_memory
+from kvleased.system.heap import keep_freed_memory
 
 TOKENS_PER_BLOCK: Final = 16
 POOL_PER_REQUEST: Final = 4

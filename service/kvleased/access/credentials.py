@@ -15,9 +15,9 @@ from kvleased.access import tokens
 from kvleased.access.renewing import CERTIFICATE, TOKENS, Renewal
 from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
-from kvleased.directories import UnusableError
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
+from kvleased.system.directories import UnusableError
 
 _PREFIX: Final = "credentials/"
 """The beginning of the names of kept copies."""

@@ -19,7 +19,7 @@ from kvleased.access import tokens
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
 from kvleased.api.tls import TlsFiles, validity
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 
 TOKENS: Final = "tokens"
 CERTIFICATE: Final = "certificate"

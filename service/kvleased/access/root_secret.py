@@ -10,9 +10,9 @@ from typing import Final
 import structlog
 
 from kvleased.access import secret
-from kvleased.directories import UnusableError
 from kvleased.keeper import Kept
 from kvleased.keeper_link import KeeperLink
+from kvleased.system.directories import UnusableError
 
 _KEPT_AS: Final = "root_secret"
 _LOG = structlog.get_logger()

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 
 NUM_BYTES: Final = 32
 _ADVICE: Final = "make one with: (umask 077; head -c 32 /dev/urandom > FILE)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvleased.access.roles import Role
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 
 _NUM_BYTES: Final = 16
 """Random bytes of a token that we make; it is written in hex."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvleased.access.roles import Role
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 
 NAME_PREFIX: Final = "kvlease-"
 """A certificate gives a role if its common name is this prefix and the role's word."""

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvleased.next_turn import in_next_turn
+from kvleased.system.next_turn import in_next_turn
 
 TO_WAKE: Final = 2
 """Turns that waking a task takes; the task goes on in the second of them."""

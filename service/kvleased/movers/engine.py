@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvleased.descriptors import receive_packet
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.cpu import CpuPools
 from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
+from kvleased.system.descriptors import receive_packet
 from kvleased.telemetry import logs
 
 CPU: Final = "cpu"

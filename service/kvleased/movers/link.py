@@ -40,7 +40,7 @@ from kvleased.movers.protocol import (
     Status,
     Told,
 )
-from kvleased.next_turn import in_next_turn
+from kvleased.system.next_turn import in_next_turn
 from kvleased.telemetry import logs
 
 START_SECONDS_MAX: Final = 60.0

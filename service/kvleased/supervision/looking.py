@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvlease.errors import InvalidError
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 
 LOOK_SECONDS_MAX: Final = 60.0
 """Seconds that a driver may take to wake a GPU; a driver that hangs would take for ever."""

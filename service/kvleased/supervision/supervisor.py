@@ -25,12 +25,12 @@ from types import MappingProxyType
 from typing import Final
 
 from kvleased import keeper
-from kvleased.descriptors import ADVICE
 from kvleased.epochs import Epochs
 from kvleased.keeper import Message, Store
 from kvleased.supervision.processes import CONTROL, MOVER, Child, spawn
 from kvleased.supervision.silence import Silence
 from kvleased.supervision.supervisor_outbox import SupervisorOutbox
+from kvleased.system.descriptors import ADVICE
 from kvleased.telemetry import logs
 from kvleased.telemetry.notifying import ALIVE, READY, STOPPING, Notifier
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvleased import keeper
-from kvleased.descriptors import ADVICE
 from kvleased.keeper import Message
+from kvleased.system.descriptors import ADVICE
 from kvleased.telemetry import logs
 
 

@@ -25,7 +25,7 @@ from kvleased.access import tokens
 from kvleased.access.roles import Role
 from kvleased.api.tls import TlsFiles, expires_at, role_in, role_of_name
 from kvleased.config.settings import Settings
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded
 

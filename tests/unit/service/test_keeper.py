@@ -17,9 +17,9 @@ import pytest
 from kvlease.errors import PoolFullError
 from kvleased import keeper
 from kvleased.config.settings import Settings
-from kvleased.descriptors import DescriptorsLostError, receive_packet
 from kvleased.keeper import Store
 from kvleased.keeper_link import HandoverError, KeeperLink
+from kvleased.system.descriptors import DescriptorsLostError, receive_packet
 
 FDS_FOR_A_LIFE = 100
 """Descriptors that a control process may have; it needs fewer than half of them to begin."""

@@ -8,7 +8,7 @@ import pytest
 from kvleased.__main__ import run
 from kvleased.access import secret
 from kvleased.config.sources import load
-from kvleased.directories import UnusableError, enter
+from kvleased.system.directories import UnusableError, enter
 
 
 def test_relative_runtime_directory_is_made_absolute(

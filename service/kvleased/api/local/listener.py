@@ -30,7 +30,7 @@ from kvleased.api.places import no_place_of_member
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import listen_unix, peer_of, remove_unix, role_of
 from kvleased.api.turns import Line, Turns
-from kvleased.descriptors import ADVICE
+from kvleased.system.descriptors import ADVICE
 
 FDS_MAX: Final = 4
 """Most descriptors that may come with a first frame; only the first, a pidfd, is used."""

@@ -15,7 +15,7 @@ from kvleased.access.strangers import Seldom
 from kvleased.api.places import STRANGERS_MAX, Places
 from kvleased.api.rest.protocol import GuardedProtocol
 from kvleased.api.turns import Line
-from kvleased.descriptors import ADVICE
+from kvleased.system.descriptors import ADVICE
 
 _TO_OPEN: Final = 3
 """Turns that opening a connection takes: to accept it, to make its transport, and to begin to read."""

@@ -19,7 +19,6 @@ import numpy as np
 
 from kvleased.core.effects import Direction
 from kvleased.core.tier.labels import BYTES_PER_LABEL, LABEL
-from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.disk.cells import BYTES_PER_LAYOUT, StoreShape
 from kvleased.movers.disk.store_file import StoreError, StoreFile, Transfer
@@ -35,6 +34,7 @@ from kvleased.movers.protocol import (
     Purged,
     Status,
 )
+from kvleased.system.descriptors import receive_packet
 from kvleased.telemetry import logs
 
 _SECONDS_BETWEEN_TRIES: Final = 2.0

@@ -12,11 +12,11 @@ from typing import Final
 
 from kvlease.errors import PoolFullError
 from kvleased.core.effects import Mover
-from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.batches import LinkLimits, ObserveCopies
 from kvleased.movers.gpu.allotting import ALLOCATED, Allocate, Allocated
 from kvleased.movers.link import MoverLink, Owner
+from kvleased.system.descriptors import receive_packet
 
 ALLOCATE_SECONDS_MAX: Final = 90.0
 """Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must first start."""

@@ -16,7 +16,6 @@ from typing import Final, NoReturn
 
 from kvleased.config.addresses import RemoteUrl, RemoteUrlError
 from kvleased.core.effects import Direction
-from kvleased.descriptors import receive_packet
 from kvleased.movers import protocol
 from kvleased.movers.engine import NO_POOLS, Engine, Lay, lay_for_store, lay_in_memory, tell_refused
 from kvleased.movers.pools import OutOfBoundsError
@@ -27,6 +26,7 @@ from kvleased.movers.remote.caller import IDLE_SECONDS, RemoteCaller
 from kvleased.movers.remote.copies import RemoteBatch, RemoteCopies
 from kvleased.movers.remote.store import RemoteError, RemoteStore
 from kvleased.movers.remote.value import ValueForm, blocks_of
+from kvleased.system.descriptors import receive_packet
 from kvleased.telemetry import logs, streams
 
 EX_UNAVAILABLE: Final = 69

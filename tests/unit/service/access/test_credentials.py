@@ -12,9 +12,9 @@ from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
 from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
-from kvleased.directories import UnusableError
 from kvleased.keeper import Kept, Store
 from kvleased.keeper_link import KeeperLink
+from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority
 
 

@@ -10,7 +10,7 @@ from kvleased.access.renewing import Renewal
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
 from kvleased.api.tls import TlsFiles, validity
-from kvleased.directories import UnusableError
+from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority, Pair
 
 NEW = "0123456789abcdef"

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 
-from kvleased.heap import APART_BYTES, KEPT_BYTES
+from kvleased.system.heap import APART_BYTES, KEPT_BYTES
 
 NUM_ARRAYS = 12
 BYTES_PER_ARRAY = 1 << 20
 SOURCE = f"""
 import ctypes
 import numpy as np
-from kvleased.heap import keep_freed_memory
+from kvleased.system.heap import keep_freed_memory
 
 if {{keeps}}:
     assert keep_freed_memory()

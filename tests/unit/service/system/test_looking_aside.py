@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from kvleased.looking_aside import LookingAside
+from kvleased.system.looking_aside import LookingAside
 
 
 async def test_answers_and_errors_come_through() -> None:
@@ -80,7 +80,7 @@ def test_question_that_hangs_does_not_keep_the_process() -> None:
     """A process ends although its question to the file system never returns."""
     code = """
 import asyncio, contextlib, threading
-from kvleased.looking_aside import LookingAside
+from kvleased.system.looking_aside import LookingAside
 async def main():
     with contextlib.suppress(TimeoutError):
         await LookingAside(lambda: threading.Event().wait(), 0.01).answer()

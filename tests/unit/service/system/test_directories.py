@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvleased import directories
 from kvleased.__main__ import run
 from kvleased.access import secret
-from kvleased.directories import UnusableError, _file_system, enter, require_memory
+from kvleased.system import directories
+from kvleased.system.directories import UnusableError, _file_system, enter, require_memory
 
 
 @pytest.fixture
