@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     if role in {"supervise", "control", *_MOVERS}:
         return _run_role(role, argv[1:])
     if role == "look":
-        from kvleased.supervision import looking  # noqa: PLC0415 - no other role needs it
+        from kvleased.memory import looking  # noqa: PLC0415 - no other role needs it
 
         return looking.run(argv[1:])
     if role == "probe":
@@ -93,7 +93,7 @@ def _with_device(settings: "Settings") -> "Settings":
     """
     if not settings.is_on_gpu:
         return settings
-    from kvleased.supervision import looking  # noqa: PLC0415 - only where there is a GPU
+    from kvleased.memory import looking  # noqa: PLC0415 - only where there is a GPU
 
     facts = looking.look_at(settings.device)
     default_bytes = settings.device_bytes_default or facts["total_bytes"] // 4
@@ -221,7 +221,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     from pathlib import Path  # noqa: PLC0415
 
-    from kvleased.epochs import Epochs  # noqa: PLC0415
+    from kvleased.supervision.epochs import Epochs  # noqa: PLC0415
     from kvleased.supervision.processes import DISK_MOVER, movers_of  # noqa: PLC0415
     from kvleased.supervision.supervisor import Supervisor  # noqa: PLC0415
     from kvleased.telemetry.notifying import VARIABLE, Notifier  # noqa: PLC0415

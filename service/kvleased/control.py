@@ -21,10 +21,10 @@ from kvleased.access import tokens
 from kvleased.config.settings import PATHS, Settings
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.daemon import Daemon
-from kvleased.keeper_link import HandoverError, KeeperLink
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
 from kvleased.presence import Presence
+from kvleased.supervision.keeper_link import HandoverError, KeeperLink
 from kvleased.system.descriptors import ADVICE
 from kvleased.system.directories import UnusableError
 from kvleased.system.heap import keep_freed_memory
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from kvleased.api.rest.health import Probes
     from kvleased.api.rest.server import RestServer
     from kvleased.api.tls import TlsFiles
-    from kvleased.keeper import Kept
     from kvleased.metrics import Metrics
+    from kvleased.supervision.keeper import Kept
     from kvleased.web import Page
 
 _SWITCH_SECONDS: Final = 0.0005

@@ -31,13 +31,13 @@ from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.draining import DRAINED, DRAINING, STOPS, draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.retries import Retries, check_key
 from kvleased.settling import Settling
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.tallies import verb_of
 from kvleased.telemetry.tracing import Tracing, traced
 from kvleased.tier_infos import restrictions

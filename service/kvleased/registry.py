@@ -24,7 +24,7 @@ from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.idempotency import Replies
 from kvleased.memory.regions import TABLES, device_kind
-from kvleased.memory_shortages import MemoryShortages
+from kvleased.memory.shortages import MemoryShortages
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.protocol import Status
 from kvleased.tallies import Tally

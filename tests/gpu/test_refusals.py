@@ -66,7 +66,7 @@ def test_gpu_that_cannot_be_used_is_refused_at_once(
 
 def test_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     """A start gives up on a driver that hangs."""
-    from kvleased.supervision.looking import look_at  # noqa: PLC0415 - the same
+    from kvleased.memory.looking import look_at  # noqa: PLC0415 - the same
     from kvleased.system.directories import UnusableError  # noqa: PLC0415 - one of the service's
 
     assert tmp_path

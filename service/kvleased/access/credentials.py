@@ -15,8 +15,8 @@ from kvleased.access import tokens
 from kvleased.access.renewing import CERTIFICATE, TOKENS, Renewal
 from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError
 
 _PREFIX: Final = "credentials/"

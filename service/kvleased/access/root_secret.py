@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from kvleased.access import secret
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError
 
 _KEPT_AS: Final = "root_secret"

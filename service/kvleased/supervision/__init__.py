@@ -1,1 +1,1 @@
-"""The process that owns memory and children: how it starts its children, and how it learns of their ends."""
+"""The process that owns memory and children: their starts and ends, and the descriptors that it keeps for them."""

@@ -24,9 +24,9 @@ from math import inf
 from types import MappingProxyType
 from typing import Final
 
-from kvleased import keeper
-from kvleased.epochs import Epochs
-from kvleased.keeper import Message, Store
+from kvleased.supervision import keeper
+from kvleased.supervision.epochs import Epochs
+from kvleased.supervision.keeper import Message, Store
 from kvleased.supervision.processes import CONTROL, MOVER, Child, spawn
 from kvleased.supervision.silence import Silence
 from kvleased.supervision.supervisor_outbox import SupervisorOutbox

@@ -6,8 +6,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from kvleased import keeper
-from kvleased.keeper import Message
+from kvleased.supervision import keeper
+from kvleased.supervision.keeper import Message
 from kvleased.system.descriptors import ADVICE
 from kvleased.telemetry import logs
 

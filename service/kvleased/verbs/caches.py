@@ -28,8 +28,6 @@ from kvleased.core.shape import CacheShape
 from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.memory import cpu, regions
 from kvleased.memory.records import (
     host_records_layout,
@@ -39,6 +37,8 @@ from kvleased.memory.records import (
     table_layout,
 )
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.deleting import Deleter

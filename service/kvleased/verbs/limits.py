@@ -17,8 +17,8 @@ from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.counted import counted
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 
 REVISION_MAX: Final = 2**53 - 1
 """The last revision that limits can have: JSON carries no larger number exactly."""

@@ -16,13 +16,13 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.memory import cpu, host_files, regions
 from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
 from kvleased.registry import READY, CacheEntry, Registry
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.looking_aside import LookingAside
 from kvleased.tiers import Tiers
 from kvleased.verbs.options import to_metadata

@@ -24,9 +24,9 @@ from kvleased.core.effects import Tier
 from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.registry import CacheEntry, Registry
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from kvleased.memory import cpu, regions
-from kvleased.memory_shortages import ADVICE, MemoryShortages
+from kvleased.memory.shortages import ADVICE, MemoryShortages
 from kvleased.registry import CacheEntry
 
 _ENDS_MAX: Final = 2

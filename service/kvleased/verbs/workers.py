@@ -30,11 +30,11 @@ from kvleased.core.lease.ranks import Place
 from kvleased.draining import draining
 from kvleased.events import Events
 from kvleased.idempotency import Answer, Replies
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.verbs import replies
 from kvleased.verbs.proofs import has_ended, own_pidfd, process_of, require_proof
 from kvleased.verbs.resuming import require_same

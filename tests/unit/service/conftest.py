@@ -12,14 +12,14 @@ import pytest
 from google.protobuf.message import Message
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import keeper
 from kvleased.access.callers import Caller
 from kvleased.config.settings import Settings
 from kvleased.core.effects import Mover
 from kvleased.daemon import Daemon
-from kvleased.keeper import Store
-from kvleased.keeper_link import KeeperLink
 from kvleased.movers.engine import Engine
+from kvleased.supervision import keeper
+from kvleased.supervision.keeper import Store
+from kvleased.supervision.keeper_link import KeeperLink
 
 TOKENS_PER_BLOCK = 4
 OPERATOR = Caller(transport="local")

@@ -16,10 +16,10 @@ from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access import secret
 from kvleased.config.settings import Settings
-from kvleased.keeper import Store
 from kvleased.memory import cpu
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_files import HEAD_BYTES
+from kvleased.supervision.keeper import Store
 from tests.unit.service.registering import SLOT_BYTES, request_of
 
 from .conftest import Node, keys

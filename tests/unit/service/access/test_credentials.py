@@ -12,8 +12,8 @@ from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
 from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
-from kvleased.keeper import Kept, Store
-from kvleased.keeper_link import KeeperLink
+from kvleased.supervision.keeper import Kept, Store
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority
 

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from kvleased.config.settings import Settings
-from kvleased.keeper_link import KeeperLink
+from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.supervision.silence import Silence
 
 

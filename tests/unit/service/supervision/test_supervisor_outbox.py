@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.keeper import receive
+from kvleased.supervision.keeper import receive
 from kvleased.supervision.supervisor_outbox import SupervisorOutbox
-from tests.unit.service.test_keeper import no_descriptor_left
+from tests.unit.service.supervision.test_keeper import no_descriptor_left
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -13,9 +13,9 @@ import structlog
 
 from kvlease.errors import PoolFullError
 from kvlease.plan import CachePlan
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
 from kvleased.memory import regions
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
 
 ADVICE: Final = "register it with fewer bytes, delete another cache, or give the daemon more memory or huge pages"
 """What to do about a shortage."""

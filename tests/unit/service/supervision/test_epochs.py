@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.epochs import FILE, Epochs
+from kvleased.supervision.epochs import FILE, Epochs
 
 CLOCK = 1_800_000_000
 

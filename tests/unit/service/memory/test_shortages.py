@@ -12,12 +12,9 @@ import pytest
 from kvlease.errors import PoolFullError, UnknownCacheError
 from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import memory_shortages
 from kvleased.daemon import Daemon
-from kvleased.keeper import Kept
-from kvleased.keeper_link import KeeperLink
-from kvleased.memory import cpu
-from kvleased.memory_shortages import (
+from kvleased.memory import cpu, shortages
+from kvleased.memory.shortages import (
     PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
     SHORTAGES_MAX,
@@ -25,9 +22,10 @@ from kvleased.memory_shortages import (
     MemoryShortages,
 )
 from kvleased.planning import plan
+from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper_link import KeeperLink
+from tests.unit.service.conftest import Node, inputs
 from tests.unit.service.registering import request_of
-
-from .conftest import Node, inputs
 
 PAGE_BYTES = 4096
 PLAN = plan(PlanInputs.from_proto(inputs()))
@@ -160,7 +158,7 @@ async def test_other_registration_is_tried_at_once(
         await node.ask("register_cache", request_of())
         await given_up(daemon)
         await node.ask("register_cache", request_of(device_blocks=8))
-        monkeypatch.setattr(memory_shortages, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(shortages, "PAUSE_SECONDS", 0.0)
         await given_up(daemon)
         monkeypatch.undo()
         info = await node.register()
@@ -290,7 +288,7 @@ async def test_shortage_of_descriptors_keeps_no_cache_from_being_given_up(
 
     async with node.life() as daemon:
         with monkeypatch.context() as patched:
-            patched.setattr(memory_shortages.os, "open", refuse)
+            patched.setattr(shortages.os, "open", refuse)
             await node.ask("register_cache", request_of())
             await given_up(daemon)
 

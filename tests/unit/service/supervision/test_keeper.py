@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from kvlease.errors import PoolFullError
-from kvleased import keeper
 from kvleased.config.settings import Settings
-from kvleased.keeper import Store
-from kvleased.keeper_link import HandoverError, KeeperLink
+from kvleased.supervision import keeper
+from kvleased.supervision.keeper import Store
+from kvleased.supervision.keeper_link import HandoverError, KeeperLink
 from kvleased.system.descriptors import DescriptorsLostError, receive_packet
 
 FDS_FOR_A_LIFE = 100

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from kvlease.errors import PoolFullError, TooLargeError
-from kvleased import keeper
-from kvleased.keeper import Kept, Message
+from kvleased.supervision import keeper
+from kvleased.supervision.keeper import Kept, Message
 from kvleased.supervision.silence import BEAT_SECONDS
 from kvleased.system.descriptors import ADVICE
 
