@@ -25,12 +25,12 @@ from kvleased.access.callers import Caller
 from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
 from kvleased.access.tokens import Keyring
+from kvleased.calls.draining import DRAINED, DRAINING, STOPS, draining
+from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
-from kvleased.draining import DRAINED, DRAINING, STOPS, draining
 from kvleased.events import Events
-from kvleased.idempotency import Answer
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry

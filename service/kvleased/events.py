@@ -8,7 +8,7 @@ from typing import Final
 from kvlease.errors import BusyError, UnknownCacheError
 from kvlease.ids import EPOCH_SHIFT, SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
+from kvleased.calls import checks
 
 GAP: Final = "gap"
 """The kind of event that stands for events which are no longer kept."""

@@ -8,9 +8,9 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
 from kvleased.access.callers import Caller
-from kvleased.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
+from kvleased.calls import checks
+from kvleased.calls.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
 from kvleased.registry import Registry
 from kvleased.verbs.runner import Verb
 

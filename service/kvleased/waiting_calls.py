@@ -8,8 +8,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
+from kvleased.calls.idempotency import Leaving
 from kvleased.core.effects import Wake
-from kvleased.idempotency import Leaving
 from kvleased.registry import CacheEntry
 from kvleased.tallies import Wait
 from kvleased.verbs.runner import Respond

@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError
 from kvleased.access.callers import Caller
+from kvleased.calls.idempotency import Answer
 from kvleased.core.commands import Command, CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy
-from kvleased.idempotency import Answer
 from kvleased.movers.batches import Moved
 from kvleased.telemetry import logs
 from kvleased.telemetry.span_file import SpanFile

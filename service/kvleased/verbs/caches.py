@@ -14,8 +14,10 @@ from kvlease.errors import (
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.calls import checks
+from kvleased.calls.draining import draining
+from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core import commands as c
@@ -25,9 +27,7 @@ from kvleased.core.ids import IdCount
 from kvleased.core.lease.ranks import Place
 from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
-from kvleased.draining import draining
 from kvleased.events import Events
-from kvleased.idempotency import Answer
 from kvleased.memory import cpu, regions
 from kvleased.memory.records import (
     host_records_layout,

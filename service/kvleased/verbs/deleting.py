@@ -8,10 +8,10 @@ import structlog
 from kvlease.errors import CacheInUseError, UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.calls.idempotency import Answer
 from kvleased.core.effects import Tier
 from kvleased.counted import are
 from kvleased.events import Events
-from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry, Registry
 from kvleased.tiers import Tiers
 from kvleased.verbs.making import Maker

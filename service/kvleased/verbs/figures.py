@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvleased import checks
+from kvleased.calls import checks
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.core.views.census import Census

@@ -12,8 +12,8 @@ import numpy as np
 from kvlease.errors import NotYoursError
 from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.calls import checks
 from kvleased.registry import CacheEntry, Registry, WorkerEntry
 
 if TYPE_CHECKING:

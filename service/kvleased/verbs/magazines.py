@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
-from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.calls import checks
+from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.magazine_replies import Exchanged, Inventoried
-from kvleased.idempotency import Answer
 from kvleased.registry import Registry
 from kvleased.verbs.runner import Runner, Verb
 

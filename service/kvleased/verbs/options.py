@@ -11,7 +11,7 @@ from kvlease.errors import InvalidError
 from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
+from kvleased.calls import checks
 from kvleased.config.settings import Settings
 from kvleased.core.eviction import POLICIES
 from kvleased.core.shape import WritePolicy

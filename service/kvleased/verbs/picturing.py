@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Final, NamedTuple
 
-from kvleased import checks
+from kvleased.calls import checks
 from kvleased.core.effects import Tier
 from kvleased.core.magazines import id_of
 from kvleased.core.views.listing import LeaseFacts

@@ -17,7 +17,8 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks, host_watch
+from kvleased import host_watch
+from kvleased.calls import checks
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from kvleased.access.callers import Caller
+from kvleased.calls.idempotency import Answer
 from kvleased.core.commands import Command
-from kvleased.idempotency import Answer
 from kvleased.registry import CacheEntry
 
 Verb = Callable[[Any, Caller], Answer]

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from kvlease.errors import InvalidError
 from kvlease.units import BYTES_MAX
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
+from kvleased.calls import checks
 from kvleased.config.tenant_settings import TenantSettings
 
 _DEFAULTS: Final = TenantSettings()

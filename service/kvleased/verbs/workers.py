@@ -19,17 +19,17 @@ from kvlease.errors import (
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
-from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.derived import tenant_key
 from kvleased.access.roles import Role
+from kvleased.calls import checks
+from kvleased.calls.draining import draining
+from kvleased.calls.idempotency import Answer, Replies
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.lease.ranks import Place
-from kvleased.draining import draining
 from kvleased.events import Events
-from kvleased.idempotency import Answer, Replies
 from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token

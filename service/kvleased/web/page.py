@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvlease.errors import InvalidError, KVLeaseError
-from kvleased import checks
 from kvleased.access.roles import OF_PATH
 from kvleased.api.rest import texts
 from kvleased.api.rest.endpoints import Answer, admitted, refusal
 from kvleased.api.seam import Backend
+from kvleased.calls import checks
 from kvleased.verbs.picturing import Gallery, PoolName
 from kvleased.web.deltas import packed
 from kvleased.web.live import Live, Viewers

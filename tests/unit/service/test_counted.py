@@ -3,7 +3,7 @@
 import pytest
 
 from kvlease.errors import KVLeaseError
-from kvleased import checks
+from kvleased.calls import checks
 from kvleased.counted import are, counted, there_are
 
 

@@ -18,12 +18,12 @@ import grpc
 from grpc_status import rpc_status
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, UnknownWorkerError
-from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
 from kvleased.api.grpc.connections import Connections
 from kvleased.api.seam import Backend, Limits
+from kvleased.calls import checks
 from kvleased.counted import are
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

@@ -1,6 +1,6 @@
 """Own the refusal of a wrong JSON body: it tells for each field what it is and what it must be, in the daemon's words.
 
-The bounds are from the published schema; the daemon checks them for all transports alike, see `kvleased.checks`.
+The bounds are from the published schema; the daemon checks them for all transports alike, see `kvleased.calls.checks`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvlease._checks import range_words, shown
 from kvlease.errors import InvalidError
-from kvleased.checks import in_range, plain
+from kvleased.calls.checks import in_range, plain
 from kvleased.counted import counted
 
 ERRORS_MAX: Final = 16

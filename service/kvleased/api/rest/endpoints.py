@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import UINT32_MAX
-from kvleased import checks
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role, Roles
 from kvleased.api import faults
@@ -28,6 +27,7 @@ from kvleased.api.rest.conversion import to_json
 from kvleased.api.rest.routes import NUMBERS, Route
 from kvleased.api.seam import Backend, Observer
 from kvleased.api.sockets import Peer
+from kvleased.calls import checks
 
 LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 """The names of loopback; any other Host header may be a web page's whose own name was made to lead to loopback."""

@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from kvlease.errors import InternalError, InvalidError
-from kvleased import checks
 from kvleased.api.places import Places
 from kvleased.api.rest.endpoints import Endpoint, refusal
 from kvleased.api.rest.events import EventsEndpoint, Streams
@@ -34,6 +33,7 @@ from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
 from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.api.turns import Line, OneATurn
+from kvleased.calls import checks
 
 DOCUMENTS: Final = frozenset({"/openapi.json", "/docs"})
 """The paths of the documents that describe the API."""

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 
 from kvlease.wire import Problem
-from kvleased import checks
 from kvleased.access.roles import Role
 from kvleased.api.rest.app import documents, responses
 from kvleased.api.rest.examples import REQUESTS
 from kvleased.api.rest.refusals import OF_VERB, kinds
 from kvleased.api.rest.routes import ROUTES, Route
+from kvleased.calls import checks
 from tests.unit.api.guarded import guarded
 from tests.unit.api.scripted import Served, http
 

@@ -8,9 +8,9 @@ from kvlease.ids import WorkerId
 from kvlease.plan import CachePlan, EngineInputs, PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.calls.idempotency import Answer, Replies
 from kvleased.config.settings import Settings
 from kvleased.core.commands import Command
-from kvleased.idempotency import Answer, Replies
 from kvleased.planning import plan
 from kvleased.registry import READY, CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.leases import LeaseVerbs

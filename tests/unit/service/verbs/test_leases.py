@@ -10,8 +10,8 @@ from kvlease.errors import InvalidError, UnknownWorkerError
 from kvlease.ids import LeaseId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import checks
 from kvleased.access.callers import Caller
+from kvleased.calls import checks
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e

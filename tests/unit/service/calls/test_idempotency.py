@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from kvlease.errors import IdReusedError, PoolFullError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.idempotency import Answer, Leaving, Replies, digest_of
+from kvleased.calls.idempotency import Answer, Leaving, Replies, digest_of
 
 REPLY = pb.ReleaseResponse(released=True)
 
