@@ -30,7 +30,6 @@ from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
-from kvleased.events import Events
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry
@@ -39,6 +38,7 @@ from kvleased.settling import Settling
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.tallies import verb_of
+from kvleased.telemetry.events import Events
 from kvleased.telemetry.tracing import Tracing, traced
 from kvleased.tier_infos import restrictions
 from kvleased.tiers import Tiers

@@ -15,7 +15,7 @@ from kvleased.registry import Registry
 from kvleased.verbs.runner import Respond
 
 if TYPE_CHECKING:
-    from kvleased.recording import Observer
+    from kvleased.traces.recording import Observer
 
 _GHOST_SECONDS: Final = 0.002
 """Seconds that all ghosts may work in one go; calls wait meanwhile."""

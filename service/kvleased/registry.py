@@ -31,8 +31,8 @@ from kvleased.tallies import Tally
 from kvleased.tier_infos import tier_info
 
 if TYPE_CHECKING:
-    from kvleased.recording import Observer
     from kvleased.traces.ghosts import Ghosts
+    from kvleased.traces.recording import Observer
 
 POPULATING: Final = "populating"
 READY: Final = "ready"
@@ -164,7 +164,7 @@ class CacheEntry:
     def observed(self, ghosts: "Ghosts | None" = None) -> "Observer":
         """Return the observer of the cache's requests; make it if there is none yet."""
         if self.observer is None:
-            from kvleased.recording import Observer  # noqa: PLC0415 -- few caches are observed
+            from kvleased.traces.recording import Observer  # noqa: PLC0415 -- few caches are observed
 
             self.observer = Observer(self.core, self.plan.hash_block_tokens, ghosts)
         return self.observer

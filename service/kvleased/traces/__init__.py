@@ -1,4 +1,4 @@
-"""Own the simulation of eviction policies: how many of a trace's keys, or of live keys, they would find."""
+"""What is noted of requests, and what eviction policies would make of it: how many keys they would find."""
 
 from kvleased.traces.policies import BELADY, POLICIES
 from kvleased.traces.simulate import default_sizes, simulate

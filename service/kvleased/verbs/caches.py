@@ -27,7 +27,6 @@ from kvleased.core.ids import IdCount
 from kvleased.core.lease.ranks import Place
 from kvleased.core.recovery import give_back_retired
 from kvleased.core.shape import CacheShape
-from kvleased.events import Events
 from kvleased.memory import cpu, regions
 from kvleased.memory.records import (
     host_records_layout,
@@ -39,6 +38,7 @@ from kvleased.memory.records import (
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
+from kvleased.telemetry.events import Events
 from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.deleting import Deleter

@@ -11,8 +11,8 @@ from kvleased.access.callers import Caller
 from kvleased.calls.idempotency import Answer
 from kvleased.core.effects import Tier
 from kvleased.counted import are
-from kvleased.events import Events
 from kvleased.registry import CacheEntry, Registry
+from kvleased.telemetry.events import Events
 from kvleased.tiers import Tiers
 from kvleased.verbs.making import Maker
 

@@ -23,10 +23,10 @@ from kvleased.config.tenant_settings import TenantSettings, check_minima
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
-from kvleased.events import Events
 from kvleased.registry import CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
+from kvleased.telemetry.events import Events
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.limits import REVISION_MAX
 from kvleased.verbs.resizing import Resizer

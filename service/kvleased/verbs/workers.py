@@ -29,12 +29,12 @@ from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.lease.ranks import Place
-from kvleased.events import Events
 from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
+from kvleased.telemetry.events import Events
 from kvleased.verbs import replies
 from kvleased.verbs.proofs import has_ended, own_pidfd, process_of, require_proof
 from kvleased.verbs.resuming import require_same

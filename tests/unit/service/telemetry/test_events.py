@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.errors import BusyError, InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.events import GAP, RESYNC, SNAPSHOT, Events
+from kvleased.telemetry.events import GAP, RESYNC, SNAPSHOT, Events
 
 FIRST = (5 << 20) + 1
 

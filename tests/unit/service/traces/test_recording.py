@@ -10,13 +10,12 @@ import pytest
 from kvlease.errors import BusyError, InvalidError, NotYoursError, UnknownCacheError
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import recording
 from kvleased.access.callers import Caller
 from kvleased.core.commands import Exchange
 from kvleased.core.effects import Reserved
 from kvleased.core.magazine_replies import Exchanged
 from kvleased.metrics import Metrics
-from kvleased.traces import ghosts
+from kvleased.traces import ghosts, recording
 from kvleased.verbs.surveys import surveys
 from tests.unit.service.conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys
 from tests.unit.service.core.builders import a_cache, a_reserve
