@@ -106,8 +106,9 @@ def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
     Raises:
         UnusableError: a directory or a file is not as it must be; the message says what to do.
     """
-    from kvleased.access import secret, tokens  # noqa: PLC0415
+    from kvleased.access import tokens  # noqa: PLC0415
     from kvleased.config.addresses import unreadable_file  # noqa: PLC0415
+    from kvleased.credentials import secret  # noqa: PLC0415
     from kvleased.system import directories  # noqa: PLC0415
 
     if reason := unreadable_file(settings.remote_url):
@@ -137,7 +138,7 @@ def _enter(settings: "Settings") -> tuple[list[int], list[int]]:
 def _try_tls(settings: "Settings") -> None:
     """Refuse files that TLS cannot be served with, before any process is started."""
     if settings.tls_cert_file is not None:
-        from kvleased.api.tls import tls_files  # noqa: PLC0415 - few need it
+        from kvleased.credentials.tls import tls_files  # noqa: PLC0415 - few need it
 
         files = tls_files(settings)
         assert files is not None, "the settings name both files or neither"

@@ -33,11 +33,11 @@ from kvleased.telemetry.announcing import addresses_of, announce, bracketed, grp
 from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:
-    from kvleased.access.renewing import Renewal
     from kvleased.api.local.listener import LocalServer
     from kvleased.api.rest.health import Probes
     from kvleased.api.rest.server import RestServer
-    from kvleased.api.tls import TlsFiles
+    from kvleased.credentials.renewing import Renewal
+    from kvleased.credentials.tls import TlsFiles
     from kvleased.metrics import Metrics
     from kvleased.supervision.keeper import Kept
     from kvleased.web import Page
@@ -250,9 +250,9 @@ def _renewal(
     kept: "list[Kept]",
 ) -> "tuple[Renewal, Settings]":
     """Take the tokens and the certificate, now and whenever they change; return the renewal and the settings to use."""
-    from kvleased.access import credentials  # noqa: PLC0415 -- what takes over comes first
-    from kvleased.access.renewing import Renewal  # noqa: PLC0415
-    from kvleased.api.tls import expires_at  # noqa: PLC0415
+    from kvleased.credentials import outliving  # noqa: PLC0415 -- what takes over comes first
+    from kvleased.credentials.renewing import Renewal  # noqa: PLC0415
+    from kvleased.credentials.tls import expires_at  # noqa: PLC0415
 
     def take_tokens(keyring: tokens.Keyring) -> None:
         daemon.guard.keyring = keyring
@@ -264,8 +264,8 @@ def _renewal(
         metrics.certificate_expires_at = expires_at(files.cert_file)
 
     renewal = Renewal()
-    copies = credentials.Copies(keeper, kept)
-    served = credentials.begin(daemon.settings, copies, renewal, take_tokens, take_certificate)
+    copies = outliving.Copies(keeper, kept)
+    served = outliving.begin(daemon.settings, copies, renewal, take_tokens, take_certificate)
     if served.tls_cert_file is not None:
         metrics.certificate_expires_at = expires_at(served.tls_cert_file)
     keeper.renew = lambda: renewal.look(is_told=True)

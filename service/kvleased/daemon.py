@@ -20,7 +20,6 @@ from kvlease.errors import (
 )
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.access import root_secret
 from kvleased.access.callers import Caller
 from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
@@ -30,6 +29,7 @@ from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
+from kvleased.credentials import root_secret
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
 from kvleased.registry import READY, CacheEntry, Registry

@@ -18,11 +18,11 @@ from kvlease.ids import CACHE_CHARACTERS_MAX, EPOCH_SHIFT, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.access.derived import engine_digest, magazine_digest, tenant_digest
 from kvleased.access.worker_allowances import WorkerAllowances
 from kvleased.calls.idempotency import Replies
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
+from kvleased.credentials.derived import engine_digest, magazine_digest, tenant_digest
 from kvleased.memory.regions import TABLES, device_kind
 from kvleased.memory.shortages import MemoryShortages
 from kvleased.movers.gpu.device_link import GpuRegion

@@ -18,7 +18,7 @@ import pytest
 
 from kvlease import Client, Credentials, KVLeaseError, PlanInputs, UnknownWorkerError
 from kvlease.spec import FullAttention
-from kvleased.api.tls import expires_at
+from kvleased.credentials.tls import expires_at
 from tests.acceptance.serving import ROOT, SECONDS_TO_START, Serving
 from tests.unit.api.certificates import Authority, Pair
 

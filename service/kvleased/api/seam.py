@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Roles
-from kvleased.api.tls import TlsSettings
+from kvleased.credentials.tls import TlsSettings
 
 
 class Traces(Protocol):

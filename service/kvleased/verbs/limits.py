@@ -11,12 +11,12 @@ from math import ceil, floor
 from typing import Final
 
 from kvlease.errors import BusyError, NeverFitsError
-from kvleased.access.derived import tenant_digest, tenant_key
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.counted import counted
+from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 

@@ -14,7 +14,6 @@ from kvlease.errors import (
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.access.derived import tenant_digest, tenant_key
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer
@@ -23,6 +22,7 @@ from kvleased.config.tenant_settings import TenantSettings, check_minima
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
+from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.registry import CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink

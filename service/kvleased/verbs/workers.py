@@ -20,7 +20,6 @@ from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
-from kvleased.access.derived import tenant_key
 from kvleased.access.roles import Role
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
@@ -29,6 +28,7 @@ from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.lease.ranks import Place
+from kvleased.credentials.derived import tenant_key
 from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
 from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token

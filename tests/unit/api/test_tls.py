@@ -23,8 +23,8 @@ from kvlease import (
 )
 from kvleased.access import tokens
 from kvleased.access.roles import Role
-from kvleased.api.tls import TlsFiles, expires_at, role_in, role_of_name
 from kvleased.config.settings import Settings
+from kvleased.credentials.tls import TlsFiles, expires_at, role_in, role_of_name
 from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority
 from tests.unit.api.guarded import Guarded, guarded

@@ -14,8 +14,8 @@ import pytest
 
 from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.access import secret
 from kvleased.config.settings import Settings
+from kvleased.credentials import secret
 from kvleased.memory import cpu
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_files import HEAD_BYTES

@@ -14,8 +14,8 @@ from kvlease.disk_file import bytes_per_charged_slot, file_bytes
 from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError, PoolFullError
 from kvlease.units import BYTES_PER_SECTOR
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.access import secret
 from kvleased.config.settings import Settings
+from kvleased.credentials import secret
 from kvleased.planning.rows import PLACES_MAX
 from kvleased.verbs import making
 from tests.unit.service.registering import SLOT_BYTES, request_of

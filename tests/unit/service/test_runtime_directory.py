@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvleased.__main__ import run
-from kvleased.access import secret
 from kvleased.config.sources import load
+from kvleased.credentials import secret
 from kvleased.system.directories import UnusableError, enter
 
 

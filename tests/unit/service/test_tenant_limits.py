@@ -8,13 +8,13 @@ import pytest
 
 from kvlease.errors import BusyError, NeverFitsError
 from kvlease.groups import keeps_everything
-from kvleased.access.derived import tenant_digest, tenant_key
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.control import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
+from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.verbs.limits import Rules, limits_of, with_tenants
 
 SECRET = bytes(range(32))

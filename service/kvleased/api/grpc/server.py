@@ -26,7 +26,7 @@ from kvleased.api.grpc.verbs import SERVICE, Verbs
 from kvleased.api.places import Places
 from kvleased.api.seam import Backend, Limits, Observer
 from kvleased.api.sockets import private_directory
-from kvleased.api.tls import TlsFiles, role_of_name, tls_files
+from kvleased.credentials.tls import TlsFiles, role_of_name, tls_files
 
 STOP_SECONDS: Final = 1.0
 """Seconds that calls in progress have left when the server stops."""

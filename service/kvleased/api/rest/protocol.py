@@ -29,8 +29,8 @@ from kvleased.api.rest.heads import body_bytes, check_hosts, head_bytes, name_ho
 from kvleased.api.rest.timed import TimedProtocol
 from kvleased.api.rest.whole import Whole
 from kvleased.api.sockets import address_of, has_unread, peer_of, role_of
-from kvleased.api.tls import role_in
 from kvleased.api.turns import Line
+from kvleased.credentials.tls import role_in
 
 _LOGGER: Final = logging.getLogger("kvleased.http")
 # Strangers cause what uvicorn warns of; `strangers` logs it instead, seldom and with the peer.

@@ -31,9 +31,9 @@ from kvleased.api.rest.uninvited import Uninvited
 from kvleased.api.rest.whole import in_pieces
 from kvleased.api.seam import Backend, Beside, Limits, Observer
 from kvleased.api.sockets import is_loopback, listen_tcp, listen_unix, remove_unix
-from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.api.turns import Line, OneATurn
 from kvleased.calls import checks
+from kvleased.credentials.tls import TlsFiles, tls_files
 
 DOCUMENTS: Final = frozenset({"/openapi.json", "/docs"})
 """The paths of the documents that describe the API."""

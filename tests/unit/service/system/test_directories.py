@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvleased.__main__ import run
-from kvleased.access import secret
+from kvleased.credentials import secret
 from kvleased.system import directories
 from kvleased.system.directories import UnusableError, _file_system, enter, require_memory
 

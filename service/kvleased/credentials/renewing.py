@@ -18,7 +18,7 @@ import structlog
 from kvleased.access import tokens
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
-from kvleased.api.tls import TlsFiles, validity
+from kvleased.credentials.tls import TlsFiles, validity
 from kvleased.system.directories import UnusableError
 
 TOKENS: Final = "tokens"

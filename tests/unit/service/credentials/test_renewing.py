@@ -6,10 +6,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvleased.access import tokens
-from kvleased.access.renewing import Renewal
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
-from kvleased.api.tls import TlsFiles, validity
+from kvleased.credentials.renewing import Renewal
+from kvleased.credentials.tls import TlsFiles, validity
 from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority, Pair
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from kvleased.access import tokens
-from kvleased.access.renewing import CERTIFICATE, TOKENS, Renewal
-from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
+from kvleased.credentials.renewing import CERTIFICATE, TOKENS, Renewal
+from kvleased.credentials.tls import TlsFiles, tls_files
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError

@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from kvleased.access.credentials import Copies, begin
-from kvleased.access.renewing import Renewal
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
-from kvleased.api.tls import TlsFiles, tls_files
 from kvleased.config.settings import Settings
+from kvleased.credentials.outliving import Copies, begin
+from kvleased.credentials.renewing import Renewal
+from kvleased.credentials.tls import TlsFiles, tls_files
 from kvleased.supervision.keeper import Kept, Store
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError

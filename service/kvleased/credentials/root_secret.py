@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from kvleased.access import secret
+from kvleased.credentials import secret
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.directories import UnusableError
