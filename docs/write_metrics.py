@@ -5,11 +5,11 @@ from pathlib import Path
 
 from label_values import TABLES
 
+from kvleased.caches.tallies import WAIT_BOUNDS_SECONDS
 from kvleased.core.blocks.departures import BOUNDS_SECONDS
 from kvleased.metrics.calls import BUCKETS
 from kvleased.metrics.catalogue import SECTIONS
 from kvleased.metrics.definitions import Definition
-from kvleased.tallies import WAIT_BOUNDS_SECONDS
 
 PAGE = Path(__file__).with_name("metrics.md")
 _START = "<!-- written by write_metrics.py -->\n"

@@ -24,6 +24,10 @@ from kvleased.access.callers import Caller
 from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
 from kvleased.access.tokens import Keyring
+from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.tallies import verb_of
+from kvleased.caches.tier_infos import restrictions
+from kvleased.caches.tiers import Tiers
 from kvleased.calls.draining import DRAINED, DRAINING, STOPS, draining
 from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
@@ -32,16 +36,12 @@ from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.credentials import root_secret
 from kvleased.movers.batches import ObserveCopies
 from kvleased.observing import Observing, noted
-from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.retries import Retries, check_key
 from kvleased.settling import Settling
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
-from kvleased.tallies import verb_of
 from kvleased.telemetry.events import Events
 from kvleased.telemetry.tracing import Tracing, traced
-from kvleased.tier_infos import restrictions
-from kvleased.tiers import Tiers
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.magazines import MagazineVerbs

@@ -9,9 +9,9 @@ from google.protobuf.message import Message
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.calls.idempotency import KEY_CHARACTERS_MAX, Answer, Replies, digest_of
-from kvleased.registry import Registry
 from kvleased.verbs.runner import Verb
 
 _KNOWN_BY_REQUEST: Final = frozenset({"reserve", "fork"})

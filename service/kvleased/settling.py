@@ -5,8 +5,8 @@ from time import monotonic
 
 import structlog
 
+from kvleased.caches.registry import CacheEntry
 from kvleased.core.effects import Effect
-from kvleased.registry import CacheEntry
 from kvleased.system.next_turn import in_next_turn
 
 CarryOut = Callable[[CacheEntry, Iterable[Effect]], None]

@@ -8,10 +8,10 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
+from kvleased.caches.registry import CacheEntry
+from kvleased.caches.tallies import Wait
 from kvleased.calls.idempotency import Leaving
 from kvleased.core.effects import Wake
-from kvleased.registry import CacheEntry
-from kvleased.tallies import Wait
 from kvleased.verbs.runner import Respond
 
 _DEADLINE_SLACK_SECONDS: Final = 0.001

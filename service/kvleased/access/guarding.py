@@ -11,7 +11,7 @@ from kvleased.access.callers import Caller
 from kvleased.access.roles import OWN, Role, Roles, of_verb
 from kvleased.access.strangers import Strangers
 from kvleased.access.tokens import Keyring
-from kvleased.registry import Registry
+from kvleased.caches.registry import Registry
 
 
 class Guard:

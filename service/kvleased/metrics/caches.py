@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from kvleased.caches.tallies import WAIT_BOUNDS_SECONDS
 from kvleased.core.blocks.departures import BOUNDS_SECONDS, Spans
 from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.effects import Tier
@@ -14,7 +15,6 @@ from kvleased.core.prefix.regrets import REASONS
 from kvleased.core.views.survey import CACHED, HELD
 from kvleased.metrics.catalogue import COUNTERS_OF_CORE
 from kvleased.metrics.parts import Part
-from kvleased.tallies import WAIT_BOUNDS_SECONDS
 from kvleased.verbs.surveys import Surveyed, unfilled_bytes
 
 STATES: Final = (

@@ -15,6 +15,8 @@ from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import TENANT_DEFAULT, CacheEntry, Registry
+from kvleased.caches.tiers import Tiers
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer
@@ -35,11 +37,9 @@ from kvleased.memory.records import (
     records_layout,
     table_layout,
 )
-from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
-from kvleased.tiers import Tiers
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.deleting import Deleter
 from kvleased.verbs.differences import plan_differences

@@ -8,12 +8,12 @@ import structlog
 from kvlease.errors import CacheInUseError, UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.tiers import Tiers
 from kvleased.calls.idempotency import Answer
 from kvleased.core.effects import Tier
 from kvleased.counted import are
-from kvleased.registry import CacheEntry, Registry
 from kvleased.telemetry.events import Events
-from kvleased.tiers import Tiers
 from kvleased.verbs.making import Maker
 
 _WORKERS_NAMED_MAX: Final = 8

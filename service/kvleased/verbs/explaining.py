@@ -9,12 +9,12 @@ from kvlease.ids import LeaseId
 from kvlease.plan_groups import why_no_prefix
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.calls.idempotency import Answer
 from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Silence, Tier
 from kvleased.core.shape import WritePolicy
-from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.runner import Respond
 
 Run = Callable[[CacheEntry, c.Command, Respond], Answer]

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.tier_infos import is_up
 from kvleased.calls import checks
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
 from kvleased.core.views.census import Census
-from kvleased.registry import CacheEntry, Registry
-from kvleased.tier_infos import is_up
 
 if TYPE_CHECKING:
     from kvleased.traces.ghosts import GhostFigures

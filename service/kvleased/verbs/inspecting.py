@@ -13,8 +13,8 @@ from kvlease.errors import NotYoursError
 from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.calls import checks
-from kvleased.registry import CacheEntry, Registry, WorkerEntry
 
 if TYPE_CHECKING:
     from kvleased.core.tenancy.tenants import TenantFacts

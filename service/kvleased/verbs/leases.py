@@ -16,12 +16,12 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.calls import checks
 from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Stepped
-from kvleased.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.verbs import replies
 from kvleased.verbs.explaining import Explainer, explain
 from kvleased.verbs.runner import Respond, Runner, Verb

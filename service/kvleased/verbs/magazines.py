@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.magazine_replies import Exchanged, Inventoried
-from kvleased.registry import Registry
 from kvleased.verbs.runner import Runner, Verb
 
 _BYTES_PER_BLOCK = 4

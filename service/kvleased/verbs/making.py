@@ -13,6 +13,8 @@ from kvlease import disk_file
 from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.tiers import Tiers
 from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
@@ -20,11 +22,9 @@ from kvleased.memory import cpu, host_files, regions
 from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
-from kvleased.registry import READY, CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.looking_aside import LookingAside
-from kvleased.tiers import Tiers
 from kvleased.verbs.options import to_metadata
 from kvleased.verbs.populating import Populator
 

@@ -14,6 +14,7 @@ from kvlease.errors import (
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer
@@ -23,7 +24,6 @@ from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
 from kvleased.credentials.derived import tenant_digest, tenant_key
-from kvleased.registry import CacheEntry, Registry
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events

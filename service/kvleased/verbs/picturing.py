@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Final, NamedTuple
 
+from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.calls import checks
 from kvleased.core.effects import Tier
 from kvleased.core.magazines import id_of
 from kvleased.core.views.listing import LeaseFacts
 from kvleased.core.views.picture import TENANTS_MAX, Picture
 from kvleased.core.views.waiting_list import WaitingFacts
-from kvleased.registry import CacheEntry, Registry
 from kvleased.verbs.figures import Figures, figures
 from kvleased.verbs.inspecting import tenant_name
 from kvleased.verbs.refused import Codes, refusals

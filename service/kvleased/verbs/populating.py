@@ -7,9 +7,9 @@ from typing import Final
 
 import structlog
 
+from kvleased.caches.registry import CacheEntry
 from kvleased.memory import cpu, regions
 from kvleased.memory.shortages import ADVICE, MemoryShortages
-from kvleased.registry import CacheEntry
 
 _ENDS_MAX: Final = 2
 """Ends of the control process amid populating, and earlier failures, after which a cache is given up."""

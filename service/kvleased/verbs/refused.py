@@ -14,9 +14,9 @@ from kvlease.errors import (
     PoolFullError,
     UnknownWorkerError,
 )
+from kvleased.caches.tallies import OTHER, Tally
 from kvleased.core.reasons import Reason
 from kvleased.core.tenancy.tenants import TENANT_BLOCKS
-from kvleased.tallies import OTHER, Tally
 
 Codes = Mapping[tuple[str, str, str], int]
 """Answered calls by verb, transport and code, which is "OK" or an error's."""

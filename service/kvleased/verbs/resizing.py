@@ -17,14 +17,14 @@ from kvlease.errors import (
     WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import host_watch
+from kvleased.caches import host_watch
+from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.calls import checks
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier
 from kvleased.core.ids import Ids
 from kvleased.memory import holes, regions
-from kvleased.registry import CacheEntry, Registry
 from kvleased.verbs import replies
 from kvleased.verbs.runner import Runner
 

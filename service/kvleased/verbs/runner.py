@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry
 from kvleased.calls.idempotency import Answer
 from kvleased.core.commands import Command
-from kvleased.registry import CacheEntry
 
 Verb = Callable[[Any, Caller], Answer]
 """A verb; each takes its own kind of request."""

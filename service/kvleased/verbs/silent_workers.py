@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import structlog
 
+from kvleased.caches.registry import Registry, WorkerEntry
 from kvleased.config.settings import Settings
-from kvleased.registry import Registry, WorkerEntry
 
 _LOG = structlog.get_logger()
 

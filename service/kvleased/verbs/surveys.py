@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from kvlease.geometry import floor_div
 from kvlease.plan import CachePlan, Waste
 from kvleased.access.tenant_names import is_reserved
+from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.tallies import Tally
+from kvleased.caches.tier_infos import is_up
 from kvleased.core.effects import Tier
 from kvleased.core.views.survey import Survey
-from kvleased.registry import CacheEntry, Registry
-from kvleased.tallies import Tally
-from kvleased.tier_infos import is_up
 from kvleased.verbs.figures import OTHERS, pools_of, waiting_by_priority
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire_fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role
+from kvleased.caches.key_counting import KeyCounting
+from kvleased.caches.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer, Replies
@@ -29,9 +31,7 @@ from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.lease.ranks import Place
 from kvleased.credentials.derived import tenant_key
-from kvleased.key_counting import KeyCounting
 from kvleased.memory.regions import device_kind
-from kvleased.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events

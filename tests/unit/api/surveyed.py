@@ -3,6 +3,7 @@
 import numpy as np
 
 from kvlease.plan import Waste
+from kvleased.caches.tallies import Tally
 from kvleased.core.blocks.departures import Departures
 from kvleased.core.blocks.states import State
 from kvleased.core.effects import Tier
@@ -11,7 +12,6 @@ from kvleased.core.views.census import Census
 from kvleased.core.views.survey import Columns, Filling, Survey
 from kvleased.metrics import STATES
 from kvleased.movers.batches import LinkFigures
-from kvleased.tallies import Tally
 from kvleased.traces.ghosts import GhostFigures
 from kvleased.verbs.surveys import GroupFacts, Surveyed
 

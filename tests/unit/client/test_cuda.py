@@ -20,7 +20,7 @@ except Exception as error:
 IMPORTS: Final = """
 import sys
 import kvlease.cuda, kvlease.memory, kvlease.worker
-import kvleased.memory.cuda, kvleased.movers.gpu.engine, kvleased.tiers
+import kvleased.memory.cuda, kvleased.movers.gpu.engine, kvleased.caches.tiers
 print(*[name for name in sys.modules if name.startswith("cuda.")])
 """
 

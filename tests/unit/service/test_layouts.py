@@ -15,9 +15,9 @@ from kvlease.errors import (
 from kvlease.plan import RankPlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import CacheEntry
 from kvleased.memory.cpu import map_region
 from kvleased.memory.regions import device_kind
-from kvleased.registry import CacheEntry
 
 from .conftest import Node, inputs, keys
 

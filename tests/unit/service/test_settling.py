@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
-from kvleased.registry import CacheEntry
+from kvleased.caches.registry import CacheEntry
 from kvleased.settling import Settling
 from tests.unit.service.core.builders import a_cache, evict, reserve
 

@@ -8,7 +8,7 @@ from kvleased.access.callers import Caller
 from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
 from kvleased.access.tokens import Keyring
-from kvleased.registry import Registry
+from kvleased.caches.registry import Registry
 
 STRANGER = Caller(transport="rest", role=Role.STRANGER)
 

@@ -12,7 +12,7 @@ from kvleased.access.guarding import Guard
 from kvleased.access.roles import LOOK, OWN, RULE, Role
 from kvleased.access.strangers import Seldom
 from kvleased.access.tokens import Keyring
-from kvleased.registry import Registry
+from kvleased.caches.registry import Registry
 
 STRANGER = Caller(transport="rest", role=Role.STRANGER, address="10.0.0.7:4711")
 

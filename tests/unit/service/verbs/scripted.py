@@ -8,11 +8,11 @@ from kvlease.ids import WorkerId
 from kvlease.plan import CachePlan, EngineInputs, PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.caches.registry import READY, CacheEntry, Registry, WorkerEntry
 from kvleased.calls.idempotency import Answer, Replies
 from kvleased.config.settings import Settings
 from kvleased.core.commands import Command
 from kvleased.planning import plan
-from kvleased.registry import READY, CacheEntry, Registry, WorkerEntry
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.runner import Respond
 from tests.unit.service.planning.specs import full, window

@@ -8,7 +8,7 @@ import pytest
 from kvlease.errors import InvalidError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.registry import Registry
+from kvleased.caches.registry import Registry
 from kvleased.verbs.inspecting import inspect
 
 from .scripted import WORKER, ScriptedCore, add_worker, registry_of

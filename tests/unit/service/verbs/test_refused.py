@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvlease.errors import NeverFitsError, PoolFullError
+from kvleased.caches.tallies import REFUSALS_MAX, Tally
 from kvleased.core.reasons import Reason
-from kvleased.tallies import REFUSALS_MAX, Tally
 from kvleased.verbs.refused import ADVICE, refusals
 
 RUNBOOK = Path(__file__).parents[4] / "docs/runbooks/KvleasePoolExhausted.md"

@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.errors import WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased import host_watch
+from kvleased.caches import host_watch
 from kvleased.core.effects import Tier
 from kvleased.memory import holes
 from tests.unit.service.conftest import OPERATOR, Node, keys

@@ -11,7 +11,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from kvleased import host_watch
+from kvleased.caches import host_watch
+from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.config.addresses import without_credentials
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
@@ -24,7 +25,6 @@ from kvleased.movers.link import MoverLink
 from kvleased.movers.mover_limits import mover_limits
 from kvleased.movers.mover_watch import MoverWatch
 from kvleased.movers.protocol import Ask, Found, PoolMap, Purge, Purged, Status, Told
-from kvleased.registry import CacheEntry, Registry
 from kvleased.supervision.processes import DISK_MOVER, MOVER, REMOTE_MOVER
 
 ROLES: Final[Mapping[Mover, str]] = {

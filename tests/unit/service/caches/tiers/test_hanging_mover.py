@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from kvlease.ids import CopyId
+from kvleased.caches.registry import CacheEntry
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction, Tier
 from kvleased.movers import protocol
 from kvleased.movers.protocol import Batch, Completion
-from kvleased.registry import CacheEntry
 
 from .conftest import Node, cache_of, packets
 

@@ -8,9 +8,9 @@ import pytest
 from kvlease.errors import InvalidError, KVLeaseError, PoolFullError
 from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.caches.tallies import OTHER, REFUSALS_MAX, WAIT_BOUNDS_SECONDS, Tally
 from kvleased.core.commands import Reserve
 from kvleased.core.effects import Reserved, Stepped
-from kvleased.tallies import OTHER, REFUSALS_MAX, WAIT_BOUNDS_SECONDS, Tally
 from tests.unit.service.conftest import Node
 
 GRANTED = Reserved(

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvleased import host_watch
+from kvleased.caches import host_watch
+from kvleased.caches.registry import CacheEntry
 from kvleased.core import commands as c
 from kvleased.core.effects import Mover, Tier
 from kvleased.memory.regions import HOST
-from kvleased.registry import CacheEntry
 
 from .conftest import Node
 

@@ -13,9 +13,9 @@ from kvlease.ids import WorkerId
 from kvlease.key_counts import num_buckets_for, region_bytes
 from kvlease.memory import KEY_COUNTS
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.caches.registry import CacheEntry, WorkerEntry
 from kvleased.core.effects import Tier
 from kvleased.memory.key_counts import CountsRegion
-from kvleased.registry import CacheEntry, WorkerEntry
 
 BUCKETS_PER_BLOCK: Final = 16
 """Buckets for each block of the device, host and disk tiers: so many that an absent key seldom has a cached one's."""

@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
+from kvleased.caches.registry import CacheEntry
 from kvleased.core.effects import Tier
 from kvleased.memory.regions import HOST
 from kvleased.movers.protocol import Status
-from kvleased.registry import CacheEntry
 
 CUT_OFF: Final = Status(
     is_on=False,

@@ -11,6 +11,8 @@ import pytest
 
 from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
+from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.tiers import Tiers
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import (
@@ -21,8 +23,6 @@ from kvleased.core.tier.labels import BYTES_PER_LABEL
 from kvleased.movers import protocol
 from kvleased.movers.protocol import Status
 from kvleased.planning import plan
-from kvleased.registry import READY, CacheEntry, Registry
-from kvleased.tiers import Tiers
 from tests.unit.service.planning.specs import full
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from kvlease.ids import CopyId
+from kvleased.caches.registry import POPULATING, READY
+from kvleased.caches.tier_infos import is_up, restrictions
 from kvleased.core import commands as c
 from kvleased.core.effects import (
     MOVER_OF,
@@ -21,8 +23,6 @@ from kvleased.movers import protocol
 from kvleased.movers.mover_limits import REMOTE_SECONDS_MIN
 from kvleased.movers.plans import pool_map
 from kvleased.movers.protocol import Batch, Completion, Status
-from kvleased.registry import POPULATING, READY
-from kvleased.tier_infos import is_up, restrictions
 
 from .conftest import Node, cache_of, packets
 

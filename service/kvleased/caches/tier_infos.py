@@ -8,7 +8,7 @@ from kvleased.counted import are
 from kvleased.movers.protocol import Status
 
 if TYPE_CHECKING:
-    from kvleased.registry import CacheEntry, Registry
+    from kvleased.caches.registry import CacheEntry, Registry
 
 READY: Final = "ready"
 SCANNING: Final = "scanning"

@@ -18,7 +18,9 @@ from kvlease.ids import CACHE_CHARACTERS_MAX, EPOCH_SHIFT, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.access.worker_allowances import WorkerAllowances
+from kvleased.caches.tallies import Tally
+from kvleased.caches.tier_infos import tier_info
+from kvleased.caches.worker_allowances import WorkerAllowances
 from kvleased.calls.idempotency import Replies
 from kvleased.core.cache import Cache
 from kvleased.core.effects import Tier
@@ -27,8 +29,6 @@ from kvleased.memory.regions import TABLES, device_kind
 from kvleased.memory.shortages import MemoryShortages
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.protocol import Status
-from kvleased.tallies import Tally
-from kvleased.tier_infos import tier_info
 
 if TYPE_CHECKING:
     from kvleased.traces.ghosts import Ghosts

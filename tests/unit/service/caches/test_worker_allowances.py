@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from kvlease.errors import BusyError
-from kvleased.access.worker_allowances import WorkerAllowances
+from kvleased.caches.worker_allowances import WorkerAllowances
 from kvleased.config.tenant_settings import TenantSettings
 
 

@@ -8,8 +8,7 @@ import pytest
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.memory.key_counts import CountsRegion
-
-from .conftest import Node
+from tests.unit.service.conftest import Node
 
 
 async def attach(
