@@ -21,9 +21,13 @@ from kvlease.errors import (
 from kvlease.ids import Epoch, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
 from kvleased.access.tokens import Keyring
+from kvleased.answering.guarding import Guard
+from kvleased.answering.observing import Observing, noted
+from kvleased.answering.retries import Retries, check_key
+from kvleased.answering.settling import Settling
+from kvleased.answering.waiting import WaitingCalls
 from kvleased.caches.registry import READY, CacheEntry, Registry
 from kvleased.caches.tallies import verb_of
 from kvleased.caches.tier_infos import restrictions
@@ -35,9 +39,6 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.credentials import root_secret
 from kvleased.movers.batches import ObserveCopies
-from kvleased.observing import Observing, noted
-from kvleased.retries import Retries, check_key
-from kvleased.settling import Settling
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
@@ -48,7 +49,6 @@ from kvleased.verbs.magazines import MagazineVerbs
 from kvleased.verbs.operating import OperatorVerbs
 from kvleased.verbs.runner import Respond, Verb
 from kvleased.verbs.workers import WorkerVerbs
-from kvleased.waiting_calls import WaitingCalls
 
 _NOT_WHILE_DRAINING: Final = frozenset({"attach", "register_cache"})
 _DRAIN_POLL_SECONDS: Final = 0.05

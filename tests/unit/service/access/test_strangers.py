@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from kvlease.errors import KVLeaseError
 from kvleased.access import strangers
 from kvleased.access.callers import Caller
-from kvleased.access.guarding import Guard
 from kvleased.access.roles import LOOK, OWN, RULE, Role
 from kvleased.access.strangers import Seldom
 from kvleased.access.tokens import Keyring
+from kvleased.answering.guarding import Guard
 from kvleased.caches.registry import Registry
 
 STRANGER = Caller(transport="rest", role=Role.STRANGER, address="10.0.0.7:4711")

@@ -5,9 +5,9 @@ import pytest
 from kvlease.errors import NotYoursError, UnknownWorkerError
 from kvleased.access import roles
 from kvleased.access.callers import Caller
-from kvleased.access.guarding import Guard
 from kvleased.access.roles import Role, Roles
 from kvleased.access.tokens import Keyring
+from kvleased.answering.guarding import Guard
 from kvleased.caches.registry import Registry
 
 STRANGER = Caller(transport="rest", role=Role.STRANGER)

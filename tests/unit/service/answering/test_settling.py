@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
+from kvleased.answering.settling import Settling
 from kvleased.caches.registry import CacheEntry
-from kvleased.settling import Settling
 from tests.unit.service.core.builders import a_cache, evict, reserve
 
 FOREVER = float("inf")

@@ -1,6 +1,6 @@
 """Own the calls that carry an idempotency key: whose keys they are, and when a retry gets the answer of the first try.
 
-How replies are kept is in `idempotency`.
+How replies are kept is in `calls.idempotency`.
 """
 
 from typing import Final

@@ -1,0 +1,1 @@
+"""What happens around a verb: who is admitted, whose call is a retry, who waits, what is done behind the answer."""
