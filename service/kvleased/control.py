@@ -315,7 +315,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
     """Start tracing if the settings ask for it; return false if it cannot be started."""
     if not settings.trace_endpoint and settings.trace_file is None:
         return True
-    from kvleased.telemetry.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
+    from kvleased.spans.tracing import MissingOtelError, Tracing  # noqa: PLC0415 -- seldom wanted
 
     tracing = Tracing(endpoint=settings.trace_endpoint, file=settings.trace_file, epoch=epoch)
     try:

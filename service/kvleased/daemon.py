@@ -39,10 +39,10 @@ from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.credentials import root_secret
 from kvleased.movers.batches import ObserveCopies
+from kvleased.spans.tracing import Tracing, traced
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
-from kvleased.telemetry.tracing import Tracing, traced
 from kvleased.verbs.caches import CacheVerbs
 from kvleased.verbs.leases import LeaseVerbs
 from kvleased.verbs.magazines import MagazineVerbs

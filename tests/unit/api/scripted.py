@@ -20,7 +20,7 @@ from kvleased.api.local.listener import LocalServer
 from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.telemetry.tracing import Tracing
+from kvleased.spans.tracing import Tracing
 
 RESPONSES = {
     part.name: getattr(pb, part.message_type.name)

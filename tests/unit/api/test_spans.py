@@ -17,7 +17,7 @@ from kvleased.api.local.listener import LocalServer
 from kvleased.api.rest.server import RestServer
 from kvleased.config.settings import Settings
 from kvleased.metrics import Metrics
-from kvleased.telemetry.tracing import Tracing
+from kvleased.spans.tracing import Tracing
 from tests.unit.api.scripted import ScriptedDaemon, Served, http
 
 pytest.importorskip("opentelemetry.sdk")

@@ -21,8 +21,8 @@ from kvleased.calls.idempotency import Answer
 from kvleased.core.commands import Command, CopyDone, CopyFailed, CopyLost, MoverDied
 from kvleased.core.effects import Copy
 from kvleased.movers.batches import Moved
+from kvleased.spans.file import SpanFile
 from kvleased.telemetry import logs
-from kvleased.telemetry.span_file import SpanFile
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -110,7 +110,7 @@ class Tracing:
                     OTLPSpanExporter,
                 )
 
-                from kvleased.telemetry.span_sender import SpanSender  # noqa: PLC0415
+                from kvleased.spans.sender import SpanSender  # noqa: PLC0415
             except ImportError as error:
                 raise MissingOtelError(MissingOtelError.__doc__) from error
             url = f"{self._endpoint.rstrip('/')}/v1/traces"

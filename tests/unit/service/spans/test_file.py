@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.telemetry.span_file import SpanFile
-from kvleased.telemetry.tracing import Tracing
+from kvleased.spans.file import SpanFile
+from kvleased.spans.tracing import Tracing
 
 pytest.importorskip("opentelemetry.sdk")
 

@@ -23,9 +23,10 @@ from kvleased.access.callers import Caller
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction
 from kvleased.movers.batches import Moved
+from kvleased.spans import tracing
+from kvleased.spans.tracing import MissingOtelError, Tracing, traced
 from kvleased.supervision.supervisor import STOP_GRACE_SECONDS
-from kvleased.telemetry import logs, tracing
-from kvleased.telemetry.tracing import MissingOtelError, Tracing, traced
+from kvleased.telemetry import logs
 
 pytest.importorskip("opentelemetry.sdk")
 
