@@ -214,7 +214,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         importlib.import_module(_MOVERS[role]).main(*fds)
         return 0
     logs.import_structlog()
-    from kvleased.control import main as control  # noqa: PLC0415
+    from kvleased.control.process import main as control  # noqa: PLC0415
 
     return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned)
 

@@ -1,1 +1,1 @@
-"""What the daemon tells about itself: logs, events, addresses, and messages to the service manager."""
+"""What the daemon tells about itself while it runs: logs, events, and messages to the service manager."""

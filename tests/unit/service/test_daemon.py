@@ -23,8 +23,8 @@ from kvlease.errors import (
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.control.presence import Presence
 from kvleased.memory.cpu import map_region
-from kvleased.presence import Presence
 from kvleased.telemetry.events import Events
 
 from .conftest import OPERATOR, TOKENS_PER_BLOCK, Node, inputs, keys

@@ -11,7 +11,7 @@ from kvlease.groups import keeps_everything
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load
 from kvleased.config.tenant_settings import TenantSettings
-from kvleased.control import read_settings
+from kvleased.control.process import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.credentials.derived import tenant_digest, tenant_key

@@ -12,7 +12,7 @@ from kvlease.disk_file import file_bytes
 from kvleased.__main__ import _without_settings, run
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load, unknown_variables
-from kvleased.control import read_settings
+from kvleased.control.process import read_settings
 from kvleased.supervision.processes import movers_of
 
 

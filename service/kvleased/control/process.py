@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 import structlog
 import uvloop
 
-from kvleased import risks
 from kvleased.access import tokens
 from kvleased.config.settings import PATHS, Settings
 from kvleased.config.tenant_settings import TenantSettings
+from kvleased.control import risks
+from kvleased.control.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
+from kvleased.control.presence import Presence
 from kvleased.daemon import Daemon
 from kvleased.movers.batches import Moved
 from kvleased.movers.link import START_SECONDS_MAX
-from kvleased.presence import Presence
 from kvleased.supervision.keeper_link import HandoverError, KeeperLink
 from kvleased.system.descriptors import ADVICE
 from kvleased.system.directories import UnusableError
 from kvleased.system.heap import keep_freed_memory
 from kvleased.telemetry import logs
-from kvleased.telemetry.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
 from kvleased.verbs.surveys import surveys
 
 if TYPE_CHECKING:

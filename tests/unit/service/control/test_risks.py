@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kvleased import risks
 from kvleased.config.settings import Settings
+from kvleased.control import risks
 
 TCP: dict[str, int | str] = {
     "tcp_host": "127.0.0.2",

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kvleased.config.settings import Settings
-from kvleased.telemetry.announcing import addresses_of, announce, leave_page
+from kvleased.control.announcing import addresses_of, announce, leave_page
 
 
 def addresses(tmp_path: Path, **changes: Any) -> dict[str, str]:
