@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Self, TypeVar
 
-from kvlease import tracing
 from kvlease._bound import Bound
 from kvlease._calling import calls, flows, late, operator_calls
 from kvlease._calling.async_port import AsyncPort
@@ -40,6 +39,7 @@ from kvlease.replies import (
 from kvlease.traces import TracedRequest
 from kvlease.transports import open_async_transport
 from kvlease.transports.base import chosen_address
+from kvlease.wire import traceparent
 
 R = TypeVar("R")
 
@@ -75,7 +75,7 @@ class AsyncClient(Bound):
         self._link = Link(
             deadline_seconds=deadline_seconds,
             socket_path=self._address.path,
-            traceparent=tracing.otel() if with_traces else None,
+            traceparent=traceparent.otel() if with_traces else None,
         )
         opened = partial(open_async_transport, self._address)
         self._port = AsyncPort(opened(), open_again=opened)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final, Literal, Self, TypeVar
 
-from kvlease import tracing
 from kvlease._bound import Bound
 from kvlease._calling import calls, flows, operator_calls
 from kvlease._calling.calls import Ask
@@ -33,6 +32,7 @@ from kvlease.traces import TracedRequest
 from kvlease.transports import open_transport
 from kvlease.transports.base import chosen_address
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire import traceparent
 from kvlease.worker import Port, Worker
 
 R = TypeVar("R")
@@ -77,7 +77,7 @@ class Client(Bound):
         self._link = Link(
             deadline_seconds=deadline_seconds,
             socket_path=self._address.path,
-            traceparent=tracing.otel() if with_traces else None,
+            traceparent=traceparent.otel() if with_traces else None,
         )
         self._port = Port(open_transport(self._address))
 

@@ -14,11 +14,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
-from kvlease.faults import holdings_to_text
 from kvlease.transports import open_transport
 from kvlease.transports._frames import close_all
 from kvlease.transports.base import Address, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import holdings_to_text
 
 SECONDS_TO_START = 120.0
 SOCKETS = {"unix": "kvlease.sock", "http+unix": "http.sock", "grpc+unix": "grpc.sock"}

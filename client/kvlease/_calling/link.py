@@ -12,7 +12,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, UnknownWorkerError
-from kvlease.tracing import Traceparent
+from kvlease.wire.traceparent import Traceparent
 
 RESTART_SECONDS: Final = 2.0
 """Seconds that a first call waits for a daemon whose socket exists; a control process starts within one second."""

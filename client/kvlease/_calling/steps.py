@@ -18,9 +18,9 @@ from kvlease.errors import (
     KVLeaseError,
     UnavailableError,
 )
-from kvlease.faults import error_from_proto
 from kvlease.replies import ReserveSpec, StepColumns
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto
 
 _INT32: Final = np.dtype("<i4")
 _INT64: Final = np.dtype("<i8")

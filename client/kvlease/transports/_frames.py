@@ -11,10 +11,10 @@ from typing import Final
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from kvlease.errors import InvalidError, KVLeaseError, UnavailableError
-from kvlease.faults import error_from_proto
-from kvlease.framing import BYTES_OF_LENGTH, call_frame, caller_fields, traceparent_field
 from kvlease.transports.base import Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto
+from kvlease.wire.framing import BYTES_OF_LENGTH, call_frame, caller_fields, traceparent_field
 
 FRAME_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the largest reply that is accepted."""

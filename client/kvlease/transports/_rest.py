@@ -19,10 +19,10 @@ from kvlease.errors import (
     UnavailableError,
     UnknownCacheError,
 )
-from kvlease.faults import error_from_proto
 from kvlease.transports._names import check_cache, check_new_cache, check_tenant
 from kvlease.transports.base import Address, Outgoing
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto
 
 Json = dict[str, Any]
 """A JSON object; `Any`, because it is the wire."""

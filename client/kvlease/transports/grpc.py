@@ -25,12 +25,12 @@ from kvlease.errors import (
     UnavailableError,
     UnknownCacheError,
 )
-from kvlease.faults import error_from_proto, fitting, holdings_from_text
-from kvlease.framing import GRPC_SLACK_BYTES
 from kvlease.transports._names import check_cache
 from kvlease.transports._silence import PING_SECONDS, SILENT_SECONDS_MAX, hung
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto, fitting, holdings_from_text
+from kvlease.wire.framing import GRPC_SLACK_BYTES
 
 MESSAGE_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the largest response that is accepted."""

@@ -14,7 +14,6 @@ from weakref import ReferenceType, ref
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, UnavailableError
-from kvlease.framing import BYTES_OF_LENGTH, LENGTH
 from kvlease.transports._frames import (
     PING_NUMBER,
     close_all,
@@ -33,6 +32,7 @@ from kvlease.transports._silence import Silence
 from kvlease.transports._waits import TICKS_PER_SECOND, has_come, has_peer, interval, receive_late
 from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.framing import BYTES_OF_LENGTH, LENGTH
 
 _FIRST_BUFFER_BYTES: Final = 2**16
 UNDO_SECONDS: Final = 1.0

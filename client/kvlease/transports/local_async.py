@@ -10,8 +10,6 @@ from contextlib import suppress
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError, UnavailableError
-from kvlease.faults import error_from_proto
-from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import (
     PING_NUMBER,
     decode,
@@ -26,6 +24,8 @@ from kvlease.transports._silence import Silence
 from kvlease.transports.base import Attached, Outgoing, Undo, past_deadline
 from kvlease.transports.local import LocalTransport
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto
+from kvlease.wire.framing import BYTES_OF_LENGTH
 
 
 class AsyncLocalTransport:

@@ -12,7 +12,7 @@ import structlog
 from google.protobuf.message import Message
 
 from kvlease.errors import InternalError, KVLeaseError, UnavailableError, UnknownWorkerError
-from kvlease.faults import fitting, holdings_to_text
+from kvlease.wire.faults import fitting, holdings_to_text
 from kvleased.access.callers import Caller
 from kvleased.api.rest.bodies import InvalidBodyError
 from kvleased.api.seam import Backend

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvlease.wire_fields import JSON_INTEGER_MAX
+from kvlease.wire.fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
 from kvleased.caches.registry import Registry
 from kvleased.calls import checks

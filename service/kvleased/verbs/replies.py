@@ -1,8 +1,8 @@
 """Own the responses to the verbs on leases and blocks; fields with their default are left out."""
 
 from kvlease.errors import KVLeaseError
-from kvlease.faults import error_to_proto
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_to_proto
 from kvleased.core import effects as e
 from kvleased.verbs.explaining import AddMisses
 

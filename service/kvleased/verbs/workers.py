@@ -18,7 +18,7 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId, WorkerId
 from kvlease.v1 import kvlease_pb2 as pb
-from kvlease.wire_fields import JSON_INTEGER_MAX
+from kvlease.wire.fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role
 from kvleased.caches.key_counting import KeyCounting

@@ -10,10 +10,10 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
 
 from kvlease.errors import BY_CODE, Holding, InvalidError, KVLeaseError, PoolFullError
-from kvlease.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvlease.transports import _rest
 from kvlease.transports.grpc import _explained
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvleased.access.callers import Caller
 from kvleased.api.faults import ask, grpc_status, problem
 

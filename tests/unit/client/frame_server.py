@@ -12,12 +12,12 @@ from typing import Self
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, KVLeaseError
-from kvlease.faults import error_to_proto
 from kvlease.memory import table_parts
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.spec import FullAttention
 from kvlease.tables import TableLayout
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_to_proto
 from kvleased.planning import plan
 
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
-from kvlease.faults import error_to_proto
 from kvlease.spec import (
     BYTES_PER_ELEMENT,
     KINDS,
@@ -26,6 +25,7 @@ from kvlease.spec import (
     spec_to_fields,
 )
 from kvlease.spec.fields import FIELDS
+from kvlease.wire.faults import error_to_proto
 
 HEADS = {"name": "0", "num_kv_heads": 2, "head_size": 32, "dtype": "float16"}
 EXTRA: dict[str, dict[str, Any]] = {

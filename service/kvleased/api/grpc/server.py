@@ -11,7 +11,7 @@ from typing import Final
 
 import grpc
 
-from kvlease.framing import GRPC_SLACK_BYTES
+from kvlease.wire.framing import GRPC_SLACK_BYTES
 from kvleased.access.roles import Role
 from kvleased.api.grpc.beside import (
     HEALTH,

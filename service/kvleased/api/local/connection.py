@@ -11,9 +11,9 @@ from typing import Final, Protocol, cast
 from google.protobuf.message import DecodeError, Message
 
 from kvlease.errors import BusyError, InvalidError, KVLeaseError, TooLargeError
-from kvlease.faults import error_to_proto
-from kvlease.framing import BYTES_OF_LENGTH, LENGTH, reply_frame
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.faults import error_to_proto
+from kvlease.wire.framing import BYTES_OF_LENGTH, LENGTH, reply_frame
 from kvleased.access.callers import Caller
 from kvleased.access.roles import OF_VERB, OWN, of_verb
 from kvleased.api import faults

@@ -14,8 +14,8 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError
-from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.framing import BYTES_OF_LENGTH
 from kvleased.access.callers import Caller
 from kvleased.access.roles import of_verb
 from kvleased.access.strangers import Seldom

@@ -18,9 +18,9 @@ from google.protobuf.descriptor import Descriptor
 from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
-from kvlease import wire
 from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire import bodies
 from kvleased.access.roles import Role
 from kvleased.api.rest.conversion import Json, schemas_of, to_json
 from kvleased.api.rest.docs import HEADERS, docs_page
@@ -244,7 +244,7 @@ def components() -> dict[str, Json]:
     found: dict[str, Json] = {}
     for message in _RESPONSES.values():
         found.update(schemas_of(cast(Descriptor, message)))
-    problem = wire.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    problem = bodies.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**problem.pop("$defs"), **found, "Problem": problem}
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvlease.errors import InvalidError, KVLeaseError, TooLargeError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
-from kvlease.wire_fields import UINT32_MAX
+from kvlease.wire.fields import UINT32_MAX
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role, Roles
 from kvleased.api import faults

@@ -12,9 +12,9 @@ import pytest
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from kvlease import wire
 from kvlease.errors import InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire import bodies
 from kvleased.access.roles import Role
 from kvleased.api import faults
 from kvleased.api.rest.bodies import ERRORS_MAX, refusal_of
@@ -217,39 +217,41 @@ async def test_bytes_of_a_tenant_above_all_memory_are_refused(serving: Guarded) 
 def test_all_limits_of_a_tenant_that_do_not_fit_are_told() -> None:
     """A caller who sets several wrong limits is told of all of them at once."""
     with pytest.raises(ValidationError) as caught:
-        wire.SetTenantBody.model_validate_json('{"limits": {"min_percent": 101, "weight": 0}}')
-    refused = refusal_of(wire.SetTenantBody, caught.value)
+        bodies.SetTenantBody.model_validate_json('{"limits": {"min_percent": 101, "weight": 0}}')
+    refused = refusal_of(bodies.SetTenantBody, caught.value)
 
     assert [one.pointer for one in refused.errors] == ["#/limits/min_percent", "#/limits/weight"]
     assert refused.message.endswith("(1 more, see errors)")
 
 
-SAID: list[tuple[type[wire.Body], object, str]] = [
-    (wire.ReserveBody, {"num_tokens": "3"}, "num_tokens is '3'; it must be an integer"),
-    (wire.ReserveBody, {"num_tokens": None}, "num_tokens is null; it must be an integer"),
-    (wire.ReserveBody, {"num_tokens": 2.5}, "num_tokens is 2.5; it must be an integer"),
-    (wire.ReserveBody, {"explain": 1}, "explain is 1; it must be true or false"),
-    (wire.ReserveBody, {"priority": 7}, "priority is 7; it must be text"),
-    (wire.ReserveBody, {"keys": "***"}, "keys is '***'; it must be base64"),
-    (wire.ReserveBody, {"token_ids": 5}, "token_ids is 5; it must be base64 or a list"),
-    (wire.ReserveBody, {"token_ids": [1, -1]}, "token_ids[1] is -1; it must be from 0 to 2147483647"),
-    (wire.ReserveBody, {"num_token": 3}, "num_token is not a field here; did you mean num_tokens?"),
-    (wire.ReserveBody, {"zzz": 3}, "zzz is not a field here; leave it out"),
-    (wire.ReserveBody, [1], "body is a list of 1; it must be an object"),
-    (wire.StepBody, {"reserves": [{"num_tokens": -1}]},
+SAID: list[tuple[type[bodies.Body], object, str]] = [
+    (bodies.ReserveBody, {"num_tokens": "3"}, "num_tokens is '3'; it must be an integer"),
+    (bodies.ReserveBody, {"num_tokens": None}, "num_tokens is null; it must be an integer"),
+    (bodies.ReserveBody, {"num_tokens": 2.5}, "num_tokens is 2.5; it must be an integer"),
+    (bodies.ReserveBody, {"explain": 1}, "explain is 1; it must be true or false"),
+    (bodies.ReserveBody, {"priority": 7}, "priority is 7; it must be text"),
+    (bodies.ReserveBody, {"keys": "***"}, "keys is '***'; it must be base64"),
+    (bodies.ReserveBody, {"token_ids": 5}, "token_ids is 5; it must be base64 or a list"),
+    (bodies.ReserveBody, {"token_ids": [1, -1]}, "token_ids[1] is -1; it must be from 0 to 2147483647"),
+    (bodies.ReserveBody, {"num_token": 3}, "num_token is not a field here; did you mean num_tokens?"),
+    (bodies.ReserveBody, {"zzz": 3}, "zzz is not a field here; leave it out"),
+    (bodies.ReserveBody, [1], "body is a list of 1; it must be an object"),
+    (bodies.StepBody, {"reserves": [{"num_tokens": -1}]},
      "reserves[0].num_tokens is -1; it must be from 1 to 2147483647"),
-    (wire.SetTenantBody, {"limits": {"weight": {}}}, "limits.weight is an object; it must be a number"),
-    (wire.RegisterCacheBody, {"inputs": {"layers": [{"num_kv_heads": -1}]}},
+    (bodies.SetTenantBody, {"limits": {"weight": {}}}, "limits.weight is an object; it must be a number"),
+    (bodies.RegisterCacheBody, {"inputs": {"layers": [{"num_kv_heads": -1}]}},
      "inputs.layers[0].num_kv_heads is -1; it must be 0 or more"),
-    (wire.RegisterCacheBody, {"options": {"write_after_hits": -1}},
+    (bodies.RegisterCacheBody, {"options": {"write_after_hits": -1}},
      "options.write_after_hits is -1; it must be from 1 to 65536"),
-    (wire.RegisterCacheBody, {"options": {"ghosts": ["a"] * 4}}, "options.ghosts has 4 items; the limit is 3"),
-    (wire.PlanBody, {"what_if": ["a"] * 33}, "what_if has 33 items; the limit is 32"),
+    (bodies.RegisterCacheBody, {"options": {"ghosts": ["a"] * 4}}, "options.ghosts has 4 items; the limit is 3"),
+    (bodies.PlanBody, {"what_if": ["a"] * 33}, "what_if has 33 items; the limit is 32"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body_class", "body", "words"), SAID)
-def test_body_is_told_field_and_wish(body_class: type[wire.Body], body: object, words: str) -> None:
+def test_body_is_told_field_and_wish(
+    body_class: type[bodies.Body], body: object, words: str
+) -> None:
     """The refusal has the field as programs write it, its value, and what it must be."""
     with pytest.raises(ValidationError) as caught:
         body_class.model_validate_json(json.dumps(body))
@@ -260,8 +262,8 @@ def test_body_is_told_field_and_wish(body_class: type[wire.Body], body: object, 
 def test_all_fields_of_a_body_are_told_at_once() -> None:
     """Each wrong field has its place as in RFC 9457; a long list is cut, and its length is told."""
     with pytest.raises(ValidationError) as caught:
-        wire.ReserveBody.model_validate_json('{"num_tokens": -1, "a/b": 1, "token_ids": [-1]}')
-    problem = json.loads(faults.problem(refusal_of(wire.ReserveBody, caught.value)))
+        bodies.ReserveBody.model_validate_json('{"num_tokens": -1, "a/b": 1, "token_ids": [-1]}')
+    problem = json.loads(faults.problem(refusal_of(bodies.ReserveBody, caught.value)))
 
     assert [one["pointer"] for one in problem["errors"]] == [
         "#/num_tokens", "#/token_ids/0", "#/a~1b",
@@ -270,8 +272,8 @@ def test_all_fields_of_a_body_are_told_at_once() -> None:
     assert problem["title"] == json.loads(faults.problem(InvalidError()))["title"]
 
     with pytest.raises(ValidationError) as caught:
-        wire.ReserveBody.model_validate_json(json.dumps({"token_ids": [-1] * 99}))
-    refused = refusal_of(wire.ReserveBody, caught.value)
+        bodies.ReserveBody.model_validate_json(json.dumps({"token_ids": [-1] * 99}))
+    refused = refusal_of(bodies.ReserveBody, caught.value)
     assert len(refused.errors) == ERRORS_MAX
     assert refused.message.endswith("(98 more, see errors)")
 
@@ -279,6 +281,6 @@ def test_all_fields_of_a_body_are_told_at_once() -> None:
 def test_body_that_is_no_json_says_where() -> None:
     """The refusal of a body that is no JSON has the place at which it stops being JSON."""
     with pytest.raises(ValidationError) as caught:
-        wire.ReserveBody.model_validate_json("{")
+        bodies.ReserveBody.model_validate_json("{")
 
-    assert "the body is not valid JSON: EOF" in refusal_of(wire.ReserveBody, caught.value).message
+    assert "the body is not valid JSON: EOF" in refusal_of(bodies.ReserveBody, caught.value).message

@@ -15,7 +15,7 @@ import pytest
 from starlette.requests import Request
 from starlette.routing import Route as StarletteRoute
 
-from kvlease.wire import Problem
+from kvlease.wire.bodies import Problem
 from kvleased.access.roles import Role
 from kvleased.api.rest.app import documents, responses
 from kvleased.api.rest.examples import REQUESTS

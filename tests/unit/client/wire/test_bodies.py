@@ -7,21 +7,20 @@ import pytest
 from hypothesis import given, settings
 from pydantic import BaseModel, ValidationError
 
-from kvlease import wire, wire_plans
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.spec import MLA, FullAttention
 from kvlease.transports import _rest
 from kvlease.units import RANKS_MAX
 from kvlease.v1 import kvlease_pb2 as pb
-
-from .test_plan import INPUTS, PLANS
+from kvlease.wire import bodies, plans
+from tests.unit.client.test_plan import INPUTS, PLANS
 
 LAYER = {"name": "0", "kind": "full_attention", "num_kv_heads": 2, "head_size": 64, "dtype": "float16"}  # fmt: skip
 
 
 def read(inputs: dict[str, Any]) -> PlanInputs:
     """Return the inputs in a body."""
-    body = wire.PlanBody.model_validate_json(json.dumps({"inputs": inputs}))
+    body = bodies.PlanBody.model_validate_json(json.dumps({"inputs": inputs}))
     return PlanInputs.from_proto(pb.PlanRequest(**body.fields()).inputs)
 
 
@@ -49,7 +48,7 @@ def test_plans_survive_json(plan: CachePlan) -> None:
 )  # fmt: skip
 def test_bodies_have_the_fields_of_their_messages(name: str) -> None:
     """A field has the same name in JSON and on the other wires."""
-    fields = getattr(wire_plans, name).model_fields.items()
+    fields = getattr(plans, name).model_fields.items()
 
     assert {field.alias or named for named, field in fields} == set(
         getattr(pb, name).DESCRIPTOR.fields_by_name
@@ -59,14 +58,14 @@ def test_bodies_have_the_fields_of_their_messages(name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "name", "in_path"),
     [
-        pytest.param(wire.AttachBody, "AttachRequest", {"cache"}, id="attach"),
-        pytest.param(wire.ReserveBody, "ReserveRequest", set(), id="reserve"),
-        pytest.param(wire.ExtendBody, "ExtendRequest", {"lease_id"}, id="extend"),
-        pytest.param(wire.CommitBody, "CommitRequest", {"lease_id"}, id="commit"),
-        pytest.param(wire.ForkBody, "ForkRequest", {"lease_id"}, id="fork"),
-        pytest.param(wire.TrimBody, "TrimRequest", {"lease_id"}, id="trim"),
-        pytest.param(wire.StepBody, "StepRequest", set(), id="step"),
-        pytest.param(wire.Holding, "Holding", set(), id="holding"),
+        pytest.param(bodies.AttachBody, "AttachRequest", {"cache"}, id="attach"),
+        pytest.param(bodies.ReserveBody, "ReserveRequest", set(), id="reserve"),
+        pytest.param(bodies.ExtendBody, "ExtendRequest", {"lease_id"}, id="extend"),
+        pytest.param(bodies.CommitBody, "CommitRequest", {"lease_id"}, id="commit"),
+        pytest.param(bodies.ForkBody, "ForkRequest", {"lease_id"}, id="fork"),
+        pytest.param(bodies.TrimBody, "TrimRequest", {"lease_id"}, id="trim"),
+        pytest.param(bodies.StepBody, "StepRequest", set(), id="step"),
+        pytest.param(bodies.Holding, "Holding", set(), id="holding"),
     ],
 )
 def test_bodies_say_what_their_path_does_not(
@@ -98,9 +97,9 @@ def test_layers_of_earlier_callers_mean_the_same() -> None:
         pytest.param({"layers": [LAYER | {"head_size": "64"}]}, id="text for a number"),
         pytest.param({"layers": [LAYER | {"head_size": -1}]}, id="negative"),
         pytest.param({"layers": [LAYER | {"head_size": 2**64}]}, id="too large for the protocol"),
-        pytest.param({"layers": [LAYER] * (wire_plans.LAYERS_MAX + 1)}, id="too many layers"),
+        pytest.param({"layers": [LAYER] * (plans.LAYERS_MAX + 1)}, id="too many layers"),
         pytest.param({"ranks": [{}] * (RANKS_MAX + 1)}, id="too many ranks"),
-        pytest.param({"backends": [{}] * (wire_plans.BACKENDS_MAX + 1)}, id="too many backends"),
+        pytest.param({"backends": [{}] * (plans.BACKENDS_MAX + 1)}, id="too many backends"),
         pytest.param(
             {"layers": [LAYER | {"shapes": [{"extents": [1] * 9}]}]}, id="too many dimensions"
         ),

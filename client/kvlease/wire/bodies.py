@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvlease.options import WRITE_AFTER_HITS_MAX
 from kvlease.retention import RETAIN_PRIORITY_MAX, SECONDS_RETAINED_MAX
-from kvlease.wire_fields import Body, Bytes, CopyMs, Count, Name, Number, Percent, WaitMs
-from kvlease.wire_plans import PlanInputs
+from kvlease.wire.fields import Body, Bytes, CopyMs, Count, Name, Number, Percent, WaitMs
+from kvlease.wire.plans import PlanInputs
 
 INT32_MAX: Final = 2**31 - 1
 CHANGES_MAX: Final = 32

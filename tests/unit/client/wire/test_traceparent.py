@@ -7,12 +7,12 @@ import pytest
 from kvlease import Client, InvalidError
 from kvlease._calling import calls, flows
 from kvlease._calling.link import Link
-from kvlease.framing import BYTES_OF_LENGTH
 from kvlease.transports._frames import encode
 from kvlease.transports._rest import request_of
 from kvlease.transports.base import Outgoing
 from kvlease.transports.grpc import _metadata
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire.framing import BYTES_OF_LENGTH
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

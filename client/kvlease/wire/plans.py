@@ -1,4 +1,4 @@
-"""Own the JSON form of a plan's inputs; the bodies that carry them are `wire`'s business."""
+"""Own the JSON form of a plan's inputs; the bodies that carry them are `bodies`'s business."""
 
 from typing import Annotated, Final
 
@@ -6,7 +6,7 @@ from pydantic import Field, StringConstraints
 
 from kvlease.spec import BYTES_PER_ELEMENT, KINDS, QUANTISATIONS
 from kvlease.units import RANKS_MAX
-from kvlease.wire_fields import Body, Bytes, Count, Id, Name
+from kvlease.wire.fields import Body, Bytes, Count, Id, Name
 
 TEXT_CHARS_MAX: Final = 2**20
 """Characters of a config.json."""

@@ -3,8 +3,8 @@
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from kvlease import framing
 from kvlease.v1 import kvlease_pb2 as pb
+from kvlease.wire import framing
 
 NUMBERS = (0, 1, 127, 128, 300, 2**14 - 1, 2**14, 2**21, 2**32, 2**63)
 
