@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div, floor_div
+from kvlease.memory.cuda import DeviceMemory
 from kvlease.plan import CachePlan, GroupPlan, LayerPlacement, RankPlan
 from kvlease.spec import AttentionSpec, StateSpace
 from kvlease.strides import LayerView, packed_view_of, state_views, view_of

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from kvlease._bound import Bound
 from kvlease._calling.session import Session
 from kvlease._checks import check_deadline, check_keys
-from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.keys import BlockKeys
-from kvlease.memory import Identity as MemoryIdentity
+from kvlease.memory.cuda import DeviceMemory
+from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
 from kvlease.tables import RowTable
 

@@ -14,8 +14,8 @@ import numpy as np
 from measure import Figure
 from numpy.typing import NDArray
 
-from kvlease.cuda import in_context, load_driver
 from kvlease.errors import InvalidError
+from kvlease.memory.cuda import in_context, load_driver
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.gpu import streams

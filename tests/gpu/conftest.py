@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlease.cuda import visible_devices
 from kvlease.errors import InvalidError
+from kvlease.memory.cuda import visible_devices
 from tests.acceptance.conftest import standing
 from tests.gpu import driver
 

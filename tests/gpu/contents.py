@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease import Worker
-from kvlease.cuda import DeviceMemory
+from kvlease.memory.cuda import DeviceMemory
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.gpu.streams import GpuStreams
 from kvleased.movers.spans import Spans

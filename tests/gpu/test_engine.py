@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvlease.cuda import DeviceMemory
+from kvlease.memory.cuda import DeviceMemory
 from kvleased.core.effects import Direction
 from kvleased.memory.cuda import Gpu
 from kvleased.movers import protocol

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from kvlease.cuda import DeviceMemory, device_at, device_of, import_memory
 from kvlease.errors import InvalidError
+from kvlease.memory.cuda import DeviceMemory, device_at, device_of, import_memory
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.gpu.streams import (
     COPIES_A_CALL_MAX,

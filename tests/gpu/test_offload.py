@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvlease.cuda import checked, load_driver
 from kvlease.integrations.vllm.offload.copies import (
     HEAD_BYTES,
     PageTensor,
@@ -19,6 +18,7 @@ from kvlease.integrations.vllm.offload.copies import (
     pairs_of,
 )
 from kvlease.integrations.vllm.offload.pinning import Pinning
+from kvlease.memory.cuda import checked, load_driver
 
 NUM_BLOCKS, PAGE_BYTES, NUM_ROWS = 64, 32 << 10, 32
 LAYOUT = RowLayout.of_pages(

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvlease.cuda import DeviceMemory
 from kvlease.errors import InvalidError
+from kvlease.memory.cuda import DeviceMemory
 from kvleased.memory.cpu import map_region
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.gpu.streams import GpuStreams

@@ -17,9 +17,9 @@ from kvlease.errors import (
     UnknownLeaseError,
 )
 from kvlease.groups import GroupShape, Keeps
-from kvlease.key_counts import KeyCounts
 from kvlease.keys import BlockKeys
-from kvlease.memory import WorkerMemory, identity_of, key_counts_of
+from kvlease.memory.key_counts import KeyCounts
+from kvlease.memory.mapped import WorkerMemory, identity_of, key_counts_of
 from kvlease.plan import CachePlan
 from kvlease.plan_groups import groups_of
 from kvlease.transports._frames import close_all

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from transformers import Cache
 
-from kvlease.cuda import DeviceMemory
 from kvlease.errors import (
     InvalidError,
     KVLeaseError,
@@ -22,6 +21,7 @@ from kvlease.integrations._models import (
     require_model,
 )
 from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
+from kvlease.memory.cuda import DeviceMemory
 from kvlease.spec import FullAttention, SlidingWindow
 from kvlease.views import layer_views
 

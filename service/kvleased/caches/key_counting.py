@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from kvlease.ids import WorkerId
-from kvlease.key_counts import num_buckets_for, region_bytes
-from kvlease.memory import KEY_COUNTS
+from kvlease.memory.key_counts import num_buckets_for, region_bytes
+from kvlease.memory.mapped import KEY_COUNTS
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches.registry import CacheEntry, WorkerEntry
 from kvleased.core.effects import Tier

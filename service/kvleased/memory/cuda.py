@@ -9,7 +9,9 @@ import os
 from dataclasses import dataclass
 from typing import Final, Self
 
-from kvlease.cuda import (
+from kvlease.errors import InvalidError
+from kvlease.geometry import round_up
+from kvlease.memory.cuda import (
     Device,
     DeviceMemory,
     Driver,
@@ -19,8 +21,6 @@ from kvlease.cuda import (
     in_context,
     load_driver,
 )
-from kvlease.errors import InvalidError
-from kvlease.geometry import round_up
 from kvlease.units import show_bytes
 
 _PREFIX: Final = "cuda:"

@@ -8,7 +8,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.key_counts import (
+from kvlease.memory.key_counts import (
     ASK_ALWAYS_AT,
     BYTES_PER_COUNT,
     HEAD,

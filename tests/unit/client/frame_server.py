@@ -12,7 +12,7 @@ from typing import Self
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, KVLeaseError
-from kvlease.memory import table_parts
+from kvlease.memory.mapped import table_parts
 from kvlease.plan import CachePlan, PlanInputs
 from kvlease.spec import FullAttention
 from kvlease.tables import TableLayout

@@ -16,7 +16,7 @@ from kvlease.errors import (
     StaleEpochError,
     UnknownLeaseError,
 )
-from kvlease.memory import Row
+from kvlease.memory.mapped import Row
 from kvlease.plan import EngineInputs, PlanInputs
 from kvlease.replies import ReserveSpec
 from kvlease.spec import FullAttention, SlidingWindow, StateSpace

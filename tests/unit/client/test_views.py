@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlease.cuda import Device, DeviceMemory
 from kvlease.errors import InvalidError
 from kvlease.layout import Layout
+from kvlease.memory.cuda import Device, DeviceMemory
 from kvlease.plan import CachePlan
 from kvlease.spec import BYTES_PER_ELEMENT, MLA, FullAttention, StateSpace
 from kvlease.tables import kernel_block_ids

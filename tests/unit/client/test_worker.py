@@ -26,7 +26,7 @@ from kvlease import (
 )
 from kvlease._calling import calls
 from kvlease.errors import LayoutMismatchError, WrongStateError
-from kvlease.memory import table_layout
+from kvlease.memory.mapped import table_layout
 from kvlease.replies import Committed
 from kvlease.tables import TableLayout, TablePart
 from kvlease.v1 import kvlease_pb2 as pb

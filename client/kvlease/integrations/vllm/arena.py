@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.mapping import open_descriptor
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from kvlease.integrations.vllm.mapping import mapped_ahead
 from kvlease.integrations.vllm.sayings import Sayings
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
-from kvlease.memory import Identity as MemoryIdentity
+from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.units import show_bytes
 
 _logger: Final = logging.getLogger(__name__)

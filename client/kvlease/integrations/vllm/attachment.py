@@ -16,7 +16,7 @@ from kvlease.errors import LayoutMismatchError, NeverFitsError, StaleError, Star
 from kvlease.integrations.vllm.namespace import Identity
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
-from kvlease.memory import Identity as MemoryIdentity
+from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
 from kvlease.replies import CacheInfo
 from kvlease.worker import Worker

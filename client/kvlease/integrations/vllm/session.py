@@ -40,7 +40,7 @@ from kvlease.integrations.vllm.rekey import Rekeyer
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
-from kvlease.memory import Identity as MemoryIdentity
+from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
 from kvlease.worker import Worker
 

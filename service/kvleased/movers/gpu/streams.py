@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
-from kvlease.cuda import checked, in_context, load_driver
+from kvlease.memory.cuda import checked, in_context, load_driver
 from kvleased.memory.cuda import Gpu
 from kvleased.movers.spans import Spans
 

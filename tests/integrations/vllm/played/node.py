@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 from tests.integrations.vllm.played.copies import Copier
 from tests.integrations.vllm.played.engine import Build, PlayedEngine
 from tests.integrations.vllm.played.pool import PlayedPool

@@ -10,7 +10,7 @@ from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.rekey import Rekeyer
 from kvlease.integrations.vllm.session import SessionEvent
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 from tests.integrations.vllm.played.pool import PlayedPool
 
 D = TypeVar("D")

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 
 BLOCK_TOKENS: Final = 32
 VOCABULARY_TOKENS: Final = 97

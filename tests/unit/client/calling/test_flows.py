@@ -29,7 +29,7 @@ from kvlease.errors import (
     UnknownWorkerError,
     WrongStateError,
 )
-from kvlease.memory import Row
+from kvlease.memory.mapped import Row
 from kvlease.replies import Evicted, Explanation, Found, Pinned, Reloaded, ReserveSpec
 from kvlease.transports.base import Attached
 from kvlease.v1 import kvlease_pb2 as pb

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvlease.groups import keeps_everything
-from kvlease.memory import table_parts
+from kvlease.memory.mapped import table_parts
 from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention, SlidingWindow
 from kvleased.config.settings import Settings

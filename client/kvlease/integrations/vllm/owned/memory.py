@@ -11,7 +11,7 @@ from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_wit
 from kvlease.integrations.vllm.fence import Retracted, unpacked_keys
 from kvlease.integrations.vllm.session import EngineSession
 from kvlease.magazine import ExchangeOrder
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from kvlease.integrations.vllm.owned.pool import OwnedPool
 from kvlease.integrations.vllm.owned.terms import Needs
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 from kvlease.plan import CachePlan
 
 _logger: Final = logging.getLogger(__name__)

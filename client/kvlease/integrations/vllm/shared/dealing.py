@@ -18,7 +18,7 @@ from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
 from kvlease.integrations.vllm.untold import Untold
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from kvlease.integrations.vllm.arena import (
     parted,
 )
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
-from kvlease.memory import Identity
+from kvlease.memory.mapped import Identity
 
 _logger: Final = logging.getLogger(__name__)
 

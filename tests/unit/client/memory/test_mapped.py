@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from kvlease.errors import InvalidError, LayoutMismatchError
-from kvlease.memory import PHASE_ACTIVE, WorkerMemory, table_parts
+from kvlease.memory.mapped import PHASE_ACTIVE, WorkerMemory, table_parts
 from kvlease.plan import ParallelInputs, PlanInputs, RankInputs
 from kvlease.spec import FullAttention, SlidingWindow
 from kvlease.tables import TableLayout

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease._forks import keep_from_children
-from kvlease.cuda import DeviceMemory, device_of, import_memory
 from kvlease.errors import LayoutMismatchError
-from kvlease.key_counts import KeyCounts
+from kvlease.memory.cuda import DeviceMemory, device_of, import_memory
+from kvlease.memory.forks import keep_from_children
+from kvlease.memory.key_counts import KeyCounts
 from kvlease.plan import CachePlan, GroupPlan
 from kvlease.tables import RowTable, TableLayout, TablePart
 from kvlease.transports.base import Attached

@@ -7,11 +7,11 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[4]
 WITHOUT_BINDINGS: Final = """
 import sys
 sys.modules["cuda.bindings"] = None
-from kvlease.cuda import visible_devices
+from kvlease.memory.cuda import visible_devices
 try:
     visible_devices()
 except Exception as error:
@@ -19,7 +19,7 @@ except Exception as error:
 """
 IMPORTS: Final = """
 import sys
-import kvlease.cuda, kvlease.memory, kvlease.worker
+import kvlease.memory.cuda, kvlease.memory.mapped, kvlease.worker
 import kvleased.memory.cuda, kvleased.movers.gpu.engine, kvleased.caches.tiers
 print(*[name for name in sys.modules if name.startswith("cuda.")])
 """

@@ -10,7 +10,7 @@ import pytest
 
 from kvlease._checks import check_keys
 from kvlease.errors import InvalidError
-from kvlease.key_counts import (
+from kvlease.memory.key_counts import (
     ASK_ALWAYS_AT,
     HEAD,
     HEAD_BYTES,
