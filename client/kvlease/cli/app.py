@@ -22,7 +22,7 @@ from kvlease.cli.misses import explanation
 from kvlease.cli.mistakes import Commands
 from kvlease.cli.naming import Named, OnlyCache, either, explained
 from kvlease.cli.page import ui
-from kvlease.cli.plan import PlanCommand, plan_command
+from kvlease.cli.plan.command import PlanCommand, plan_command
 from kvlease.cli.printing import counted, say
 from kvlease.cli.trace import trace_app
 from kvlease.client import Listed

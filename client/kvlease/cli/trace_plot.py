@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from kvlease.cli.plan_plot import families, plain_number
+from kvlease.cli.plan.plot import families, plain_number
 from kvlease.errors import InvalidError
 from kvlease.traces import Simulated
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvlease.cli import vllm_table as table
+from kvlease.cli.plan.vllm import table
 from tests.integrations.vllm.births import ran
 from tests.integrations.vllm.engine import Job, living
 from tests.integrations.vllm.models import POSITIONS_MAX, path_of

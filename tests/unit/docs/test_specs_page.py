@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlease.cli.plan_inputs import read_source
+from kvlease.cli.plan.inputs import read_source
 from kvlease.plan import PlanInputs
 from kvleased.planning import plan
 

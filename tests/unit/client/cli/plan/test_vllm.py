@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvlease.cli.app import app
-from kvlease.cli.plan_settings import VLLM, as_options, with_options
-from kvlease.cli.vllm_arguments import read_arguments
-from kvlease.cli.vllm_plan import SPLIT_CHUNKS_VARIABLE
-from kvlease.cli.vllm_table import SWITCHES, VALUES
+from kvlease.cli.plan.settings import VLLM, as_options, with_options
+from kvlease.cli.plan.vllm.arguments import read_arguments
+from kvlease.cli.plan.vllm.choices import SPLIT_CHUNKS_VARIABLE
+from kvlease.cli.plan.vllm.table import SWITCHES, VALUES
 from kvlease.errors import InvalidError
 
 CONFIG: dict[str, Any] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlease.cli.plan_plot import Curve, drawn, families, plain_number
-from tests.unit.client.test_cli_plan import CONFIG, run
+from kvlease.cli.plan.plot import Curve, drawn, families, plain_number
+from tests.unit.client.cli.plan.test_command import CONFIG, run
 
 LINE = ([16, 64, 512], [640.0, 500.0, 330.0])
 OTHER = ([16, 64, 512], [1e6, 1e5, 1e3])

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvlease.cli import plan_settings, sheets
-from kvlease.cli import plan_words as words
-from kvlease.cli.plan_settings import OWN, Spelling
+from kvlease.cli import sheets
+from kvlease.cli.plan import settings, words
+from kvlease.cli.plan.settings import OWN, Spelling
 from kvlease.cli.sheets import Column
 from kvlease.errors import KVLeaseError
 from kvlease.plan import CachePlan, GroupPlan
@@ -58,17 +58,17 @@ def answer(
 
 def refusal(error: KVLeaseError, spelling: Spelling = OWN) -> Iterator[RenderableType]:
     """Yield why there is no plan, and which settings that the command line takes would work."""
-    sentence = plan_settings.with_options(error.message.partition(WAY_OUT)[0], spelling)
+    sentence = settings.with_options(error.message.partition(WAY_OUT)[0], spelling)
     yield Text(f"{error.code}: {sentence}", style="red")
     if remedies := [remedy for remedy in error.remedies if spelling.has(remedy) or spelling is OWN]:
         yield Text("\nWhat would work:")
         for remedy in remedies:
-            yield Text(f"  - {plan_settings.as_options(remedy, spelling)}")
+            yield Text(f"  - {settings.as_options(remedy, spelling)}")
 
 
 def notes(found: Iterable[str], spelling: Spelling = OWN) -> RenderableType:
     """Return what may surprise people about the plan, with settings written as options."""
-    return Group(*(Text(f"- {plan_settings.with_options(note, spelling)}") for note in found))
+    return Group(*(Text(f"- {settings.with_options(note, spelling)}") for note in found))
 
 
 def groups(plan: CachePlan, width: int) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Own how the parts of a plan read in words and round numbers; `plan_tables` decides where they stand."""
+"""Own how the parts of a plan read in words and round numbers; `tables` decides where they stand."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from kvlease.cli import plan_settings, plan_words
+from kvlease.cli.plan import settings as plan_settings
+from kvlease.cli.plan import words as plan_words
 from kvlease.plan import EngineInputs, PlanInputs
 from kvlease.plan_report import Equation
 from kvlease.spec import MLA, LayerSpec, RingState
 from kvleased.planning import plan
-from tests.unit.client.test_cli_plan import FULL, STATE, WINDOW
+from tests.unit.client.cli.plan.test_command import FULL, STATE, WINDOW
 
 
 @pytest.mark.parametrize(

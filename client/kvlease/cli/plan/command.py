@@ -12,14 +12,13 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from kvlease.cli import plan_inputs, plan_tables
-from kvlease.cli import plan_options as options
 from kvlease.cli.drawing import drawing
-from kvlease.cli.plan_settings import OWN, VLLM, Spelling
-from kvlease.cli.planner import Planner, find_planner
-from kvlease.cli.records import plain
-from kvlease.cli.vllm_arguments import read_arguments
-from kvlease.cli.vllm_plan import (
+from kvlease.cli.plan import inputs as plan_inputs
+from kvlease.cli.plan import options, tables
+from kvlease.cli.plan.planner import Planner, find_planner
+from kvlease.cli.plan.settings import OWN, VLLM, Spelling
+from kvlease.cli.plan.vllm.arguments import read_arguments
+from kvlease.cli.plan.vllm.choices import (
     ANY_LENGTH_VARIABLE,
     PLATFORMS,
     SPLIT_CHUNKS_VARIABLE,
@@ -27,6 +26,7 @@ from kvlease.cli.vllm_plan import (
     check_defaults,
     inputs_of,
 )
+from kvlease.cli.records import plain
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
 from kvlease.units import TOKENS_MAX, checked_count, parse_bytes
@@ -213,7 +213,7 @@ def _answer(
     spelling: Spelling = OWN,
 ) -> None:
     """Print the plan, and draw it if that is asked for."""
-    plotting = None if plot is None else drawing("kvlease.cli.plan_plot", plot)
+    plotting = None if plot is None else drawing("kvlease.cli.plan.plot", plot)
     plan = planner.plan_or_explain(inputs)
     report = planner.report(inputs, plan)
     what_ifs = planner.what_ifs(inputs, changes)
@@ -224,7 +224,7 @@ def _answer(
         typer.echo(json.dumps(answer, indent=2))
     else:
         console = Console()
-        parts = plan_tables.answer(plan, report, what_ifs, width=console.width, spelling=spelling)
+        parts = tables.answer(plan, report, what_ifs, width=console.width, spelling=spelling)
         for part in parts:
             console.print(part)
     if plotting is not None:
@@ -253,5 +253,5 @@ def _refuse(error: KVLeaseError, spelling: Spelling, *, as_json: bool) -> None:
             problem[name] = getattr(error, name)
         typer.echo(json.dumps(problem, indent=2), err=True)
         return
-    for part in plan_tables.refusal(error, spelling):
+    for part in tables.refusal(error, spelling):
         console.print(part)

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvlease.cli import planner as planners
-from kvlease.cli.plan import plan_command
+from kvlease.cli.plan import planner as planners
+from kvlease.cli.plan.command import plan_command
 from kvlease.errors import InvalidError
 from kvlease.plan import EngineInputs, PlanInputs
 from kvlease.spec import FullAttention, SlidingWindow, StateSpace, spec_to_fields
@@ -289,7 +289,7 @@ def test_plot_without_matplotlib_says_what_to_install(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where matplotlib is missing, the refusal names it and the command that installs it."""
-    monkeypatch.setitem(sys.modules, "kvlease.cli.plan_plot", None)
+    monkeypatch.setitem(sys.modules, "kvlease.cli.plan.plot", None)
     status, _, errors = run("--model", model, "--device-blocks", 9, "--plot", "x.svg")
 
     assert status == 2

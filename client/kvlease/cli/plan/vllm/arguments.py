@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvlease.cli import vllm_table as table
+from kvlease.cli.plan.vllm import table
 from kvlease.errors import InvalidError
 
 _HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvlease.cli import plan_inputs
-from kvlease.cli.vllm_arguments import Given
+from kvlease.cli.plan import inputs as plan_inputs
+from kvlease.cli.plan.vllm.arguments import Given
 from kvlease.errors import InvalidError
 from kvlease.geometry import round_up
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs

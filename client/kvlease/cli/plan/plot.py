@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from kvlease.cli.plan_words import change as change_words
-from kvlease.cli.planner import Planner
+from kvlease.cli.plan.planner import Planner
+from kvlease.cli.plan.words import change as change_words
 from kvlease.errors import InvalidError
 from kvlease.plan import PlanInputs
 
