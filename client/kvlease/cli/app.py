@@ -24,7 +24,7 @@ from kvlease.cli.naming import Named, OnlyCache, either, explained
 from kvlease.cli.page import ui
 from kvlease.cli.plan.command import PlanCommand, plan_command
 from kvlease.cli.printing import counted, say
-from kvlease.cli.trace import trace_app
+from kvlease.cli.trace.command import trace_app
 from kvlease.client import Listed
 from kvlease.replies import Inspection
 

@@ -11,15 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
-from kvlease.cli import simulator, trace_plot, trace_replay
-from kvlease.cli import trace as trace_commands
-from kvlease.cli.trace_record import Recorded, written_at_the_end
+from kvlease.cli.trace import command as trace_commands
+from kvlease.cli.trace import plot as trace_plot
+from kvlease.cli.trace import replay as trace_replay
+from kvlease.cli.trace import simulator
+from kvlease.cli.trace.record import Recorded, written_at_the_end
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace
 from kvlease.traces import Simulated, TracedRequest
 from kvleased.traces import POLICIES
 
-CUT = Path(__file__).parents[2] / "fixtures" / "traces" / "conversation-1000.jsonl"
+CUT = Path(__file__).parents[4] / "fixtures" / "traces" / "conversation-1000.jsonl"
 
 
 def run(*arguments: str, columns: str = "200") -> tuple[int, str, str]:
@@ -351,8 +353,8 @@ def test_trace_that_is_cut_off_is_simulated(tmp_path: Path) -> None:
 def test_interrupted_simulation_leaves_no_traceback(tmp_path: Path) -> None:
     """An interrupted simulation ends without a traceback."""
     program = (
-        "import signal, sys; from kvlease.cli import app, trace\n"
-        "trace.read_trace = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        "import signal, sys; from kvlease.cli import app\nfrom kvlease.cli.trace import command\n"
+        "command.read_trace = lambda *_: signal.raise_signal(signal.SIGINT)\n"
         "sys.argv = ['kvlease', 'trace', 'simulate', 'x']; app.main()"
     )
 

@@ -27,7 +27,7 @@ from kvlease.replies import (
     TenantInfo,
 )
 from kvlease.units import show_bytes
-from tests.unit.client.test_cli import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
+from tests.unit.client.cli.test_app import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
 
 SECONDS_MAX = 30.0
 GHOSTS = (GhostStats(name="lfu@64", num_keys=4, num_hits=3),)

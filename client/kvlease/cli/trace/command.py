@@ -8,19 +8,20 @@ from typing import Annotated
 
 import typer
 
-from kvlease.cli import printing, trace_tables
+from kvlease.cli import printing
 from kvlease.cli.connecting import Address, Json, connected, told
 from kvlease.cli.drawing import drawing
 from kvlease.cli.printing import counted
-from kvlease.cli.simulator import find_simulator
-from kvlease.cli.trace_record import (
+from kvlease.cli.trace import tables
+from kvlease.cli.trace.record import (
     REQUESTS_MAX,
     STANDARD_OUTPUT,
     Recorded,
     record,
     written_at_the_end,
 )
-from kvlease.cli.trace_replay import TENANT, replay
+from kvlease.cli.trace.replay import TENANT, replay
+from kvlease.cli.trace.simulator import find_simulator
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace, write_trace
 from kvlease.traces import Simulated, Trace, gathered
@@ -70,14 +71,14 @@ def simulate_command(
     """Print what share of a trace's keys each policy finds, beside Belady's bound."""
     with told(status=2):
         simulator = find_simulator()
-        plotting = None if plot is None else drawing("kvlease.cli.trace_plot", plot)
+        plotting = None if plot is None else drawing("kvlease.cli.trace.plot", plot)
         read = _read(trace, requests)
         results = list(simulator.simulate(read, policy or (), blocks or ()))
         if as_json:
             typer.echo(json.dumps(_answer(read, results), indent=2))
         else:
             console = printing.console()
-            for part in trace_tables.simulated(read, results, console.width):
+            for part in tables.simulated(read, results, console.width):
                 console.print(part, highlight=False)
         if plotting is not None:
             plotting.draw(results, plot)
@@ -147,7 +148,7 @@ def replay_command(
         typer.echo(json.dumps(dataclasses.asdict(replayed), indent=2))
     else:
         console = printing.console()
-        for part in trace_tables.replayed(replayed):
+        for part in tables.replayed(replayed):
             console.print(part, highlight=False)
     if replayed.has_refused_for_good:
         raise typer.Exit(1)

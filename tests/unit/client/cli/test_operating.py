@@ -20,7 +20,7 @@ from kvlease.operating import (
     TenantRule,
 )
 from kvlease.replies import CacheInfo, CacheStats, Evicted, Explanation, Stats
-from tests.unit.client.test_cli import CACHE, INFO
+from tests.unit.client.cli.test_app import CACHE, INFO
 
 CLEARED = Cleared(
     num_device=3, num_host=2, num_disk=1, num_held=0, lease_ids=(), pin_ids=(), num_copying=0, num_in_magazines=0,

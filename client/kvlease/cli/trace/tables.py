@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from kvlease.cli.sheets import Column, pairs, sheet
-from kvlease.cli.trace_replay import Replayed
+from kvlease.cli.trace.replay import Replayed
 from kvlease.traces import Simulated, Trace
 
 BOUND = "belady"
