@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvlease import Client, FullAttention, PlanInputs
-from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.magazine import ExchangeOrder

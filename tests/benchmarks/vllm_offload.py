@@ -100,7 +100,7 @@ def lookups(address: str) -> list[dict[str, Any]]:
 
 def opened(address: str) -> Any:
     """Return a manager over a pool of small rows."""
-    from kvlease.integrations.vllm.namespace import FIELDS, Identity  # noqa: PLC0415
+    from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity  # noqa: PLC0415
     from kvlease.integrations.vllm.offload.desk import Desk  # noqa: PLC0415
     from kvlease.integrations.vllm.offload.manager import PoolManager  # noqa: PLC0415
     from kvlease.integrations.vllm.session import EngineSession, Terms  # noqa: PLC0415

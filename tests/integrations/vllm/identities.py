@@ -71,7 +71,7 @@ def _whole(model: str) -> Any:
 
 def _changes(base: Any, class_name: str, path: str, others: dict[str, Any]) -> dict[str, Any]:
     """Return, for each setting of a configuration, which fields of the identity its change changes."""
-    from kvlease.integrations.vllm.namespace import Identity  # noqa: PLC0415
+    from kvlease.integrations.vllm.identity.namespace import Identity  # noqa: PLC0415
 
     own = Identity.of(base)
     parts = path.split(".") if path else []
@@ -93,7 +93,7 @@ def _changes(base: Any, class_name: str, path: str, others: dict[str, Any]) -> d
 
 def _variables(base: Any) -> dict[str, list[str]]:
     """Return, for each variable of the environment that vLLM reads, which fields of the identity it changes."""
-    from kvlease.integrations.vllm.namespace import Identity  # noqa: PLC0415
+    from kvlease.integrations.vllm.identity.namespace import Identity  # noqa: PLC0415
     from vllm import envs  # noqa: PLC0415
 
     own, had = Identity.of(base), dict(os.environ)

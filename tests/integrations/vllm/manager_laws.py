@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from kvlease import Client
-from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.offload import desk as desks
 from kvlease.integrations.vllm.offload import manager as managing
 from kvlease.integrations.vllm.offload.desk import Desk

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlease.integrations.vllm.fence import Fence
 from kvlease.integrations.vllm.guard import Guard
-from kvlease.integrations.vllm.rekey import Rekeyer
+from kvlease.integrations.vllm.identity.rekey import Rekeyer
 from kvlease.integrations.vllm.shared.dealing import Dealer
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.pace import Supply

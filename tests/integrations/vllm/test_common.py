@@ -67,7 +67,7 @@ import copy
 from vllm.engine.arg_utils import EngineArgs
 from vllm.config import KVTransferConfig
 from transformers import LlamaConfig
-from kvlease.integrations.vllm.namespace import FIELDS, Identity, magazine_name
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity, magazine_name
 small = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
              num_attention_heads=2, num_key_value_heads=2, head_dim=32)
 LlamaConfig(**small, architectures=["LlamaForCausalLM"]).save_pretrained(MODEL)

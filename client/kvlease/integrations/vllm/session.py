@@ -36,7 +36,7 @@ from kvlease.integrations.vllm.attacher import Attacher
 from kvlease.integrations.vllm.attachment import Attachment
 from kvlease.integrations.vllm.exchanging import Exchanging
 from kvlease.integrations.vllm.guard import Guard
-from kvlease.integrations.vllm.rekey import Rekeyer
+from kvlease.integrations.vllm.identity.rekey import Rekeyer
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.integrations.vllm.terms import Terms
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvlease.errors import NeverFitsError
-from kvlease.integrations.vllm.namespace import Identity
+from kvlease.integrations.vllm.identity.namespace import Identity
 from kvlease.plan import CachePlan, PlanInputs
 
 

@@ -27,7 +27,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
-from kvlease.integrations.vllm.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.offload import preemptions, resets, streaming
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlease.exchanges import packable
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations.vllm.rekey import RememberedKeys
+from kvlease.integrations.vllm.identity.rekey import RememberedKeys
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish

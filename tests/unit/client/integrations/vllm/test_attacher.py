@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvlease.errors import InvalidError
 from kvlease.integrations.vllm import sayings
-from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 

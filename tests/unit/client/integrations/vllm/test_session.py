@@ -9,7 +9,7 @@ import pytest
 
 from kvlease.errors import DeadlineError, IdReusedError, PoolFullError, UnavailableError
 from kvlease.integrations.vllm.attachment import Attachment
-from kvlease.integrations.vllm.namespace import FIELDS, Identity
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.magazine import ExchangeOrder, Inventory

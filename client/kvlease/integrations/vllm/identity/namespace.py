@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kvlease.integrations.vllm.fields import (
+from kvlease.integrations.vllm.identity.fields import (
     DIGEST_CHARACTERS,
     FIELDS,
     RANDOM_SEED,

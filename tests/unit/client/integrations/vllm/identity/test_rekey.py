@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.integrations.vllm.rekey import Rekeyer, RememberedKeys
+from kvlease.integrations.vllm.identity.rekey import Rekeyer, RememberedKeys
 
 TENANT_KEY = bytes(range(32))
 DIGEST = b"d" * 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlease.integrations.vllm.namespace import FIELDS, Identity, magazine_name
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity, magazine_name
 
 CACHE_NAME_CHARACTERS_MAX = 63
 DIGEST_CHARACTERS_MAX = 256

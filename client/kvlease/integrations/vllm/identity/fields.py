@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from kvlease.integrations.vllm.weights import digest_of_weights
+from kvlease.integrations.vllm.identity.weights import digest_of_weights
 
 FIELDS: Final = (
     "format", "model", "revision", "weights", "code", "load_format", "dtype", "quantization", "arithmetic", "overrides",
