@@ -14,7 +14,7 @@ import pytest
 
 from kvlease import Client, FullAttention, PlanInputs
 from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.magazine import ExchangeOrder
 from tests.acceptance.serving import Serving, blocks_in_use

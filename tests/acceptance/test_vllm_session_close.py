@@ -8,7 +8,7 @@ import pytest
 
 from kvlease import Client, FullAttention, PlanInputs
 from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from tests.acceptance.serving import Serving
 

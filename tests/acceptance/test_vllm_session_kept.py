@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlease import Client
-from kvlease.integrations.vllm.session import SessionEvent
+from kvlease.integrations.vllm.session.session import SessionEvent
 from tests.acceptance.serving import Serving
 from tests.acceptance.test_vllm_session import (
     IDENTITY,

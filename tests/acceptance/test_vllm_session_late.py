@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvlease.integrations.vllm.session import SessionEvent
+from kvlease.integrations.vllm.session.session import SessionEvent
 from tests.acceptance.serving import Serving, new_cache
 from tests.acceptance.test_vllm_session import INPUTS, opened, settings, terms, until
 

@@ -103,7 +103,7 @@ def opened(address: str) -> Any:
     from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity  # noqa: PLC0415
     from kvlease.integrations.vllm.offload.desk import Desk  # noqa: PLC0415
     from kvlease.integrations.vllm.offload.manager import PoolManager  # noqa: PLC0415
-    from kvlease.integrations.vllm.session import EngineSession, Terms  # noqa: PLC0415
+    from kvlease.integrations.vllm.session.session import EngineSession, Terms  # noqa: PLC0415
     from kvlease.integrations.vllm.settings import ConnectorSettings  # noqa: PLC0415
     from kvlease.plan import PlanInputs  # noqa: PLC0415
     from kvlease.spec import FullAttention  # noqa: PLC0415

@@ -195,7 +195,7 @@ class Life:
         if self._job.get("times"):
             for name in ("schedule", "update_from_output", "add_request"):
                 setattr(core.scheduler, name, self._timed(name, getattr(core.scheduler, name)))
-            if guard := sys.modules.get("kvlease.integrations.vllm.guard"):
+            if guard := sys.modules.get("kvlease.integrations.vllm.session.guard"):
                 guard.Guard.call = self._timed("control_call", guard.Guard.call)
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
 from kvlease.integrations.vllm.offload import desk as desks
 from kvlease.integrations.vllm.offload import manager as managing
 from kvlease.integrations.vllm.offload.desk import Desk
-from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.plan import PlanInputs
 from kvlease.spec import FullAttention

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvlease.integrations.vllm.fence import Fence
-from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.identity.rekey import Rekeyer
+from kvlease.integrations.vllm.session.guard import Guard
 from kvlease.integrations.vllm.shared.dealing import Dealer
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.pace import Supply

@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
-from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan

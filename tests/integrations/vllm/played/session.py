@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn, TypeVar
 
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
-from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.identity.rekey import Rekeyer
-from kvlease.integrations.vllm.session import SessionEvent
+from kvlease.integrations.vllm.session.guard import Guard
+from kvlease.integrations.vllm.session.session import SessionEvent
 from kvlease.memory.mapped import Identity
 from tests.integrations.vllm.played.pool import PlayedPool
 

@@ -46,7 +46,7 @@ from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
-from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
 from kvlease.integrations.vllm.shared import readers
 

@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import OffloadKey
 from kvlease.integrations.vllm.identity.rekey import RememberedKeys
 from kvlease.integrations.vllm.offload.absences import Absences
 from kvlease.integrations.vllm.offload.books import NO_ROWS, Books, Row, Rows
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent
 from kvlease.magazine import Exchanged
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.arena import ArenaContext, arena_tensor, lies_within, parted
 from kvlease.integrations.vllm.fence import Retracted, unpacked_keys
-from kvlease.integrations.vllm.session import EngineSession
+from kvlease.integrations.vllm.session.session import EngineSession
 from kvlease.magazine import ExchangeOrder
 from kvlease.memory.mapped import Identity
 from kvlease.plan import CachePlan

@@ -12,7 +12,7 @@ from kvlease.integrations.vllm.owned.keeper import Keeper
 from kvlease.integrations.vllm.owned.memory import Claim
 from kvlease.integrations.vllm.owned.pool import OwnedPool
 from kvlease.integrations.vllm.owned.terms import Needs
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 from kvlease.memory.mapped import Identity
 from kvlease.plan import CachePlan

@@ -13,7 +13,7 @@ import numpy as np
 from kvlease.exchanges import packable
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.integrations.vllm.identity.rekey import RememberedKeys
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.orders import Order, Reconciled, Settled, Wish
 from kvlease.integrations.vllm.untold import Untold

@@ -11,7 +11,7 @@ from kvlease.integrations.vllm.arena import (
     lies_within,
     parted,
 )
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent
 from kvlease.memory.mapped import Identity
 
 _logger: Final = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvlease.geometry import ceil_div
 from kvlease.integrations.vllm.fence import Fence
-from kvlease.integrations.vllm.session import EngineSession
+from kvlease.integrations.vllm.session.session import EngineSession
 from kvlease.integrations.vllm.shared.dealing import Dealer
 from kvlease.integrations.vllm.shared.magazine import Books
 from kvlease.integrations.vllm.shared.memory import Mapped

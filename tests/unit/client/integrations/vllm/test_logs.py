@@ -48,7 +48,7 @@ def test_lines_stand_in_the_engines_log_once(ours: logging.Logger, engine_log: i
     join()
     join()
 
-    said = logging.getLogger("kvlease.integrations.vllm.attacher")
+    said = logging.getLogger("kvlease.integrations.vllm.session.attacher")
     said.info("attached")
     said.debug("in detail")
 

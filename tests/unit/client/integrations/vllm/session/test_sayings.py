@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvlease.errors import InvalidError
-from kvlease.integrations.vllm import sayings
 from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
-from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.session import sayings
+from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 
 WRONG = InvalidError("it is wrong")

@@ -8,7 +8,7 @@ guards that they share lives as long as any of them.
 from typing import Final
 from weakref import WeakSet, WeakValueDictionary
 
-from kvlease.integrations.vllm.guard import Guard
+from kvlease.integrations.vllm.session.guard import Guard
 
 _away: Final[WeakValueDictionary[str, WeakSet[Guard]]] = WeakValueDictionary()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
-from kvlease.integrations.vllm.session import EngineSession, Terms
+from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 
 Said = Callable[..., str]

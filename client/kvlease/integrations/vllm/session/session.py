@@ -31,14 +31,14 @@ from typing import Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease.integrations.vllm import outages, sayings
-from kvlease.integrations.vllm.attacher import Attacher
-from kvlease.integrations.vllm.attachment import Attachment
-from kvlease.integrations.vllm.exchanging import Exchanging
-from kvlease.integrations.vllm.guard import Guard
 from kvlease.integrations.vllm.identity.rekey import Rekeyer
+from kvlease.integrations.vllm.session import outages, sayings
+from kvlease.integrations.vllm.session.attacher import Attacher
+from kvlease.integrations.vllm.session.attachment import Attachment
+from kvlease.integrations.vllm.session.exchanging import Exchanging
+from kvlease.integrations.vllm.session.guard import Guard
+from kvlease.integrations.vllm.session.terms import Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
-from kvlease.integrations.vllm.terms import Terms
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.plan import CachePlan

@@ -14,8 +14,8 @@ from kvlease.errors import (
     UnavailableError,
     UnknownCacheError,
 )
-from kvlease.integrations.vllm import outages
-from kvlease.integrations.vllm.guard import Guard
+from kvlease.integrations.vllm.session import outages
+from kvlease.integrations.vllm.session.guard import Guard
 
 
 class Clock:

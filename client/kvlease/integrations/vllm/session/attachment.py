@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from kvlease.client import Client
 from kvlease.errors import LayoutMismatchError, NeverFitsError, StaleError, StartingError
 from kvlease.integrations.vllm.identity.namespace import Identity
+from kvlease.integrations.vllm.session.terms import Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
-from kvlease.integrations.vllm.terms import Terms
 from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.plan import CachePlan
 from kvlease.replies import CacheInfo

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvlease.errors import DeadlineError, IdReusedError, PoolFullError, UnavailableError
-from kvlease.integrations.vllm.attachment import Attachment
 from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity
-from kvlease.integrations.vllm.session import EngineSession, SessionEvent, Terms
+from kvlease.integrations.vllm.session.attachment import Attachment
+from kvlease.integrations.vllm.session.session import EngineSession, SessionEvent, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
 from kvlease.magazine import ExchangeOrder, Inventory
 
@@ -135,7 +135,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the sessions."""
     clock = Clock()
-    monkeypatch.setattr("kvlease.integrations.vllm.session.time", clock)
+    monkeypatch.setattr("kvlease.integrations.vllm.session.session.time", clock)
     return clock
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvlease.errors import DeadlineError, InvalidError, RefusedError
-from kvlease.integrations.vllm.attachment import Attachment
+from kvlease.integrations.vllm.session.attachment import Attachment
 from kvlease.magazine import Exchanged, ExchangeOrder, Inventory
 
 _NOTHING: Final = ExchangeOrder()

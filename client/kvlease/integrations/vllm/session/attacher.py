@@ -22,12 +22,12 @@ from kvlease.errors import (
     StartingError,
     UnknownCacheError,
 )
-from kvlease.integrations.vllm.attachment import Attachment, attach
-from kvlease.integrations.vllm.guard import ANSWERS, Guard
 from kvlease.integrations.vllm.mapping import mapped_ahead
-from kvlease.integrations.vllm.sayings import Sayings
+from kvlease.integrations.vllm.session.attachment import Attachment, attach
+from kvlease.integrations.vllm.session.guard import ANSWERS, Guard
+from kvlease.integrations.vllm.session.sayings import Sayings
+from kvlease.integrations.vllm.session.terms import Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings
-from kvlease.integrations.vllm.terms import Terms
 from kvlease.memory.mapped import Identity as MemoryIdentity
 from kvlease.units import show_bytes
 
