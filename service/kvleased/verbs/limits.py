@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 from typing import Final
 
@@ -156,8 +157,9 @@ def _minima(
             _part(usable_blocks, tenant.min_percent), Fraction(tenant.min_bytes, bytes_per_block)
         )
         for name, tenant in sorted(tenants.items())
+        if tenant.min_percent or tenant.min_bytes
     }
-    minima = {name: floor(share) for name, share in shares.items()}
+    minima = dict.fromkeys(tenants, 0) | {name: floor(share) for name, share in shares.items()}
     num_left = usable_blocks - sum(minima.values())
     if num_left < 0:
         need = usable_blocks - num_left
@@ -180,7 +182,7 @@ def _minima(
 def _limits(
     tenant: TenantSettings, min_blocks: int, usable_blocks: int, bytes_per_block: int
 ) -> TenantLimits:
-    maxima = {"max_percent": floor(_part(usable_blocks, tenant.max_percent))}
+    maxima = {"max_percent": _part_floored(usable_blocks, tenant.max_percent)}
     if tenant.max_bytes:
         maxima["max_bytes"] = tenant.max_bytes // bytes_per_block
     max_blocks = min(maxima.values())
@@ -189,11 +191,23 @@ def _limits(
         max_blocks=max_blocks,
         maxima=tuple(maxima.items()),
         weight=tenant.weight,
-        pinned_blocks_max=floor(_part(usable_blocks, tenant.pinned_percent_max)),
+        pinned_blocks_max=_part_floored(usable_blocks, tenant.pinned_percent_max),
         leases_max=tenant.leases_max or UNLIMITED.leases_max,
     )
 
 
 def _part(num_blocks: int, percent: float) -> Fraction:
     """Return a share of blocks exactly: in floating point, 29 % of 100 would not be 29."""
-    return Fraction(str(percent)) * num_blocks / 100
+    numerator, denominator = _ratio(percent)
+    return Fraction(num_blocks * numerator, denominator)
+
+
+def _part_floored(num_blocks: int, percent: float) -> int:
+    """Return the whole blocks of a share, without a fraction: a change of limits has two for each tenant and cache."""
+    numerator, denominator = _ratio(percent)
+    return num_blocks * numerator // denominator
+
+
+@lru_cache(maxsize=1_024)
+def _ratio(percent: float) -> tuple[int, int]:
+    return (Fraction(str(percent)) / 100).as_integer_ratio()

@@ -15,6 +15,7 @@ from kvleased.control.process import read_settings
 from kvleased.core.limits import TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.credentials.derived import tenant_digest, tenant_key
+from kvleased.verbs import limits as limits_module
 from kvleased.verbs.limits import Rules, limits_of, with_tenants
 
 SECRET = bytes(range(32))
@@ -161,6 +162,15 @@ def test_bytes_are_divided_by_those_of_a_block() -> None:
     assert found.maxima == (("max_percent", 50), ("max_bytes", 39))
     found = limits_of({"chat": tenant}, SECRET, 1_000, 100).tenants[CHAT]
     assert (found.min_blocks, found.max_blocks) == (39, 39)
+
+
+def test_tenants_without_minimum_cost_no_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of limits is computed for each tenant in each cache while workers wait, so exactness must be cheap."""
+    tenants = {f"tenant-{index}": TenantSettings(max_percent=57.3) for index in range(256)}
+    before = limits_of(tenants, SECRET, 1_000, 100)
+    monkeypatch.delattr(limits_module, "Fraction")
+
+    assert limits_of(tenants, SECRET, 1_000, 100) == before
 
 
 def test_minima_that_are_more_than_the_pool_are_refused() -> None:
