@@ -3,7 +3,7 @@
 Nothing is computed unless a viewer asks, and at most once a moment, however many viewers ask.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Final, NamedTuple
@@ -159,7 +159,7 @@ def _tier(entry: CacheEntry, written: str) -> Tier:
 
 
 def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: float) -> Sheet:
-    plan, options = entry.plan, entry.options
+    plan, options, tenants = entry.plan, entry.options, _with_blocks(found)
     return {
         "cache": entry.name,
         "status": entry.status,
@@ -178,7 +178,8 @@ def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: flo
             {"tier": one.tier, "status": one.status, "reason": one.reason} for one in entry.tiers()
         ],
         "counters": dict(found.census.counters),
-        "tenants": _tenants(found),
+        "tenants": _tenants(found, tenants[: TENANTS_MAX + 1]),
+        "num_tenants": len(tenants),
         "magazines": [
             {"magazine_id": id_of(place), "private": private, "findable": findable}
             for place, private, findable in found.census.magazines
@@ -192,14 +193,21 @@ def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: flo
     }
 
 
-def _tenants(found: Figures) -> list[Sheet]:
-    names = sorted({tenant for tenant, _ in found.tenants})
+def _with_blocks(found: Figures) -> list[str]:
+    """Return the names of the tenants that use device blocks, those with the most first."""
+    names = {
+        tenant for (tenant, state), count in found.tenants.items() if state == "used" and count
+    }
+    return sorted(names, key=lambda name: (-found.tenants[name, "used"], name))
+
+
+def _tenants(found: Figures, names: Sequence[str]) -> list[Sheet]:
     return [
         {
             "tenant": name,
             **{state: found.tenants[name, state] for state in ("used", "held", "pinned")},
         }
-        for name in names[: TENANTS_MAX + 1]
+        for name in names
     ]
 
 

@@ -200,7 +200,7 @@ function legend() {
     state: () => colours.ORDER.map((look) => item(colours.ofState(look), colours.WORDS[look], numOf(look), colours.MARKS[look])),
     tenant: () => {
       const named = [...map.pools.values()][0]?.tenants ?? [];
-      const usedBy = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
+      const usedBy = (name) => (caches.some(isCut) ? null : caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0));
       return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, usedBy(name))), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade, ...ownerless];
     },
     tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade, ...ownerless],
@@ -225,8 +225,9 @@ function tables(sheet, caches) {
   const isMany = caches.length > 1;
   const named = (one, words) => (isMany ? `${one.cache} · ${words}` : words);
   leases(caches, named);
-  table($("tenants"), "Device blocks by tenant", [["Tenant"], ["Used", true], ["Held", true], ["Pinned", true]],
-    caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => [named(one, tenant.tenant), count(tenant.used), count(tenant.held), count(tenant.pinned)])),
+  const most = caches.some(isCut) ? ", those with the most" : "";
+  table($("tenants"), `Device blocks by tenant${most}`, [["Tenant"], ["Used", true], ["Held", true], ["Pinned", true]],
+    caches.flatMap((one) => one.tenants.map((tenant) => [named(one, tenant.tenant), count(tenant.used), count(tenant.held), count(tenant.pinned)])),
     "No tenant has a block.");
   table($("magazines"), "Magazines: what engines hold by block id", [["Magazine"], ["Private", true], ["Findable", true]],
     caches.flatMap((one) => one.magazines.map((magazine) => [named(one, `number ${magazine.magazine_id}`), count(magazine.private), count(magazine.findable)])),
@@ -244,13 +245,17 @@ function tables(sheet, caches) {
   sums(sheet, caches);
 }
 
+/** Tell whether a cache has more tenants with blocks than the daemon lists. */
+const isCut = (one) => one.num_tenants > one.tenants.length;
+
 /** Say beside the titles what is below them, for who has folded that. */
 function sums(sheet, caches) {
-  const tenants = new Set(caches.flatMap((one) => one.tenants.filter((tenant) => tenant.used).map((tenant) => tenant.tenant)));
+  const tenants = new Set(caches.flatMap((one) => one.tenants.map((tenant) => tenant.tenant)));
   const off = caches.flatMap((one) => one.tiers.filter((tier) => ["off", "degraded"].includes(tier.status)).map((tier) => `${tier.tier} is ${tier.status}`));
   const refused = numRefused(sheet);
   const waiting = caches.reduce((total, one) => total + one.num_waiting, 0);
-  text($("tenants-now"), tenants.size === 1 ? "1 tenant has blocks" : `${count(tenants.size)} tenants have blocks`);
+  const more = caches.some(isCut) ? "at least " : "";
+  text($("tenants-now"), tenants.size === 1 ? "1 tenant has blocks" : `${more}${count(tenants.size)} tenants have blocks`);
   text($("tiers-now"), [...new Set(off)].join(", "));
   text($("refusals-now"), `${count(refused)} refused, ${count(waiting)} waiting`);
 }

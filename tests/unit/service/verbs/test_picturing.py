@@ -126,3 +126,30 @@ async def test_sheet_tells_of_leases_tenants_and_refusals(node: Node) -> None:
     assert {"tenant": "acme", "used": 2, "held": 2, "pinned": 0} in cache["tenants"]
     assert [(one["code"], one["count"]) for one in sheet["refusals"]] == [("POOL_FULL", 2)]
     assert worker.token not in str(sheet)
+
+
+async def test_sheet_lists_tenants_with_the_most_blocks(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tenants have limits, those that use blocks are listed, and the sheet says how many there are."""
+    monkeypatch.setattr(picturing, "TENANTS_MAX", 1)
+    async with node.life():
+        await node.register()
+        for tenant in ("a", "b", "c", "d"):
+            limits = pb.TenantLimits(weight=2)
+            await node.ask(
+                "set_tenant",
+                pb.SetTenantRequest(tenant=tenant, limits=limits, revision=1),
+                OPERATOR,
+            )
+        for tenant, num_tokens in (("x", 4), ("y", 12), ("z", 8)):
+            worker = await node.attach(tenant=tenant)
+            await node.ask(
+                "reserve", pb.ReserveRequest(request_id="r", num_tokens=num_tokens), worker
+            )
+
+        sheet: Any = gallery(node).sheet()
+
+    (cache,) = sheet["caches"]
+    assert [(one["tenant"], one["used"]) for one in cache["tenants"]] == [("y", 3), ("z", 2)]
+    assert cache["num_tenants"] == 3
