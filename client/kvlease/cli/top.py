@@ -23,6 +23,7 @@ from textual.widgets import DataTable, Footer, Header, Static
 from textual.worker import Worker
 
 from kvlease.cli import top_parts as parts
+from kvlease.cli.listing import first_of
 from kvlease.cli.printing import cell
 from kvlease.client import Client
 from kvlease.errors import KVLeaseError
@@ -30,8 +31,8 @@ from kvlease.replies import CacheInfo, Inspection, Stats
 
 HISTORY_MAX: Final = 240
 """Most moments that the timelines show."""
-ROWS_MAX: Final = 50
-"""Most rows of each list."""
+_TENANTS_READ_MAX: Final = 1_024
+"""Most tenants among which those with the most blocks are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +56,9 @@ def read(client: Client, cache: str) -> Moment:
     lists = {}
     if chosen:
         lists = {
-            "leases": client.inspect(chosen, "leases", limit=ROWS_MAX),
-            "waiting": client.inspect(chosen, "waiting", limit=ROWS_MAX),
-            "tenants": client.inspect(chosen, "tenants", limit=ROWS_MAX),
+            "leases": client.inspect(chosen, "leases", limit=parts.ROWS_MAX),
+            "waiting": client.inspect(chosen, "waiting", limit=parts.ROWS_MAX),
+            "tenants": first_of(client, chosen, "tenants", _TENANTS_READ_MAX),
         }
     return Moment(seconds=monotonic(), stats=stats, caches=caches, lists=lists)
 

@@ -49,6 +49,8 @@ LISTS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The lists and their columns."""
 
+ROWS_MAX: Final = 50
+"""Most entries that are shown of each list."""
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _NAMES_MAX: Final = 8
 """Most caches that one line names."""
@@ -152,8 +154,16 @@ def ghosts(stats: Stats, cache: str) -> RenderableType:
 
 
 def rows(name: str, page: Inspection | None) -> list[tuple[str, ...]]:
-    """Return the rows of a list."""
-    return [] if page is None else [_ROWS[name](one) for one in getattr(page, name)]
+    """Return the rows of a list, and behind them how many more there are; tenants with the most blocks come first."""
+    if page is None:
+        return []
+    entries = list(getattr(page, name))
+    if name == "tenants":
+        entries.sort(key=lambda one: (-one.used_blocks, one.tenant))
+    shown = [_ROWS[name](one) for one in entries[:ROWS_MAX]]
+    if (num_more := page.num_total - len(shown)) > 0:
+        shown.append((f"… {num_more:,} more", *[""] * (len(LISTS[name]) - 1)))
+    return shown
 
 
 def of(stats: Stats, cache: str) -> CacheStats | None:

@@ -59,7 +59,7 @@ class Told:
             lists={
                 "leases": Inspection(num_total=1, leases=self.leases),
                 "waiting": Inspection(num_total=1, waiting=(WAITING,)),
-                "tenants": Inspection(num_total=1, tenants=self.tenants),
+                "tenants": Inspection(num_total=len(self.tenants), tenants=self.tenants),
             },
         )
 
@@ -71,7 +71,12 @@ def words(top: Top, name: str) -> str:
 
 def first_row(top: Top, name: str) -> list[str]:
     """Return the cells of a list's first row, as they are drawn."""
-    row = top.query_one(f"#{name}", DataTable).get_row_at(0)
+    return row_at(top, name, 0)
+
+
+def row_at(top: Top, name: str, at: int) -> list[str]:
+    """Return the cells of a list's row, as they are drawn."""
+    row = top.query_one(f"#{name}", DataTable).get_row_at(at)
     return [default_cell_formatter(cell).plain for cell in row]
 
 
@@ -209,6 +214,22 @@ async def test_names_and_refusals_are_shown_as_they_are(name: str) -> None:
 
         assert first_row(top, "tenants")[0] == name
         assert words(top, "trouble") == f"UNAVAILABLE: nobody knows {name}"
+
+
+async def test_of_many_tenants_those_with_the_most_blocks_are_shown() -> None:
+    """However many tenants have limits, those that use blocks come first, and the last row counts what is not shown."""
+    told = Told()
+    idle = [replace(TENANT, tenant=f"idle-{index:03}", used_blocks=0) for index in range(60)]
+    busy = [replace(TENANT, tenant=f"busy-{index}", used_blocks=index) for index in (1, 2)]
+    told.tenants = (*idle, *busy)
+    top = Top(told, every_seconds=60)
+
+    async with top.run_test(size=(120, 60)) as pilot:
+        await top.workers.wait_for_complete()
+        await pilot.pause()
+
+        names = [row_at(top, "tenants", at)[0] for at in (0, 1, 2, 50)]
+        assert names == ["busy-2", "busy-1", "idle-000", "… 12 more"]
 
 
 @pytest.mark.parametrize(
@@ -444,11 +465,12 @@ def test_read_asks_for_the_lists_of_one_cache() -> None:
         def list_caches(self) -> list[object]:
             return [INFO]
 
-        def inspect(self, cache: str, what: str, *, limit: int) -> Inspection:
+        def inspect(self, cache: str, what: str, *, limit: int, after_id: int = 0) -> Inspection:
+            assert not after_id
             asked.append(f"{cache} {what} {limit}")
             return Inspection(num_total=0)
 
     moment = read(Answering(), "gone")  # type: ignore[arg-type]  # what of a client is used
 
-    assert asked == ["demo leases 50", "demo waiting 50", "demo tenants 50"]
+    assert asked == ["demo leases 50", "demo waiting 50", "demo tenants 256"]
     assert moment.stats is STATS
