@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import Final
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvleased.movers.rows import CHUNK_BYTES, Loops, Part, Pool, PythonLoops, Runs
+from kvleased.telemetry import logs
 
 _XXH3: Final = (
     "XXH3_createState",
@@ -121,8 +123,21 @@ def _at(array: NDArray[np.generic]) -> int:
 def _made() -> Loops:
     try:
         return CompiledLoops()
-    except (ImportError, AttributeError, OSError):
+    except (ImportError, AttributeError, OSError) as error:
+        _tell(str(error))
         return PythonLoops()
+
+
+@cache
+def _tell(error: str) -> None:
+    """Log, once in this process for one reason, that copies are slower than they could be."""
+    logs.line(
+        "warning",
+        "loops_not_compiled",
+        error=error,
+        advice="copies of small blocks take half as long again; for faster ones install lupa and xxhash as pip does, "
+        "and let this process execute memory that it wrote (systemd: MemoryDenyWriteExecute=no)",
+    )
 
 
 _OF_THREAD: Final = threading.local()

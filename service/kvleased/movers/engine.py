@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
+from kvleased.movers.compiled import loops
 from kvleased.movers.cpu import CpuPools
 from kvleased.movers.pools import Copied, OutOfBoundsError, Pools
 from kvleased.movers.protocol import Batch, Completion, PoolMap
@@ -219,6 +220,8 @@ def main(link_fd: int, settings_fd: int = -1) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     device = _device_of(settings_fd)
+    # Made before there is a copy that would wait for them; if they are slow ones, the log says so from the start.
+    loops()
     with socket.socket(fileno=link_fd) as link:
         link.setblocking(True)
         if device == CPU:

@@ -1,5 +1,6 @@
 """Compiled loops do what those in Python do, on every thread; where there are none, those in Python are taken."""
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -90,12 +91,22 @@ def test_threads_sum_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("missing", ["lupa.luajit21", "xxhash._xxhash"])
 def test_loops_in_python_are_taken_where_none_can_be_compiled(
-    missing: str, monkeypatch: pytest.MonkeyPatch
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine without LuaJIT, or whose xxhash hides its functions, has slower copies, and no others."""
-    monkeypatch.setitem(sys.modules, missing, None)
+    """A machine without LuaJIT, or whose xxhash hides its functions, has slower copies, and no others; the log says so.
 
-    assert isinstance(compiled._made(), PythonLoops)
+    Each thread of a process makes loops of its own, but all for one reason, which is told once.
+    """
+    monkeypatch.setitem(sys.modules, missing, None)
+    compiled._tell.cache_clear()
+
+    made = [compiled._made(), compiled._made()]
+
+    assert all(isinstance(one, PythonLoops) for one in made)
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["event"]) == ("warning", "loops_not_compiled")
+    assert missing in told["error"]
 
 
 def test_loops_in_python_are_taken_where_no_memory_becomes_executable() -> None:
@@ -114,3 +125,4 @@ print(type(loops()).__name__)
     if "AssertionError" in done.stderr:
         pytest.skip("the kernel is older than 6.3")
     assert done.stdout == "PythonLoops\n", done.stderr
+    assert "memory cannot be made executable" in json.loads(done.stderr)["error"]
