@@ -27,6 +27,11 @@ TOLD_SECONDS: Final = 600.0
 """Seconds beyond the pause for which people are told of a cache that nobody registers again."""
 SHORTAGES_MAX: Final = 64
 """Caches whose shortage is remembered; when there are more, the one that was noted first is forgotten."""
+MAPPING_ADVICE: Final = (
+    "register it with fewer blocks, delete another cache, or let the daemon's processes have more addresses and "
+    "descriptors (ulimit -v, ulimit -n)"
+)
+"""What to do if memory exists but cannot be mapped."""
 _PREFIX: Final = "shortage/"
 _LOG: Final = structlog.get_logger()
 
@@ -162,3 +167,9 @@ class MemoryShortages:
 def _digest(plan: CachePlan) -> str:
     _, digest = regions.packed_plan(plan)
     return digest
+
+
+def unmapped(error: OSError) -> PoolFullError:
+    """Return the refusal of a cache whose memory was made, but whose records this process may not map."""
+    reason = error.strerror or type(error).__name__
+    return PoolFullError(f"its memory cannot be mapped: {reason}; {MAPPING_ADVICE}")

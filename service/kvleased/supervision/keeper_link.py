@@ -124,6 +124,12 @@ class KeeperLink:
         """Have the supervisor forget a descriptor."""
         self._send({"op": "drop", "name": name})
 
+    def give_back(self, fds: Mapping[str, int]) -> None:
+        """Have the supervisor forget descriptors, in this order, and close them; they are given by name."""
+        for name, fd in fds.items():
+            self.drop(name)
+            os.close(fd)
+
     def recycle_mover(self, role: str, generation: int) -> None:
         """Have the supervisor kill and replace a mover."""
         self._send({"op": "recycle_mover", "role": role, "generation": generation})

@@ -1,7 +1,6 @@
 """Own the verbs on caches (plan, register, get, list, stats), and the return of caches after a restart."""
 
 import asyncio
-import os
 from collections.abc import Iterable, Mapping
 from time import monotonic
 
@@ -37,6 +36,7 @@ from kvleased.memory.records import (
     records_layout,
     table_layout,
 )
+from kvleased.memory.shortages import unmapped
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
@@ -45,7 +45,7 @@ from kvleased.verbs.deleting import Deleter
 from kvleased.verbs.differences import plan_differences
 from kvleased.verbs.figures import pools_of
 from kvleased.verbs.limits import Rules, limits_of, named, with_tenants
-from kvleased.verbs.making import PREFIX, Maker, Regions, gpu_regions_of
+from kvleased.verbs.making import PREFIX, Maker, Regions, gpu_regions_of, names_of
 from kvleased.verbs.options import from_metadata, option_differences, require_tiers, resolved
 from kvleased.verbs.resizing import given_back_bytes
 from kvleased.verbs.runner import Verb
@@ -205,9 +205,7 @@ class CacheVerbs:
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was truncated")
         # The registration was never answered, the deletion was under way, or a file is not whole.
-        for item in items.values():
-            self._keeper.drop(item.name)
-            os.close(item.fd)
+        self._keeper.give_back({item.name: item.fd for item in items.values()})
 
     def name_tenants(self) -> None:
         """Give the registry the names of tenants with limits, their places for workers, and their revisions."""
@@ -274,9 +272,14 @@ class CacheVerbs:
             made = await self._maker.create(name, planned, options)
             # No worker can be attached to a host pool that outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
-            entry = self._make_entry(
-                name, planned, options, made, earlier=earlier, is_other_container=True
-            )
+            try:
+                entry = self._make_entry(
+                    name, planned, options, made, earlier=earlier, is_other_container=True
+                )
+            except OSError as error:
+                # What is kept would make the next life fail here, too.
+                self._keeper.give_back(names_of(name, made.fds))
+                raise unmapped(error) from error
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
         elif entry.has_tier(Tier.HOST):

@@ -1,7 +1,6 @@
 """Own the making and the end of a cache's memory: the room for it, its regions and files, and their populating."""
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -231,9 +230,7 @@ class Maker:
             )
             regions.write_plan(fds[regions.PLAN], packed)
         except BaseException:
-            for kind, fd in fds.items():
-                self._keeper.drop(f"{PREFIX}{name}/{kind}")
-                os.close(fd)
+            self._keeper.give_back(names_of(name, fds))
             raise
         return Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=has_found_host)
 
@@ -365,6 +362,11 @@ class Maker:
     async def stop(self) -> None:
         """End what runs in the background."""
         await self._populator.stop()
+
+
+def names_of(cache: str, fds: Mapping[str, int]) -> dict[str, int]:
+    """Return the descriptors of a cache's regions by the names that the supervisor knows them by."""
+    return {f"{PREFIX}{cache}/{kind}": fd for kind, fd in fds.items()}
 
 
 def gpu_regions_of(kept: Mapping[str, Kept]) -> dict[str, GpuRegion]:

@@ -130,6 +130,25 @@ async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
         assert daemon.readiness == (True, "degraded: memory could not be allocated: main")
 
 
+async def test_cache_whose_records_cannot_be_mapped_is_refused_and_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on a process's own addresses is told as such; nothing is kept, so the next life does not stumble."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async with node.life() as daemon:
+        with monkeypatch.context() as patched:
+            patched.setattr(cpu, "map_region", fail)
+            with pytest.raises(PoolFullError, match=r"Cannot allocate memory; .*ulimit -v"):
+                await node.ask("register_cache", request_of())
+
+        await node.until_kept(1)  # the secret of block keys
+        assert not daemon.registry.caches
+        assert (await node.register()).status == "ready"
+
+
 async def test_deleting_another_cache_ends_the_pause(
     node: Node, request: pytest.FixtureRequest
 ) -> None:
