@@ -17,6 +17,7 @@ From the supervisor:
     mover_died {role, generation}            that mover is proven dead
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -37,6 +38,8 @@ FDS_A_MESSAGE: Final = 200
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """With these seals, no worker that has the descriptor can shorten the region that others map."""
+_FILES_ADVICE: Final = "; give it fewer bytes, or raise the daemon's limit on the size of files (ulimit -f, LimitFSIZE)"
+"""What to do if memory, which is a file to the kernel, is above that limit."""
 _FRAME_BYTES: Final = 1024
 """Bytes of a kept message that are left for all but its entries."""
 
@@ -140,12 +143,10 @@ class Store:
     def _create(self, message: Message) -> tuple[Message, list[int]]:
         name, num_bytes = message["name"], message["bytes"]
         try:
-            fd = os.memfd_create(f"kvlease:{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.fchmod(fd, 0o600)
-            os.ftruncate(fd, num_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            fd = _sealed(name, num_bytes)
         except OSError as error:
-            return {"op": "refused", "number": message["number"], "message": str(error)}, []
+            advice = _FILES_ADVICE if error.errno == errno.EFBIG else ""
+            return {"op": "refused", "number": message["number"], "message": f"{error}{advice}"}, []
         self._keep(Kept(name=name, fd=fd, num_bytes=num_bytes, metadata=message["metadata"]))
         return {"op": "created", "number": message["number"]}, [fd]
 
@@ -157,3 +158,16 @@ class Store:
         kept = self._kept.pop(name, None)
         if kept is not None:
             os.close(kept.fd)
+
+
+def _sealed(name: str, num_bytes: int) -> int:
+    """Return the descriptor of a new memory region whose size nobody can change."""
+    fd = os.memfd_create(f"kvlease:{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -91,6 +91,26 @@ def test_memory_that_cannot_be_had_is_refused() -> None:
     assert (reply["op"], reply["number"], fds, len(store)) == ("refused", 7, [], 0)
 
 
+def test_region_above_the_limit_of_files_is_refused_with_the_limit_and_leaves_no_descriptor() -> (
+    None
+):
+    """Memory is a file to the kernel, so its limit on files' bytes holds; each refusal would else cost a descriptor."""
+    store = Store()
+    message = {"op": "create", "number": 7, "name": "a", "bytes": 1 << 20, "metadata": {}}
+    num_fds = len(list(Path("/proc/self/fd").iterdir()))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        ((reply, fds),) = store.act(message, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert (reply["op"], fds, len(store)) == ("refused", [], 0)
+    assert "ulimit -f" in reply["message"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_fds
+
+
 def test_descriptors_arrive_closed_on_exec() -> None:
     """A received descriptor is not inherited by children, and receiving without waiting is possible."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
