@@ -169,7 +169,7 @@ def _digest(plan: CachePlan) -> str:
     return digest
 
 
-def unmapped(error: OSError) -> PoolFullError:
-    """Return the refusal of a cache whose memory was made, but whose records this process may not map."""
-    reason = error.strerror or type(error).__name__
+def unmapped(error: OSError | MemoryError) -> PoolFullError:
+    """Return the refusal of a cache whose memory was made, but whose records this process may not map or index."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return PoolFullError(f"its memory cannot be mapped: {reason}; {MAPPING_ADVICE}")

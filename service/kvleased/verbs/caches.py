@@ -276,7 +276,7 @@ class CacheVerbs:
                 entry = self._make_entry(
                     name, planned, options, made, earlier=earlier, is_other_container=True
                 )
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 # What is kept would make the next life fail here, too.
                 self._keeper.give_back(names_of(name, made.fds))
                 raise unmapped(error) from error

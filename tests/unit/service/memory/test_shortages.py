@@ -130,13 +130,20 @@ async def test_reason_is_said_to_all_who_ask(node: Node) -> None:
         assert daemon.readiness == (True, "degraded: memory could not be allocated: main")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError(errno.ENOMEM, "Cannot allocate memory"), id="of the kernel"),
+        pytest.param(MemoryError("Cannot allocate memory"), id="of the interpreter"),
+    ],
+)
 async def test_cache_whose_records_cannot_be_mapped_is_refused_and_forgotten(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """A limit on a process's own addresses is told as such; nothing is kept, so the next life does not stumble."""
 
     def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        raise error
 
     async with node.life() as daemon:
         with monkeypatch.context() as patched:
