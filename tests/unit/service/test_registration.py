@@ -252,7 +252,7 @@ class TestStores:
 
         monkeypatch.setattr(making, "DISK_SECONDS_MAX", 0.5 if breaks == "hangs" else 60.0)
         async with node.life():
-            monkeypatch.setattr(making.os, "statvfs", statvfs)
+            monkeypatch.setattr(os, "statvfs", statvfs)
             asked = asyncio.ensure_future(
                 node.ask("register_cache", request_of(disk_bytes=_disk_bytes(10)))
             )
