@@ -49,6 +49,8 @@ _CONNECTORS_OF_GROUPS: Final = (
     "OffloadingConnector",
 )
 """Connectors that serve models with several groups of layers."""
+_JOINING: Final = "MultiConnector"
+"""The connector that joins others, and serves several groups of layers if each of them does."""
 _ROPE_TYPES_COUNTED: Final = ("su", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Ways to reach further whose positions are in max_position_embeddings already."""
 _POSITIONS: Final = (
@@ -275,11 +277,24 @@ def _is_one_group(config: Mapping[str, Any], given: Given, machine: Machine) -> 
     if words.get("attention_chunk_size") and not machine.splits_chunks:
         return True
     if "kv-transfer-config" in given.values:
-        name = str(given.config("kv-transfer-config").get("kv_connector"))
-        if name not in _CONNECTORS_OF_GROUPS:
+        transfer = given.config("kv-transfer-config")
+        if not _serves_groups(transfer):
+            name = str(transfer.get("kv_connector"))
             why = f"it is not known here whether the connector {name[:60]} can serve several groups of layers"
             raise _open("disable-hybrid-kv-cache-manager, or its --no- form,", why)
     return False
+
+
+def _serves_groups(transfer: Any) -> bool:
+    """Tell whether it is known that a connector, or each of those that it joins, serves several groups of layers."""
+    if not isinstance(transfer, Mapping):
+        return False
+    name = transfer.get("kv_connector")
+    if name != _JOINING:
+        return name in _CONNECTORS_OF_GROUPS
+    extra = transfer.get("kv_connector_extra_config")
+    joined = extra.get("connectors") if isinstance(extra, Mapping) else None
+    return isinstance(joined, list) and bool(joined) and all(map(_serves_groups, joined))
 
 
 def _tokens_per_step(given: Given, machine: Machine, longest_tokens: int) -> int:

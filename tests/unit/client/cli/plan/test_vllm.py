@@ -270,6 +270,34 @@ def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("children", "exit_code"),
+    [
+        (["KVLeaseSharedConnector", "KVLeaseOffloadingConnector"], 0),
+        (["KVLeaseSharedConnector", "Another"], 2),
+        ([], 2),
+        ("KVLeaseSharedConnector", 2),
+        (["KVLeaseSharedConnector", None], 2),
+    ],
+    ids=["known", "one unknown", "none", "no list", "no object"],
+)
+def test_joined_connectors_serve_groups_if_each_does(
+    model: Path, children: Any, exit_code: int
+) -> None:
+    """Joined connectors can serve several groups of layers if each of them can, so they need no further argument."""
+    if isinstance(children, list):
+        children = [name and {"kv_connector": name} for name in children]
+    joined = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+
+    result = run("--vllm", model, *MEMORY, "--kv-transfer-config", json.dumps(joined))
+
+    assert result.exit_code == exit_code, result.output
+    assert exit_code == 0 or "MultiConnector" in result.output
+
+
+@pytest.mark.parametrize(
     ("value", "num_groups"), [("", 2), ("1", 2), ("0", 1)], ids=["by default", "told", "not"]
 )
 def test_chunks_have_a_table_of_their_own_unless_the_variable_is_0(
