@@ -40,6 +40,8 @@ class Job:
     """Whether scheduler and worker share the life's process; several ranks need processes of their own."""
     is_async: bool = False
     """Whether steps are scheduled before the last one's tokens are known."""
+    data_parallel_index: int = 0
+    """Which of several data parallel ranks the engine is, each on its own."""
     caches_prefixes: bool = False
     """Whether prefixes are cached even if the engine's platform switches that off."""
     is_hollow: bool = False
@@ -57,6 +59,7 @@ class Job:
             "kv_transfer_config": dict(self.kv_transfer_config or {}),
             "sampling": {**_SAMPLING, **self.sampling},
             "is_async": self.is_async,
+            "data_parallel_index": self.data_parallel_index,
             "caches_prefixes": self.caches_prefixes,
             "is_hollow": self.is_hollow,
             "times": self.times,

@@ -58,6 +58,8 @@ class Life:
         config = EngineArgs(**settings).create_engine_config()
         # The engine's platform switches these off at the end of its configuration.
         config.scheduler_config.async_scheduling = bool(self._job.get("is_async"))
+        # What the engine's own process of a rank sets.
+        config.parallel_config.data_parallel_index = self._job.get("data_parallel_index", 0)
         if self._job.get("caches_prefixes"):
             config.cache_config.enable_prefix_caching = True
         return config

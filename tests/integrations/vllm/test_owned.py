@@ -349,8 +349,28 @@ def test_pool_has_one_engine_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
 
     assert beside.cached[0] == 0
     assert "its cache ends with the engine" in told
+    assert "give this engine another `cache`, or use the shared mode" in told
     assert [differences(one, wanted) for one in (beside, got)] == [[], []]
     assert min(got.cached) >= 0.95 * len(PREFIX)
+
+
+@pytest.mark.parametrize("name", ["", "mine"], ids=["named by identity", "named"])
+def test_data_parallel_ranks_have_a_pool_each(name: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Each data parallel rank is an engine of its own, so each finds after a kill what it had computed itself."""
+    settings = {"cache": name, "start_seconds": 0.5}
+    ranks = [job(daemon, settings=settings, data_parallel_index=index) for index in range(2)]
+    wanted = reference(ranks[0], LONG)
+    with living(ranks[0], tmp_path) as one, living(ranks[1], tmp_path) as two:
+        for life in (one, two):
+            life.generate(LONG)
+            life.kill()
+    daemon.wait_until_unused()
+
+    with living(ranks[0], tmp_path) as one, living(ranks[1], tmp_path) as two:
+        got = [life.generate(LONG) for life in (one, two)]
+
+    assert [differences(one, wanted) for one in got] == [[], []]
+    assert min(found for one in got for found in one.cached) >= 0.95 * len(PREFIX)
 
 
 def test_offload_beside_owned_memory(daemon: Daemon, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvlease.errors import NeverFitsError
-from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
+from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name, rank_mark
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
@@ -72,6 +72,8 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     """The name of the mode, which is part of the names of caches and magazines."""
     takes_other_capacity: ClassVar[bool] = False
     """Whether to accept a cache that another engine made for requests of other lengths, if every byte lies alike."""
+    has_pool_alone: ClassVar[bool] = False
+    """Whether an engine takes all blocks of its pool; then each data parallel rank, which is one, has a pool."""
     asks_by_request: ClassVar[bool] = False
     """Whether the scheduler looks up each request's prefix at the daemon, and so reads the key counts."""
     _memory: WorkersHalf | None
@@ -198,6 +200,9 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         identity = Identity.of(config, kv_cache_config, weights=self._settings.weights)
         identity = identity.in_mode(self.mode)
         is_worker = self._role is KVConnectorRole.WORKER
+        cache = self._settings.cache or identity.cache_name(self.mode)
+        if self.has_pool_alone:
+            cache += rank_mark(config)
 
         def disagreements(plan: CachePlan) -> list[str]:
             return [str(one) for one in agreement(plan, kv_cache_config, rank=self._rank)]
@@ -205,7 +210,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         terms = Terms(
             identity=identity,
             inputs=plan_inputs(config, kv_cache_config) if is_worker else None,
-            cache=identity.cache_name(self.mode),
+            cache=cache,
             rank=self._rank,
             magazine=magazine_name(config, self.mode),
             key_counts=self.asks_by_request and not is_worker,
@@ -216,7 +221,8 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             takes_other_capacity=self.takes_other_capacity,
             ends_with_start=is_worker,
         )
-        return EngineSession.open(self._settings, terms)
+        settings = self._settings.model_copy(update={"cache": cache})
+        return EngineSession.open(settings, terms)
 
 
 def _no_room(error: NeverFitsError) -> str:

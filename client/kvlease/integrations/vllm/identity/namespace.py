@@ -108,6 +108,12 @@ def magazine_name(vllm_config: Any, mode: str) -> str:
     return f"vllm-{mode}-{seen.hex()[:32]}"
 
 
+def rank_mark(vllm_config: Any) -> str:
+    """Return what the name of a pool ends with that only one data parallel rank uses; empty for the first rank."""
+    index = getattr(vllm_config.parallel_config, "data_parallel_index", 0)
+    return f"-dp{index}" if index else ""
+
+
 def _pieces(short: str) -> Iterator[str]:
     return (
         short[at : at + _FIELD_CHARACTERS]

@@ -36,6 +36,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
     scheduler_class = OwnedScheduler
 
     mode = "owned"
+    has_pool_alone = True
     _memory: OwnedMemory | None
     _scheduler: OwnedScheduler | None
 

@@ -17,6 +17,10 @@ from kvlease.plan import CachePlan
 _logger: Final = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.05
+_NOT_CLAIMED: Final = (
+    "the daemon's pool could not be claimed within start_seconds, as when another engine has its blocks: give this "
+    "engine another `cache`, or use the shared mode, in which engines have one pool together"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class OwnedMemory:
         if claim is None or session.device is None:
             _logger.error(
                 "The engine uses its own memory, and its cache ends with the engine: %s.",
-                session.refusal or "the daemon's pool could not be claimed",
+                session.refusal or _NOT_CLAIMED,
                 extra={"action": "owned_refused"},
             )
             session.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity, magazine_name
+from kvlease.integrations.vllm.identity.namespace import FIELDS, Identity, magazine_name, rank_mark
 
 CACHE_NAME_CHARACTERS_MAX = 63
 DIGEST_CHARACTERS_MAX = 256
@@ -467,6 +467,13 @@ def test_magazine_is_one_life_of_one_engine_in_one_mode() -> None:
 
     assert magazine_name(config(), "owned") == names[0]
     assert len(set(names)) == 4
+
+
+def test_mark_tells_data_parallel_ranks_apart() -> None:
+    """The first rank has none, as an engine without others; each of the others has one of its own."""
+    ranks = [config(parallel_config__data_parallel_index=index) for index in range(3)]
+
+    assert [rank_mark(one) for one in (config(), *ranks)] == ["", "", "-dp1", "-dp2"]
 
 
 def test_identity_is_the_same_in_every_process() -> None:
