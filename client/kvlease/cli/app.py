@@ -91,6 +91,7 @@ def status(*, address: Address = "", cache: CacheName = "", as_json: Json = Fals
         tables.caches(caches, stats),
         tables.pools(stats),
         tables.hits(stats),
+        tables.exchanges(stats),
         tables.moves(stats),
         tables.ghosts(stats),
     ):

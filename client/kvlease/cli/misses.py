@@ -5,8 +5,8 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kvlease.cli.printing import show_age
 from kvlease.cli.sheets import Column, pairs, sheet
-from kvlease.cli.tables import show_age
 from kvlease.replies import Explanation, Miss
 
 _MS_PER_SECOND: Final = 1_000

@@ -74,6 +74,15 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def show_age(milliseconds: int) -> str:
+    """Return a span of time in its largest whole unit."""
+    seconds = milliseconds // 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
 def cell(text: str) -> Text:
     """Return a table cell with exactly this text, even if it looks like markup."""
     return Text(printable(text))

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from kvlease.cli.printing import PlainTable, printable
+from kvlease.cli.printing import PlainTable, printable, show_age
 from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -89,8 +89,21 @@ def hits(stats: Stats) -> Table:
         "Prefixes since the start", "cache", "leases\ngranted", *found, "tokens\ncomputed"
     )
     for cache in stats.caches:
-        if cache.counters:
+        # An engine with a magazine takes its blocks without leases.
+        has_leases = cache.counters.get("leases_granted") or not cache.counters.get("exchanges")
+        if cache.counters and has_leases:
             table.add_row(cache.cache, *_counts(cache, "leases_granted", *names))
+    return table
+
+
+def exchanges(stats: Stats) -> Table:
+    """Return one row per cache with magazines: what became of the keys that these asked for."""
+    keys = (f"keys\n{word}" for word in ("held", "cached", "missed"))
+    table = _table("Magazines since the start", "cache", "exchanges", *keys, "blocks\ntaken")
+    names = ("exchanges", *(f"magazine_keys_{word}" for word in ("held", "cached", "missed")))
+    for cache in stats.caches:
+        if cache.counters.get("exchanges"):
+            table.add_row(cache.cache, *_counts(cache, *names, "blocks_taken"))
     return table
 
 
@@ -305,15 +318,6 @@ def magazines(cache: str, page: Inspection) -> Table:
             "" if one.age_ms is None else show_age(one.age_ms),
         )
     return table
-
-
-def show_age(milliseconds: int) -> str:
-    """Return a span of time in its largest whole unit."""
-    seconds = milliseconds // 1000
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 def event_line(event: Event) -> str:

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvlease.cli.printing import counted, printable
-from kvlease.cli.tables import show_age
+from kvlease.cli.printing import counted, printable, show_age
 from kvlease.replies import CacheInfo, CacheStats, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
 
@@ -38,6 +37,9 @@ COUNTERS: Final = (
     ("stored", ("disk_stores", "remote_stores")),
     ("reloaded", ("reloads", "disk_loads", "remote_loads")),
     ("expired", ("leases_expired",)),
+    ("taken", ("blocks_taken",)),
+    ("keys held", ("magazine_keys_held",)),
+    ("keys missed", ("magazine_keys_missed",)),
     ("failed copies", ("copies_failed", "copies_lost")),
 )
 """What is shown per second, and the counters whose sum it is."""
@@ -252,7 +254,7 @@ def _timeline(words: str, shares: Sequence[float | None], columns: int) -> Text:
     shown = list(shares)[-columns:]
     bars = "".join(" " if one is None else _bar(one) for one in shown)
     known = [one for one in shown if one is not None]
-    newest = f"  {known[-1]:.0%}" if known else "  no requests yet"
+    newest = f"  {known[-1]:.0%}" if known else "  no leases yet"
     return Text(f"{words:<{_NAME_COLUMNS}}") + Text(f"{bars:>{columns}}", style="#3ad0a4") + newest
 
 

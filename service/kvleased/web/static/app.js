@@ -113,7 +113,7 @@ usage.onPoint = (point, last) => {
   $("usage-now").replaceChildren(...ago(point, last), el("b", {}, percent(busy)), " in use, ", el("b", {}, percent(idle)), " cached and idle");
 };
 hits.onPoint = (point, last) => {
-  if (!point) { text($("hits-now"), "no requests yet"); return; }
+  if (!point) { text($("hits-now"), "no leases yet"); return; }
   $("hits-now").replaceChildren(...ago(point, last), el("b", {}, percent(hitShare(point.shares))), " of tokens found");
 };
 const ago = (point, last) => (last - point.seconds > 2 ? [`${age(last - point.seconds)} ago: `] : []);

@@ -337,6 +337,20 @@ def test_status_shows_stores_where_they_were_hit(monkeypatch: pytest.MonkeyPatch
     assert ["demo", "0", "0", "0", "96", "0"] in found
 
 
+def test_status_shows_what_magazines_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that take blocks by magazines have figures of their own, and none of leases unless there are some."""
+    done = {"exchanges": 12_345_678, "magazine_keys_held": 34_567_890, "magazine_keys_cached": 5}
+    done |= {"magazine_keys_missed": 67_890_123, "blocks_taken": 98_765_432}
+    monkeypatch.setattr(ScriptedClient, "counters", done)
+
+    _, output, _ = run("status", COLUMNS="80")
+
+    assert ["demo", "12,345,678", "34,567,890", "5", "67,890,123", "98,765,432"] in rows(output)
+    assert "Prefixes" not in output
+    monkeypatch.setattr(ScriptedClient, "counters", done | {"leases_granted": 7})
+    assert ["demo", "7", "0", "0", "0"] in rows(run("status")[1])
+
+
 def test_status_of_all_tiers_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all tiers no number is cut in 80 columns; reloads from all tiers are counted together."""
     tokens = {f"prefix_tokens_{tier}": 12_345_678 for tier in ("device", "host", "disk", "remote")}

@@ -454,6 +454,19 @@ def test_moves_are_by_the_second() -> None:
     assert "granted 5.0" in str(parts.moves([(1.0, at(0)), (3.0, at(10))], "demo"))
 
 
+def test_engine_with_a_magazine_is_seen_at_work() -> None:
+    """What engines do without leases is shown by the second, and no share is said of tokens that nobody counts."""
+
+    def at(num_taken: int) -> Stats:
+        counters = {"blocks_taken": num_taken, "magazine_keys_held": 2 * num_taken}
+        return replace(STATS, caches=(replace(CACHE, counters=counters),))
+
+    history = [(1.0, at(0)), (3.0, at(10))]
+
+    assert "taken 5.0, keys held 10.0" in str(parts.moves(history, "demo"))
+    assert "no leases yet" in plain(parts.timelines(history, "demo", 40))
+
+
 def test_read_asks_for_the_lists_of_one_cache() -> None:
     """A read asks for the lists of the wanted cache, or of the first one where that does not exist."""
     asked: list[str] = []
