@@ -1,6 +1,7 @@
 """Own a connector's settings, which vLLM passes as `kv_connector_extra_config`."""
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -98,7 +99,7 @@ class ConnectorSettings(BaseModel):
             settings = cls(**own)
         except ValidationError as error:
             wrong = "; ".join(
-                f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+                f"{'.'.join(map(str, one['loc']))}: {_said(one, others)}" for one in error.errors()
             )
             raise InvalidError(f"kv_connector_extra_config: {wrong}", resource="settings") from None
         settings._check_address()
@@ -168,6 +169,16 @@ class ConnectorSettings(BaseModel):
             write_policy=self.write_policy,
             eviction_policy=self.eviction_policy,
         )
+
+
+def _said(error: Mapping[str, Any], others: Collection[str]) -> str:
+    """Return what is wrong with a setting, and for a name that is unknown, the nearest one."""
+    if error["type"] != "extra_forbidden":
+        return str(error["msg"])
+    known = [*ConnectorSettings.model_fields, *others]
+    close = get_close_matches(str(error["loc"][0]), known, 1)
+    meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+    return f"there is no such setting; {meant}"
 
 
 def require_role(kv_role: str | None) -> None:

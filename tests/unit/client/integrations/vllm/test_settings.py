@@ -23,7 +23,12 @@ def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        pytest.param({"sokcet": "/run/k.sock"}, "sokcet", id="unknown"),
+        pytest.param(
+            {"sokcet": "/run/k.sock"},
+            "sokcet: there is no such setting; did you mean socket\\?",
+            id="unknown",
+        ),
+        pytest.param({"zzz": 1}, "zzz: .*; known are adapters, .*, write_policy", id="like none"),
         pytest.param({"deadline_ms": 0}, "deadline_ms", id="no time"),
         pytest.param({"retry_seconds": -1}, "retry_seconds", id="negative"),
         pytest.param({"pool_bytes": "much"}, "pool_bytes", id="no number"),
