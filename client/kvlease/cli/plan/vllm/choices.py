@@ -300,6 +300,7 @@ def _serves_groups(transfer: Any) -> bool:
 def _tokens_per_step(given: Given, machine: Machine, longest_tokens: int) -> int:
     tokens = given.count("max-num-batched-tokens")
     if tokens is not None:
+        _check_step(tokens, given, longest_tokens)
         return tokens
     if (given.count("data-parallel-size") or 1) > 1:
         raise _open(
@@ -315,6 +316,19 @@ def _tokens_per_step(given: Given, machine: Machine, longest_tokens: int) -> int
         tokens = max(tokens, longest_tokens)
     requests = given.count("max-num-seqs") or _REQUESTS_MAX[machine.platform] * ranks * more
     return min(tokens, requests * longest_tokens)
+
+
+def _check_step(tokens: int, given: Given, longest_tokens: int) -> None:
+    """Refuse what vLLM refuses: steps without room for all requests, or for a whole prompt if prompts are not split."""
+    least, why = given.count("max-num-seqs") or 0, "max-num-seqs"
+    if not given.switches.get("enable-chunked-prefill", True) and longest_tokens > least:
+        least, why = longest_tokens, "max-model-len"
+    if tokens < least:
+        message = (
+            f"--max-num-batched-tokens is {tokens}, but --{why} is {least}, and a step must have room for that many "
+            "tokens; raise the one or lower the other"
+        )
+        raise InvalidError(message, resource="max-num-batched-tokens", rule="step_too_small")
 
 
 def _steps_in_flight(given: Given, machine: Machine) -> int:

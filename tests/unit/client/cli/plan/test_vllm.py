@@ -259,6 +259,24 @@ def test_parts_of_a_config_are_put_together() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--no-enable-chunked-prefill --max-num-batched-tokens 1024", "--max-model-len is 2048"),
+        ("--no-enable-chunked-prefill --max-num-batched-tokens 2048", ""),
+        ("--max-num-batched-tokens 63 --max-num-seqs 64", "--max-num-seqs is 64"),
+        ("--max-num-batched-tokens 64 --max-num-seqs 64", ""),
+        ("--max-num-batched-tokens 63", ""),
+    ],
+)
+def test_steps_that_vllm_refuses_are_refused(model: Path, words: str, named: str) -> None:
+    """A step must have room for a token of each request, and for a whole prompt if prompts are not split."""
+    result = run("--vllm", model, *MEMORY, "--max-model-len", "2K", *words.split())
+
+    assert result.exit_code == (2 if named else 0), result.output
+    assert named in " ".join(result.output.split())
+
+
 def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
     """Only vLLM can tell whether an unknown connector has one table for all layers, so it is refused."""
     words = ("--vllm", model, "--kv-cache-memory-bytes", "64M", "--kv-transfer-config")
