@@ -2,11 +2,12 @@
 
 What is copied:
 - to the host pool: under write-through, blocks that were committed; under after-n-hits, blocks that were found often
-  enough; otherwise nothing, because blocks are written back when they are about to leave;
+  enough; otherwise nothing, because blocks are written back when they are about to leave. Under each policy, blocks
+  that were loaded from the disk store, into slots that are free or that the disk store has, too;
 - to the disk store and the remote store, from the host pool: under write-through, all that came to the host pool;
   otherwise the slots that will leave next, so that a part of the host pool is free or has copies below.
 
-Blocks that a lower tier has are not copied there again. Nothing is copied to a disk store before all that it has is
+Blocks that a tier has are not copied there again. Nothing is copied to a disk store before all that it has is
 known, because slots that seem free may not be. Each mover has one background copy at a time, which holds only a part of
 a pool, so that others soon get what they need. While calls wait for room, no background copy to the host pool starts:
 blocks that leave for these calls go first.
@@ -65,9 +66,27 @@ def _offload(state: CacheState) -> None:
     if most <= 0:
         return
     blocks = _marked(state, state.dirt.offload, state.device, host)[:most]
+    if state.dirt.stores and Tier.DISK not in state.tiers_off:
+        blocks = _worth_a_slot(state, blocks)
     slots = host_slots(state, len(blocks), at_most=True)
     assert slots is not None, "no more than can be had"
     _start(state, Purpose.CLEAN, state.dirt.offload, blocks, slots)
+
+
+def _worth_a_slot(state: CacheState, blocks: Ids) -> Ids:
+    """Return the blocks that the disk store lacks; if it has all, as many as get slots for which no block is lost.
+
+    The others of those are unmarked: if they are loaded again, there may be room.
+    """
+    host, disk, marks = state.host, state.disk, state.dirt.offload
+    is_unknown = state.device.is_unknown_to(disk, blocks)
+    if is_unknown.any():
+        return blocks[is_unknown]
+    cold = host.victims(max(0, len(blocks) - host.num_free), NOWHERE)
+    is_lost = host.is_unknown_to(disk, cold)
+    num_slots = host.num_free + int(np.append(is_lost, True).argmax())
+    marks[blocks[num_slots:]] = False
+    return blocks[:num_slots]
 
 
 def _store(state: CacheState) -> bool:

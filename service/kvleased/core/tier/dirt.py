@@ -44,7 +44,7 @@ class Dirt:
         """Whether this cache ever copies anything in the background."""
         self.is_due = False
         """Whether there may be something to copy now."""
-        offloads = self.writes_through or self.counts_hits
+        offloads = self.writes_through or self.counts_hits or self.stores
         self.offload: Marks = np.zeros(num_blocks if offloads else 0, np.bool_)
         """Blocks that are to be copied to the host pool, unless they are there already."""
         self.store: Marks = np.zeros(num_slots if self.stores else 0, np.bool_)
@@ -73,11 +73,10 @@ class Dirt:
     def committed(self, blocks: Ids) -> None:
         """Note that blocks written by a worker were published."""
         self.is_due = True
-        if self.writes_through:
-            self.offload[blocks] = True
+        if self.offload.size:
+            self.offload[blocks] = self.writes_through
         if self.counts_hits:
-            self._hits[blocks] = 0
-            self.offload[blocks] = self._is_earned[blocks] = False
+            self._hits[blocks], self._is_earned[blocks] = 0, False
 
     def hit(self, blocks: Ids) -> None:
         """Count that blocks were found."""
@@ -108,8 +107,8 @@ class Dirt:
         if direction is Direction.OFFLOAD and self.stores:
             self.store[targets] = True
         if direction in SOURCE_TIERS and self.offload.size:
-            # Blocks that came up from a lower tier need no copy down.
-            self.offload[targets] = False
+            # What the disk store had is copied to the host pool, too, so that it is found there the next time.
+            self.offload[targets] = direction is Direction.LOAD
         if direction in SOURCE_TIERS and self.counts_hits:
             self._hits[targets], self._is_earned[targets] = 0, True
         if self.shares:

@@ -96,6 +96,13 @@ def settled(cache: Cache, outcome: Outcome) -> list[Copy]:
     return landed
 
 
+def loaded(cache: Cache, packed: bytes) -> tuple[Reserved, Copy]:
+    """Reserve blocks that the disk store has; return the lease, and the copy that starts when they have come."""
+    outcome = cache.handle(a_patient_reserve(packed), 0.0)
+    landed = land(cache, the_copy(outcome))
+    return woken(landed, outcome.ticket, Reserved), the_copies(landed)[Direction.OFFLOAD]
+
+
 def of_direction(landed: list[Copy], direction: Direction) -> list[int]:
     """Return the sources of all copies of one direction."""
     return sorted(
@@ -295,6 +302,53 @@ def test_store_carries_label_and_checksum() -> None:
     slot = ids(store.target_ids)
     assert records(cache).disk.checksum[slot].tolist() == [11]
     assert cache.check() == []
+
+
+@pytest.mark.parametrize("policy", WritePolicy)
+def test_what_the_disk_had_is_copied_to_a_free_slot(policy: WritePolicy) -> None:
+    """A block that was loaded from the disk store is in the host pool the next time, and nobody waits for that copy."""
+    cache = a_tiered_cache(16, 16, write_policy=policy)
+    on_disk(cache, doc(2))
+
+    lease, down = loaded(cache, doc(2))
+
+    assert down.direction is Direction.OFFLOAD
+    assert ids(down.source_ids) == ids(lease.block_ids)
+    release(cache, lease.lease_id)
+    assert copies(land(cache, down)) == []
+    cache.handle(c.Evict(keys=doc(2)), 0.0)
+    assert looked_up(cache, doc(2)) == (0, 2, 0)
+    assert cache.check() == []
+
+
+def test_what_the_disk_had_takes_slots_that_the_disk_has_too() -> None:
+    """Only blocks that the disk store has leave the host pool for what was loaded, the coldest first."""
+    cache = a_tiered_cache(32, 4)
+    for number in (20, 21, 22):
+        settled(cache, dirty_slots(cache, keys(number)))
+    on_disk(cache, doc(4) + keys(20))
+
+    lease, down = loaded(cache, doc(4))
+
+    assert ids(down.source_ids) == ids(lease.block_ids)[:2]
+    assert looked_up(cache, keys(20)) == (0, 0, 1)
+    assert looked_up(cache, keys(21)) == (0, 1, 0)
+    assert cache.census().counters["blocks_dropped"] == 0
+    assert copies(land(cache, down)) == []
+
+
+def test_nothing_is_lost_for_what_the_disk_had() -> None:
+    """Where every slot has a block's only copy, what was loaded is not copied, not even when a slot comes free."""
+    cache = a_tiered_cache(16, 1)
+    on_disk(cache, keys(1))
+    outcome = cache.handle(a_patient_reserve(keys(1)), 0.0)
+    (store,) = copies(dirty_slots(cache, keys(21)))
+
+    assert copies(land(cache, the_copy(outcome))) == []
+
+    assert looked_up(cache, keys(21)) == (0, 1, 0)
+    fail(cache, store)
+    assert [copy.direction for copy in copies(tick(cache, 2.0))] == [Direction.STORE]
 
 
 def test_coldest_slots_are_kept_clean() -> None:

@@ -378,7 +378,7 @@ def test_blocks_of_several_tenants_come_back_one_tenant_a_call() -> None:
 
 def test_named_blocks_come_back_from_host_and_disk_together() -> None:
     """Each block comes from the highest tier that has it, and the call is answered once all have come."""
-    cache = a_tiered_cache()
+    cache = a_tiered_cache(16)
     on_host(cache, keys(2))
     on_disk(cache, doc(3))
 
@@ -387,8 +387,10 @@ def test_named_blocks_come_back_from_host_and_disk_together() -> None:
     assert len(ids(up[Direction.RELOAD].source_ids)) == 1
     assert ids(up[Direction.LOAD].source_ids) == [0, 2]
     assert label_keys(up[Direction.LOAD].labels) == keys(1, 3)
-    assert wakes(land(cache, up[Direction.LOAD])) == []
+    landed = land(cache, up[Direction.LOAD])
+    assert wakes(landed) == []
     reply = reloaded(land(cache, up[Direction.RELOAD]), outcome.ticket)
+    land(cache, the_copy(landed))
 
     assert reply.num_reloaded == 3
     assert looked_up(cache, doc(3)) == (3, 0, 0)
