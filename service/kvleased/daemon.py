@@ -40,7 +40,7 @@ from kvleased.core.effects import Copy, Effect, Notice, Probe
 from kvleased.credentials import root_secret
 from kvleased.movers.batches import ObserveCopies
 from kvleased.spans.tracing import Tracing, traced
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper import Kept, Note
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
 from kvleased.verbs.caches import CacheVerbs
@@ -124,15 +124,16 @@ class Daemon:
         said = "; ".join(f"{what}: {names}" for what, names in without.items() if names)
         return True, f"degraded: {said}" if said else "ready"
 
-    async def start(self, kept: Sequence[Kept]) -> None:
+    async def start(self, kept: Sequence[Kept], notes: Sequence[Note]) -> None:
         """Bring back what the supervisor kept from earlier lives, then start the ticks."""
         self._keeper.start(self.tiers)
         secret = await root_secret.load(kept, self._keeper, self.settings.secret_path)
         self._caches.take_secret(secret)
         self._workers.root_secret = self._operating.root_secret = secret
-        self._caches.rules.recover(kept)
-        self._operating.recover(kept)
-        living = self._workers.living(kept)
+        self._caches.rules.recover(notes)
+        self._operating.recover(notes)
+        self.registry.memory_shortages.recover(self._keeper, notes)
+        living = self._workers.living([*kept, *notes])
         self._caches.recover(
             kept,
             self._workers.tenants(living),

@@ -105,7 +105,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     keeper = KeeperLink(keeper_sock)
-    epoch, kept = keeper.take_over()
+    epoch, kept, notes = keeper.take_over()
     metrics = Metrics()
     metrics.epoch, metrics.control_restarts = epoch, keeper.restarts
     daemon = Daemon(settings, keeper, epoch, lambda batch: _note_moved(batch, daemon, metrics))
@@ -123,7 +123,7 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     if not _trace(daemon, settings, epoch) and not any(keeper.restarts.values()):
         return os.EX_CONFIG
     _watch(daemon, metrics, renewal)
-    await daemon.start(kept)
+    await daemon.start(kept, notes)
     # Only from here on: what was kept is read in one go, without beats. The service manager is told of beats, too.
     keeper.show_life()
     _tell_of_pins(daemon)

@@ -3,18 +3,15 @@
 The supervisor keeps the list, too: if the kernel kills the process that populates the memory, the next one knows.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from time import monotonic
 from typing import Final
 
-import structlog
-
 from kvlease.errors import PoolFullError
 from kvlease.plan import CachePlan
 from kvleased.memory import regions
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper import Note
 from kvleased.supervision.keeper_link import KeeperLink
 
 ADVICE: Final = "register it with fewer bytes, delete another cache, or give the daemon more memory or huge pages"
@@ -33,7 +30,6 @@ MAPPING_ADVICE: Final = (
 )
 """What to do if memory exists but cannot be mapped."""
 _PREFIX: Final = "shortage/"
-_LOG: Final = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,31 +133,19 @@ class MemoryShortages:
 
     # Restarts
 
-    def recover(self, keeper: KeeperLink, kept: Iterable[Kept]) -> None:
-        """Take over the notes of an earlier life, and have the supervisor keep all notes from now on."""
+    def recover(self, keeper: KeeperLink, notes: Iterable[Note]) -> None:
+        """Take over the shortages of an earlier life, and have the supervisor keep all from now on."""
         self._keeper = keeper
-        for item in kept:
-            if not item.name.startswith(_PREFIX):
+        for note in notes:
+            if not note.name.startswith(_PREFIX):
                 continue
-            os.close(item.fd)
             # A build with other fields may have kept it; its meaning is not guessed then.
-            if item.metadata.keys() == {field.name for field in fields(_Shortage)}:
-                self._of[item.name.removeprefix(_PREFIX)] = _Shortage(**item.metadata)
+            if note.metadata.keys() == {field.name for field in fields(_Shortage)}:
+                self._of[note.name.removeprefix(_PREFIX)] = _Shortage(**note.metadata)
 
     def _keep(self, name: str) -> None:
-        if self._keeper is None:
-            return
-        # The supervisor keeps descriptors; this one only carries the metadata.
-        try:
-            stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            # Where memory is short, descriptors may be, too. Only the next life of the control process will know less.
-            _LOG.warning("shortage_not_kept", cache=name, error=error.strerror)
-            return
-        try:
-            self._keeper.keep(_PREFIX + name, stand_in, asdict(self._of[name]))
-        finally:
-            os.close(stand_in)
+        if self._keeper is not None:
+            self._keeper.note(_PREFIX + name, asdict(self._of[name]))
 
 
 def _digest(plan: CachePlan) -> str:

@@ -1,17 +1,18 @@
-"""Own the descriptors kept over restarts, and the messages about them between the supervisor and the control process.
+"""Own the descriptors and notes kept over restarts, and the messages about them between supervisor and control process.
 
 A message is one JSON object in one packet of a SOCK_SEQPACKET socket pair; descriptors travel with it by SCM_RIGHTS.
 
 From the control process:
     create {number, name, bytes, metadata}   make a sealed memory region and keep it; answered by created or refused
-    keep {name, metadata} + 1 descriptor     keep a descriptor over restarts; it replaces one of the same name
-    drop {name}                              forget it
+    keep {name, metadata} + 1 descriptor     keep a descriptor over restarts; it replaces what has the same name
+    note {name, metadata}                    keep metadata alone over restarts; it replaces what has the same name
+    drop {name}                              forget what has this name
     recycle_mover {role, generation}         kill that mover, prove it dead, start another
     ready {}                                 the control process serves
     alive {}                                 its event loop turns; sent about once a second once caches are brought back
 From the supervisor:
     hello {epoch, num_kept, restarts}        first message of a life; kept messages with `num_kept` entries follow
-    kept {entries: [{name, bytes, metadata}]} + one descriptor each
+    kept {entries: [{name, metadata, has_descriptor, bytes}]} + one descriptor for each entry that has one
     created {number} + 1 descriptor, refused {number, message}
     mover {role, generation} + 1 descriptor  the daemon's end of a new mover's socket
     mover_died {role, generation}            that mover is proven dead
@@ -59,7 +60,25 @@ class Kept:
     @property
     def entry(self) -> Message:
         """The entry as it travels in a kept message."""
-        return {"name": self.name, "bytes": self.num_bytes, "metadata": dict(self.metadata)}
+        return {
+            "name": self.name,
+            "metadata": dict(self.metadata),
+            "has_descriptor": True,
+            "bytes": self.num_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Metadata that outlives the control process without any descriptor."""
+
+    name: str
+    metadata: Mapping[str, Any]
+
+    @property
+    def entry(self) -> Message:
+        """The entry as it travels in a kept message."""
+        return {"name": self.name, "metadata": dict(self.metadata), "has_descriptor": False}
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -88,18 +107,18 @@ def receive(link: socket.socket, flags: int = 0) -> tuple[Message, list[int]] | 
 
 
 class Store:
-    """Descriptors that outlive the control process, by name."""
+    """Descriptors and notes that outlive the control process, by name."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, Kept | Note] = {}
 
     def __len__(self) -> int:
         """Count what is kept."""
         return len(self._kept)
 
     def act(self, message: Message, fds: Sequence[int]) -> list[tuple[Message, list[int]]]:
-        """Carry out create, keep or drop, and return the messages that answer it."""
+        """Carry out create, keep, note or drop, and return the messages that answer it."""
         operation = message["op"]
         if operation == "create":
             return [self._create(message)]
@@ -110,6 +129,8 @@ class Store:
             self._keep(
                 Kept(name=message["name"], fd=fds[0], num_bytes=0, metadata=message["metadata"])
             )
+        elif operation == "note":
+            self._keep(Note(name=message["name"], metadata=message["metadata"]))
         elif operation == "drop":
             self._drop(message["name"])
         return []
@@ -122,15 +143,16 @@ class Store:
         for item in self._kept.values():
             entry = item.entry
             entry_bytes = len(json.dumps(entry)) + 2
+            own_fds = [item.fd] if isinstance(item, Kept) else []
             is_full = (
-                len(fds) == FDS_A_MESSAGE
+                len(fds) + len(own_fds) > FDS_A_MESSAGE
                 or used_bytes + entry_bytes > MESSAGE_BYTES_MAX - _FRAME_BYTES
             )
             if entries and is_full:
                 yield {"op": "kept", "entries": entries}, fds
                 entries, fds, used_bytes = [], [], 0
             entries.append(entry)
-            fds.append(item.fd)
+            fds += own_fds
             used_bytes += entry_bytes
         if entries:
             yield {"op": "kept", "entries": entries}, fds
@@ -150,14 +172,14 @@ class Store:
         self._keep(Kept(name=name, fd=fd, num_bytes=num_bytes, metadata=message["metadata"]))
         return {"op": "created", "number": message["number"]}, [fd]
 
-    def _keep(self, kept: Kept) -> None:
-        self._drop(kept.name)
-        self._kept[kept.name] = kept
+    def _keep(self, item: Kept | Note) -> None:
+        self._drop(item.name)
+        self._kept[item.name] = item
 
     def _drop(self, name: str) -> None:
-        kept = self._kept.pop(name, None)
-        if kept is not None:
-            os.close(kept.fd)
+        item = self._kept.pop(name, None)
+        if isinstance(item, Kept):
+            os.close(item.fd)
 
 
 def _sealed(name: str, num_bytes: int) -> int:

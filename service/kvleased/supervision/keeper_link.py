@@ -1,4 +1,4 @@
-"""Own the control process's end of the link to the supervisor, which makes, keeps and drops descriptors."""
+"""Own the control process's end of the link to the supervisor, which keeps descriptors and notes."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ import structlog
 
 from kvlease.errors import PoolFullError, TooLargeError
 from kvleased.supervision import keeper
-from kvleased.supervision.keeper import Kept, Message
+from kvleased.supervision.keeper import Kept, Message, Note
 from kvleased.supervision.silence import BEAT_SECONDS
 from kvleased.system.descriptors import ADVICE
 
@@ -53,8 +53,10 @@ class KeeperLink:
         self.renew: Callable[[], None] = lambda: None
         """Called when the supervisor was told that tokens or certificates have changed."""
 
-    def take_over(self) -> tuple[int, list[Kept]]:
-        """Return the epoch and everything that was kept; this blocks, so call it before anything is served.
+    def take_over(self) -> tuple[int, list[Kept], list[Note]]:
+        """Return the epoch and all descriptors and notes that were kept.
+
+        This blocks, so call it before anything is served.
 
         Raises:
             HandoverError: descriptors were lost, because this process may have no more.
@@ -63,16 +65,20 @@ class KeeperLink:
         assert hello["op"] == "hello", "hello comes first"
         self.restarts = hello.get("restarts", {})
         kept: list[Kept] = []
-        while len(kept) < hello["num_kept"]:
+        notes: list[Note] = []
+        while (num_before := len(kept) + len(notes)) < hello["num_kept"]:
             message, fds = self._next()
-            _check_arrived(len(message["entries"]), len(fds), len(kept), hello["num_kept"])
+            noted = [entry for entry in message["entries"] if not _has_descriptor(entry)]
+            others = [entry for entry in message["entries"] if _has_descriptor(entry)]
+            _check_arrived(len(others), len(fds), num_before, hello["num_kept"])
+            notes += [Note(name=entry["name"], metadata=entry["metadata"]) for entry in noted]
             kept += [
                 Kept(
                     name=entry["name"], fd=fd, num_bytes=entry["bytes"], metadata=entry["metadata"]
                 )
-                for entry, fd in zip(message["entries"], fds, strict=True)
+                for entry, fd in zip(others, fds, strict=True)
             ]
-        return hello["epoch"], kept
+        return hello["epoch"], kept, notes
 
     def start(self, listener: Listener) -> None:
         """Read the supervisor's messages from now on."""
@@ -120,8 +126,13 @@ class KeeperLink:
         _check(metadata)
         self._send({"op": "keep", "name": name, "metadata": dict(metadata)}, [fd])
 
+    def note(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Have the supervisor keep metadata alone; when this returns, the message is sent."""
+        _check(metadata)
+        self._send({"op": "note", "name": name, "metadata": dict(metadata)})
+
     def drop(self, name: str) -> None:
-        """Have the supervisor forget a descriptor."""
+        """Have the supervisor forget a descriptor or a note."""
         self._send({"op": "drop", "name": name})
 
     def give_back(self, fds: Mapping[str, int]) -> None:
@@ -217,6 +228,11 @@ class KeeperLink:
             self.drop(name)
             message = f"the control process has as many descriptors as it is allowed; {ADVICE}"
             future.set_exception(PoolFullError(message, resource="descriptors"))
+
+
+def _has_descriptor(entry: Message) -> bool:
+    """Tell whether a descriptor comes with an entry; a supervisor of an earlier build sends one with each."""
+    return bool(entry.get("has_descriptor", True))
 
 
 def _check_arrived(num_entries: int, num_fds: int, num_before: int, num_kept: int) -> None:

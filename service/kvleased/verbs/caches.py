@@ -167,7 +167,6 @@ class CacheVerbs:
         of those that have an engine, and `magazines` the digests of the magazines that they share.
         """
         self.name_tenants()
-        self._registry.memory_shortages.recover(self._keeper, kept)
         found: dict[str, dict[str, Kept]] = {}
         for item in kept:
             if item.name.startswith(PREFIX):

@@ -3,7 +3,6 @@
 The settings give the first limits, and calls can replace them; `core.tenancy.tenants` tells what they mean.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -18,7 +17,7 @@ from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
 from kvleased.counted import counted
 from kvleased.credentials.derived import tenant_digest, tenant_key
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper import Note
 from kvleased.supervision.keeper_link import KeeperLink
 
 REVISION_MAX: Final = 2**53 - 1
@@ -80,10 +79,7 @@ class Rules:
         """Have the supervisor keep a tenant's limits for the next life of the control process."""
         limits, revision = self.of(tenant)
         metadata = {"tenant": tenant, "limits": limits.model_dump(), "revision": revision}
-        # The supervisor keeps descriptors; this one only carries the metadata.
-        stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        keeper.keep(_name_of(tenant), stand_in, metadata)
-        os.close(stand_in)
+        keeper.note(_name_of(tenant), metadata)
         self._forget_removed(keeper)
 
     def _forget_removed(self, keeper: KeeperLink) -> None:
@@ -94,13 +90,12 @@ class Rules:
             del self._revisions[name]
             keeper.drop(_name_of(name))
 
-    def recover(self, kept: Iterable[Kept]) -> None:
+    def recover(self, notes: Iterable[Note]) -> None:
         """Take over the limits that calls had set in an earlier life."""
-        for item in kept:
-            if item.name.startswith(_PREFIX):
-                found = item.metadata
+        for note in notes:
+            if note.name.startswith(_PREFIX):
+                found = note.metadata
                 self.set(found["tenant"], TenantSettings(**found["limits"]), found["revision"])
-                os.close(item.fd)
 
 
 def _name_of(tenant: str) -> str:

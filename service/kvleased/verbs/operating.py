@@ -1,7 +1,6 @@
 """Own the verbs by which an operator changes a running daemon: drain, clear, resize, and the limits of tenants."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -24,7 +23,7 @@ from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Tier
 from kvleased.credentials.derived import tenant_digest, tenant_key
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper import Note
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
 from kvleased.verbs.caches import CacheVerbs
@@ -84,12 +83,10 @@ class OperatorVerbs:
             "get_tenant": self.get_tenant,
         }
 
-    def recover(self, kept: Iterable[Kept]) -> None:
+    def recover(self, notes: Iterable[Note]) -> None:
         """Go on with a drain of the daemon that an earlier life had begun; call this before caches are brought back."""
-        for item in kept:
-            if item.name == _DRAIN:
-                self._registry.is_draining = True
-                os.close(item.fd)
+        if any(note.name == _DRAIN for note in notes):
+            self._registry.is_draining = True
 
     # Drain
 
@@ -105,10 +102,8 @@ class OperatorVerbs:
                 _LOG.info("cache_drained", cache=entry.name, **caller.who)
         elif not self._registry.is_draining:
             self._registry.is_draining = True
-            # The supervisor keeps descriptors; the mere existence of this one says that the daemon is drained.
-            stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            self._keeper.keep(_DRAIN, stand_in, {})
-            os.close(stand_in)
+            # The mere existence of this note says that the daemon is drained.
+            self._keeper.note(_DRAIN, {})
             self._events.append("daemon_drained", "")
             _LOG.info("drain_begun", leases=self._registry.num_leases, **caller.who)
         for entry in entries:

@@ -32,7 +32,7 @@ from kvleased.core import effects as e
 from kvleased.core.lease.ranks import Place
 from kvleased.credentials.derived import tenant_key
 from kvleased.memory.regions import device_kind
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision.keeper import Kept, Note
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.telemetry.events import Events
 from kvleased.verbs import replies
@@ -161,21 +161,22 @@ class WorkerVerbs:
         )
         return self._runner.run(worker.entry, command, replies.beaten)
 
-    def living(self, kept: Iterable[Kept]) -> list[Kept]:
+    def living(self, kept: Iterable[Kept | Note]) -> list[Kept | Note]:
         """Return the kept workers that live, and drop the others."""
         living = []
         for item in kept:
             if not item.name.startswith(_PREFIX):
                 continue
-            if item.metadata["proof"] == "pidfd" and has_ended(item.fd):
+            pidfd = _pidfd_of(item)
+            if pidfd is not None and has_ended(pidfd):
                 _LOG.info("worker_died", **_told(item.metadata), while_down=True)
                 self._keeper.drop(item.name)
-                os.close(item.fd)
+                os.close(pidfd)
             else:
                 living.append(item)
         return living
 
-    def tenants(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, int]]:
+    def tenants(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, int]]:
         """Return the tenant digests of living workers, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
         for item in living:
@@ -183,7 +184,7 @@ class WorkerVerbs:
             found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
         return found
 
-    def places(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, Place]]:
+    def places(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, Place]]:
         """Return the engines and ranks of living workers, by cache and worker id; those without an engine have none."""
         found: dict[str, dict[WorkerId, Place]] = {}
         for item in living:
@@ -194,7 +195,7 @@ class WorkerVerbs:
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = place
         return found
 
-    def magazines(self, living: Iterable[Kept]) -> dict[str, dict[WorkerId, int]]:
+    def magazines(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, int]]:
         """Return the digests of the magazines that living workers share, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
         for item in living:
@@ -203,19 +204,18 @@ class WorkerVerbs:
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
         return found
 
-    def recover(self, living: Iterable[Kept]) -> None:
+    def recover(self, living: Iterable[Kept | Note]) -> None:
         """Bring back the living workers, with their tokens, and look for silent ones from now on."""
         self._silent.start()
         for item in living:
+            pidfd = _pidfd_of(item)
             entry = self._registry.caches.get(item.metadata["cache"])
             if entry is None:
                 self._keeper.drop(item.name)
-                os.close(item.fd)
+                if pidfd is not None:
+                    os.close(pidfd)
                 continue
-            has_pidfd = item.metadata["proof"] == "pidfd"
-            if not has_pidfd:
-                os.close(item.fd)
-            self._watch(self._entry_of(entry, item.metadata, item.fd if has_pidfd else None))
+            self._watch(self._entry_of(entry, item.metadata, pidfd))
 
     def fds(self, worker_id: WorkerId) -> list[int]:
         """Return the descriptors of a worker's regions, in the order of its AttachResponse; the daemon owns them."""
@@ -342,13 +342,11 @@ class WorkerVerbs:
         )
 
     def _keep(self, worker: WorkerEntry, metadata: Mapping[str, Any]) -> None:
-        if worker.pidfd is not None:
-            self._keeper.keep(f"{_PREFIX}{worker.worker_id}", worker.pidfd, metadata)
-            return
-        # The supervisor keeps descriptors; this one only carries the metadata.
-        stand_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._keeper.keep(f"{_PREFIX}{worker.worker_id}", stand_in, metadata)
-        os.close(stand_in)
+        name = f"{_PREFIX}{worker.worker_id}"
+        if worker.pidfd is None:
+            self._keeper.note(name, metadata)
+        else:
+            self._keeper.keep(name, worker.pidfd, metadata)
 
     def _watch(self, worker: WorkerEntry) -> None:
         self._registry.add_worker(worker)
@@ -373,6 +371,14 @@ class WorkerVerbs:
         self._registry.drop_worker(worker)
         self._keeper.drop(f"{_PREFIX}{worker.worker_id}")
         return reply.num_leases
+
+
+def _pidfd_of(item: Kept | Note) -> int | None:
+    """Return the pidfd of a kept worker, or None if nothing can prove its death."""
+    # With a worker without a pidfd, a supervisor of an earlier build kept another descriptor.
+    if isinstance(item, Kept) and item.metadata["proof"] == "pidfd":
+        return item.fd
+    return None
 
 
 def _told(metadata: Mapping[str, Any]) -> dict[str, object]:

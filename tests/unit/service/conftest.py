@@ -62,9 +62,9 @@ class Node:
         keeper_thread = threading.Thread(target=self._keep, args=(ours,), daemon=True)
         keeper_thread.start()
         link = KeeperLink(theirs)
-        epoch, kept = link.take_over()
+        epoch, kept, notes = link.take_over()
         self.daemon = Daemon(self.settings, link, epoch)
-        await self.daemon.start(kept)
+        await self.daemon.start(kept, notes)
         self.daemon.serve()
         async with asyncio.timeout(10):
             while not self.daemon.tiers.links[Mover.MEMORY].is_attached:  # noqa: ASYNC110 -- nothing tells of it
@@ -107,6 +107,12 @@ class Node:
         async with asyncio.timeout(10):
             while len(self.store) != count:  # noqa: ASYNC110 -- nothing tells of it
                 await asyncio.sleep(0.001)
+
+    @property
+    def noted(self) -> list[str]:
+        """The names of what is kept without a descriptor."""
+        entries = [entry for message, _ in self.store.handover() for entry in message["entries"]]
+        return [entry["name"] for entry in entries if not entry["has_descriptor"]]
 
     def _keep(self, link: socket.socket) -> None:
         mover_end, daemon_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -83,6 +83,32 @@ async def test_worker_that_died_meanwhile_has_no_leases(node: Node) -> None:
             assert (census.num_workers, census.num_leases, census.device["free"]) == (0, 0, 16)
 
 
+async def test_worker_without_a_pidfd_is_kept_without_a_descriptor(node: Node) -> None:
+    """A worker that nothing can prove dead costs no descriptor, and is the same worker in the next life."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        (worker_id,) = daemon.registry.by_id
+    assert node.noted == [f"worker/{worker_id}"]
+
+    async with node.life() as daemon:
+        assert daemon.registry.worker(worker.token).worker_id == worker_id
+        await node.ask("detach", pb.DetachRequest(), worker)
+    assert node.noted == []
+
+
+async def test_drain_is_kept_without_a_descriptor(node: Node) -> None:
+    """The drain of a daemon costs no descriptor, goes on in the next life, and ends for good where it is undone."""
+    async with node.life():
+        await node.ask("drain", pb.DrainRequest())
+    assert len(node.noted) == 1
+
+    async with node.life() as daemon:
+        assert daemon.registry.is_draining
+        await node.ask("undrain", pb.UndrainRequest())
+    assert node.noted == []
+
+
 async def test_half_made_cache_is_forgotten(node: Node) -> None:
     """Regions without a registration, which a kill during registration leaves behind, are dropped."""
     async with node.life():

@@ -8,6 +8,7 @@ import pytest
 
 from kvlease.errors import BusyError, NeverFitsError
 from kvlease.groups import keeps_everything
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load
 from kvleased.config.tenant_settings import TenantSettings
@@ -17,6 +18,9 @@ from kvleased.core.shape import CacheShape
 from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.verbs import limits as limits_module
 from kvleased.verbs.limits import Rules, limits_of, with_tenants
+
+from .conftest import Node
+from .descriptors import descriptors_left
 
 SECRET = bytes(range(32))
 CHAT = tenant_digest(tenant_key(SECRET, "chat"))
@@ -212,9 +216,9 @@ class Keeper:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def keep(self, name: str, fd: int, metadata: dict[str, object]) -> None:
+    def note(self, name: str, metadata: dict[str, object]) -> None:
         """Remember a name."""
-        del fd, metadata
+        del metadata
         self.names.add(name)
 
     def drop(self, name: str) -> None:
@@ -236,3 +240,20 @@ def test_removed_limits_make_room_for_those_of_others() -> None:
     assert rules.tenants == {}
     assert [rules.of(f"tenant-{number}")[1] for number in range(5)] == [0, 0, 0, 2, 2]
     assert len(keeper.names) == 2
+
+
+async def test_next_life_takes_limits_over_with_few_descriptors(node: Node) -> None:
+    """However many tenants have limits, a control process that may have few descriptors takes all of them over."""
+    node.settings = node.settings.model_copy(update={"max_tenants": 300})
+    limits = pb.TenantLimits(weight=2)
+    async with node.life():
+        for number in range(300):
+            request = pb.SetTenantRequest(tenant=f"tenant-{number}", limits=limits, revision=7)
+            await node.ask("set_tenant", request)
+
+    with descriptors_left(32):
+        async with node.life() as daemon:
+            rules = daemon._caches.rules
+
+            assert len(rules.tenants) == 300
+            assert rules.of("tenant-299") == (TenantSettings(weight=2), 7)

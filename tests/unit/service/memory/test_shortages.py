@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -22,9 +21,11 @@ from kvleased.memory.shortages import (
     MemoryShortages,
 )
 from kvleased.planning import plan
-from kvleased.supervision.keeper import Kept
+from kvleased.supervision import keeper
+from kvleased.supervision.keeper import Note
 from kvleased.supervision.keeper_link import KeeperLink
 from tests.unit.service.conftest import Node, inputs
+from tests.unit.service.descriptors import descriptors_left
 from tests.unit.service.registering import request_of
 
 PAGE_BYTES = 4096
@@ -299,33 +300,26 @@ async def test_cache_that_was_ready_before_is_not_given_up(
             assert daemon.registry.cache("main").num_workers == 1
 
 
-async def test_shortage_of_descriptors_keeps_no_cache_from_being_given_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """A shortage that the supervisor cannot be told of is still reported, and is forgotten with the process."""
-    request.getfixturevalue("_failing")
-    no_descriptors = OSError(errno.EMFILE, "Too many open files")
-    opened = os.open
+def test_shortage_is_kept_where_no_descriptor_is_left() -> None:
+    """Where memory is short, descriptors may be, too; the next life knows of the shortage all the same."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, noted, again = KeeperLink(theirs), MemoryShortages(Clock()), MemoryShortages(Clock())
+    noted.recover(link, [])
 
-    def refuse(path: str, flags: int) -> int:
-        if path == os.devnull:
-            raise no_descriptors
-        return opened(path, flags)
+    with ours, theirs:
+        with descriptors_left(0):
+            note(noted)
+        received = keeper.receive(ours)
+    assert received is not None
+    again.recover(link, [Note(name=received[0]["name"], metadata=received[0]["metadata"])])
 
-    async with node.life() as daemon:
-        with monkeypatch.context() as patched:
-            patched.setattr(shortages.os, "open", refuse)
-            await node.ask("register_cache", request_of())
-            await given_up(daemon)
-
-        assert daemon.registry.memory_shortages.names == ["main"]
-    assert [name for name in kept_in(node) if name.startswith("shortage/")] == []
+    assert received[0]["op"] == "note"
+    assert (again.names, again.told("main")) == (["main"], noted.told("main"))
 
 
 def test_shortage_that_another_build_kept_is_passed_over() -> None:
     """A new build starts although another build kept a shortage with other fields."""
-    stand_in = os.open(os.devnull, os.O_RDONLY)
-    kept = Kept(name="shortage/main", fd=stand_in, num_bytes=0, metadata={"of_another_build": 1})
+    kept = Note(name="shortage/main", metadata={"of_another_build": 1})
     ours, theirs = socket.socketpair()
     noted = MemoryShortages()
 
@@ -333,5 +327,3 @@ def test_shortage_that_another_build_kept_is_passed_over() -> None:
         noted.recover(KeeperLink(ours), [kept])
 
     assert noted.names == []
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(stand_in)

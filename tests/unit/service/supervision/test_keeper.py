@@ -20,6 +20,7 @@ from kvleased.supervision import keeper
 from kvleased.supervision.keeper import Store
 from kvleased.supervision.keeper_link import HandoverError, KeeperLink
 from kvleased.system.descriptors import DescriptorsLostError, receive_packet
+from tests.unit.service.descriptors import descriptors_left
 
 FDS_FOR_A_LIFE = 100
 """Descriptors that a control process may have; it needs fewer than half of them to begin."""
@@ -36,6 +37,10 @@ def _create(store: Store, name: str, num_bytes: int = 4096) -> int:
     ((reply, (fd,)),) = store.act(message, [])
     assert reply == {"op": "created", "number": 1}
     return fd
+
+
+def _note(store: Store, name: str, **metadata: object) -> None:
+    assert store.act({"op": "note", "name": name, "metadata": metadata}, []) == []
 
 
 def test_region_cannot_change_its_length() -> None:
@@ -79,6 +84,89 @@ def test_keeping_under_a_name_replaces_what_was_there() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(first)
     store.close()
+
+
+def test_notes_take_no_descriptor_of_a_message() -> None:
+    """Descriptors and notes travel together: each message keeps to the limits, and counts only what it carries."""
+    store = Store()
+    fd = os.open(os.devnull, os.O_RDONLY)
+    for number in range(500):
+        _note(store, f"note/{number}", text="x" * (60_000 if number < 10 else 10))
+        store.act({"op": "keep", "name": str(number), "metadata": {}}, [os.dup(fd)])
+
+    messages = list(store.handover())
+
+    entries = [entry for message, _ in messages for entry in message["entries"]]
+    assert [entry["has_descriptor"] for entry in entries] == 500 * [False, True]
+    for message, fds in messages:
+        assert len(fds) == sum(entry["has_descriptor"] for entry in message["entries"])
+        assert len(fds) <= keeper.FDS_A_MESSAGE
+        assert len(keeper.encode(message)) <= keeper.MESSAGE_BYTES_MAX
+    assert max(len(message["entries"]) for message, _ in messages) > keeper.FDS_A_MESSAGE
+    store.close()
+    os.close(fd)
+
+
+def test_each_descriptor_is_taken_over_under_its_own_name() -> None:
+    """Notes between descriptors do not move them to other names."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store = Store()
+    for number in range(1, 300):
+        if number % 3:
+            _note(store, f"note/{number}", number=number)
+        else:
+            _create(store, str(number), number)
+
+    with ours, theirs:
+        _hand_over(store, ours)
+        epoch, kept, notes = KeeperLink(theirs).take_over()
+
+    assert epoch == 7
+    assert [(note.name, note.metadata["number"]) for note in notes] == [
+        (f"note/{number}", number) for number in range(1, 300) if number % 3
+    ]
+    assert [item.name for item in kept] == [str(number) for number in range(3, 300, 3)]
+    for item in kept:
+        assert int(item.name) == item.num_bytes == os.fstat(item.fd).st_size
+        os.close(item.fd)
+    store.close()
+
+
+def test_notes_are_taken_over_with_hardly_any_descriptor() -> None:
+    """Notes cost no descriptor on either side, so their number is not bounded by the limit on descriptors."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store, link = Store(), KeeperLink(theirs)
+
+    with ours, theirs, descriptors_left(8):
+        for number in range(300):
+            link.note(str(number), {"number": number})
+            _answer(store, ours)
+        _hand_over(store, ours)
+        _, kept, notes = link.take_over()
+
+    assert (kept, [note.metadata["number"] for note in notes]) == ([], [*range(300)])
+
+
+def test_note_and_descriptor_replace_each_other() -> None:
+    """A name stands for one note or one descriptor; whatever comes later is what is kept, until it is dropped."""
+    store = Store()
+    fd = _create(store, "a")
+    _note(store, "a", turn=1)
+    _note(store, "a", turn=2)
+
+    ((noted, no_fds),) = store.handover()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    again = _create(store, "a")
+    ((created, fds),) = store.handover()
+    _note(store, "a")
+    store.act({"op": "drop", "name": "a"}, [])
+
+    entry = {"name": "a", "metadata": {"turn": 2}, "has_descriptor": False}
+    assert (noted["entries"], no_fds) == ([entry], [])
+    assert [entry["has_descriptor"] for entry in created["entries"]] == [True]
+    assert fds == [again]
+    assert len(store) == 0
 
 
 def test_memory_that_cannot_be_had_is_refused() -> None:
@@ -125,26 +213,13 @@ def test_descriptors_arrive_closed_on_exec() -> None:
         os.close(fd)
 
 
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """Let this process open no further descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_descriptors_without_room_are_told_of() -> None:
     """A process without room for a packet's descriptors still gets the packet, with no descriptors."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
         socket.send_fds(one, [b"packet"], [one.fileno(), one.fileno()])
 
-        with no_descriptor_left(), pytest.raises(DescriptorsLostError) as lost:
+        with descriptors_left(0), pytest.raises(DescriptorsLostError) as lost:
             receive_packet(other, 100, 2)
 
     assert lost.value.packet == b"packet"
@@ -164,11 +239,13 @@ def test_nothing_is_taken_over_in_part() -> None:
     """If descriptors are lost on the way, the error says how many, and nothing is taken over."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, kept(2) as store:
+        for number in range(3):
+            _note(store, f"note/{number}")
         _hand_over(store, ours)
 
         with (
-            no_descriptor_left(),
-            pytest.raises(HandoverError, match="2 entries were lost, after 0 of 2"),
+            descriptors_left(0),
+            pytest.raises(HandoverError, match="2 entries were lost, after 0 of 5"),
         ):
             KeeperLink(theirs).take_over()
 
@@ -245,7 +322,7 @@ async def test_region_without_a_descriptor_is_refused_and_the_next_one_made() ->
         refused = asyncio.create_task(link.create("a", 4096, {}))
         await asyncio.sleep(0)
         _answer(store, ours)
-        with no_descriptor_left(), pytest.raises(PoolFullError, match="ulimit -n") as error:
+        with descriptors_left(0), pytest.raises(PoolFullError, match="ulimit -n") as error:
             await asyncio.wait_for(refused, 10)
         _answer(store, ours)
         made = asyncio.create_task(link.create("b", 8192, {}))
@@ -302,7 +379,7 @@ async def test_mover_without_a_descriptor_is_replaced() -> None:
             message = {"op": "mover", "role": "mover", "generation": generation}
             socket.send_fds(ours, [keeper.encode(message)], [ours.fileno()])
             if generation == 1:
-                with no_descriptor_left():
+                with descriptors_left(0):
                     link._read()
         link._read()
         asked = json.loads(ours.recv(1000))

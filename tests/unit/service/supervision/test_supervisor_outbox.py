@@ -9,7 +9,7 @@ import pytest
 
 from kvleased.supervision.keeper import receive
 from kvleased.supervision.supervisor_outbox import SupervisorOutbox
-from tests.unit.service.supervision.test_keeper import no_descriptor_left
+from tests.unit.service.descriptors import descriptors_left
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -70,7 +70,7 @@ def test_what_stays_open_takes_no_other_descriptor(ends: Ends, *, waits: bool) -
     """A descriptor that stays open is sent without a copy, so the process may be at its limit of descriptors."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0]) if waits else 0
-    with no_descriptor_left():
+    with descriptors_left(0):
         outbox.send(ends[0], {"number": count}, [ends[0].fileno()], stays=True)
 
     (received,) = arrived(outbox, ends, count + 1)
@@ -83,7 +83,7 @@ def test_message_goes_without_its_descriptor_where_there_is_none(ends: Ends) -> 
     """If no descriptor can be copied, the message goes without it and does not hold up those behind it."""
     outbox = SupervisorOutbox()
     count = fill(outbox, ends[0])
-    with no_descriptor_left():
+    with descriptors_left(0):
         outbox.send(ends[0], {"number": count}, [ends[0].fileno()], stays=False)
 
     assert arrived(outbox, ends, count + 1) == []
