@@ -12,7 +12,7 @@ from kvleased.memory.limits import memory_limit_bytes
 from kvleased.system.descriptors import ADVICE
 
 _FDS_BESIDE: Final = 64
-"""Descriptors for all but connections, workers and limits: listeners, pools, movers, the log, files that are read."""
+"""Descriptors for all but connections and workers: listeners, pools, movers, the log, files that are read."""
 _TCP: Final = ("listen_tcp",)
 _NEEDS: Final = {
     "disk_bytes_max": ("disk_dir",),
@@ -64,11 +64,7 @@ def warn(settings: Settings) -> None:
 
 
 def descriptors_needed(settings: Settings) -> int:
-    """Return the descriptors needed for all connections, workers and limits of tenants that the settings allow.
-
-    Connections are also those of strangers. Limits that calls have set, and as many that calls have removed, come with
-    one descriptor each when a control process takes over; they are closed before the first connection.
-    """
+    """Return the descriptors needed for all connections, also of strangers, and all workers that the settings allow."""
     members = strangers = 0
     for is_served, strangers_max in (
         (True, 0),
@@ -85,5 +81,4 @@ def descriptors_needed(settings: Settings) -> int:
             strangers += strangers_max
     if settings.probe_host:
         strangers += places.STRANGERS_MAX
-    limits = 2 * settings.max_tenants
-    return max(members + strangers, limits) + settings.max_workers + _FDS_BESIDE
+    return members + strangers + settings.max_workers + _FDS_BESIDE

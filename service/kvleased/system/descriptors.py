@@ -9,10 +9,7 @@ import os
 import socket
 from typing import Final
 
-ADVICE: Final = (
-    "raise the limit on descriptors (ulimit -n, LimitNOFILE), or lower max_connections, max_workers or "
-    "max_tenants"
-)
+ADVICE: Final = "raise the limit on descriptors (ulimit -n, LimitNOFILE), or lower max_connections or max_workers"
 """What to do when this process may have no more descriptors."""
 _BYTES_PER_FD: Final = array.array("i").itemsize
 

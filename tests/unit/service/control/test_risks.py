@@ -69,14 +69,3 @@ def test_advice_names_all_that_is_missing(tmp_path: Path) -> None:
         "insecure_tcp_without_tls": "set listen_tcp too",
     }
     assert "tcp_without_tls" not in [line["event"] for line in lines]
-
-
-def test_limits_of_tenants_need_descriptors(tmp_path: Path) -> None:
-    """A control process that takes over gets a descriptor for each limit, before it has any connection."""
-    given = {"runtime_dir": tmp_path, "listen_tcp": False, "max_connections": 16, "max_workers": 8}
-    few = Settings.model_validate({**given, "max_tenants": 1})
-    many = Settings.model_validate({**given, "max_tenants": 2_000})
-
-    assert risks.descriptors_needed(few) < 256
-    assert risks.descriptors_needed(many) > 2 * 2_000 + 8
-    assert risks.descriptors_needed(Settings()) > 2 * Settings().max_tenants
