@@ -29,6 +29,7 @@ from vllm.v1.request import Request
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.offload import preemptions, resets, streaming
+from kvlease.integrations.vllm.offload.alone import open_alone
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
 from kvlease.integrations.vllm.offload.desk import Desk, pool_id
@@ -67,7 +68,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Choose the spec and, in the scheduler's process, attach.
 
         Raises:
-            InvalidError: a setting is unknown or out of range, or the engine is to produce only.
+            InvalidError: a setting is unknown or out of range, or the engine only produces or has two such connectors.
         """
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
@@ -329,6 +330,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             no_room=no_room(config, inputs, settings.pool_bytes),
             takes_other_capacity=True,
         )
+        if self.role is KVConnectorRole.SCHEDULER:
+            return open_alone(settings, terms)
         return EngineSession.open(settings, terms)
 
 
