@@ -338,8 +338,12 @@ class EngineSession:
         )
 
     def _tell_adapters_apart(self) -> None:
-        """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights."""
-        if not self.settings.adapters and self._sayings.note("adapters"):
+        """Begin in an era of the adapters: vLLM's hashes contain an adapter's name, but not its weights.
+
+        If the settings do not say what the adapters are, the scheduler's half warns, once per engine.
+        """
+        is_rank = self.terms.touches
+        if not self.settings.adapters and not is_rank and self._sayings.note("adapters"):
             _logger.warning(
                 "Adapters (LoRA) are on, and vLLM tells them apart only by name and path, so what another engine or an "
                 "earlier one computed is not found: set `adapters` to what identifies them, such as their revision.",

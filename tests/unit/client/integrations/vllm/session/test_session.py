@@ -1,6 +1,7 @@
 """Laws of a session in doubt: it finds out what was carried out before it exchanges anything else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -417,3 +418,20 @@ def test_adapters_are_told_apart(
 
     assert (keys[0] == keys[1]) == is_found
     assert ("`adapters`" in caplog.text) != is_found
+
+
+def test_adapters_without_a_name_are_told_by_the_schedulers_half_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The warning on adapters comes once for each engine, even if its rank has attached by the time of the second."""
+    identity = Identity(FIELDS, has_adapters=True)
+    terms = Terms(identity=identity, inputs=None, cache="c", magazine="halves")
+    settings = ConnectorSettings(socket="/nowhere.sock", start_seconds=0.01)
+
+    rank = EngineSession.open(settings, replace(terms, touches=True))
+    rank._sayings.forget()
+    scheduler = EngineSession.open(settings, terms)
+
+    for session in (rank, scheduler):
+        session.close()
+    assert caplog.text.count("`adapters`") == 1
