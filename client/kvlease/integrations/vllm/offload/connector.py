@@ -50,6 +50,7 @@ from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
 from kvlease.integrations.vllm.shared import readers
+from kvlease.integrations.vllm.uncached import why_uncached
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -315,7 +316,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Attach this process; if that fails, the session goes on trying by itself."""
         vllm_config, settings, config = self._vllm_config, self._settings, self._offloading
         identity = Identity.of(vllm_config, self._kv_cache_config, weights=settings.weights)
-        if refusal := unfit(vllm_config) or too_small(config, settings.pool_bytes):
+        uncached = why_uncached(vllm_config, self._kv_cache_config)
+        if refusal := uncached or too_small(config, settings.pool_bytes):
             identity = replace(identity, refusal=refusal)
         inputs = pool_inputs(config, self._kv_cache_config.num_blocks, settings.pool_bytes)
         terms = Terms(
@@ -333,17 +335,6 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         if self.role is KVConnectorRole.SCHEDULER:
             return open_alone(settings, terms)
         return EngineSession.open(settings, terms)
-
-
-def unfit(vllm_config: VllmConfig) -> str:
-    """Return why nothing may be loaded into an engine's blocks, and what to change; empty if loads are allowed.
-
-    vLLM switches prefix caching off for models and platforms that it expects to go wrong after a cached prefix, but
-    asks a connector for prefixes all the same.
-    """
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off; switch it on with --enable-prefix-caching"
-    return ""
 
 
 def _recompute_failed_loads(vllm_config: VllmConfig) -> None:

@@ -19,6 +19,7 @@ from kvlease.integrations.vllm.memory_connector import MemoryConnector
 from kvlease.integrations.vllm.owned.memory import Claim, OwnedMemory, num_warmup_blocks
 from kvlease.integrations.vllm.owned.scheduler import OwnedScheduler, needs_of
 from kvlease.integrations.vllm.planning import plan_inputs
+from kvlease.integrations.vllm.uncached import why_uncached
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -108,8 +109,8 @@ class KVLeaseOwnedConnector(MemoryConnector):
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return why an engine's cache cannot outlive the engine, and what to change; empty if it can."""
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off; switch it on with --enable-prefix-caching"
+    if why := why_uncached(vllm_config, kv_cache_config):
+        return why
     kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache_config.kv_cache_groups}
     states = sorted(kind for kind in kinds if "Mamba" in kind)
     if states:

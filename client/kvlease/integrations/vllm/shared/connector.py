@@ -20,6 +20,7 @@ from kvlease.integrations.vllm.memory_connector import MemoryConnector
 from kvlease.integrations.vllm.planning import plan_inputs
 from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
 from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
+from kvlease.integrations.vllm.uncached import why_uncached
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -131,8 +132,8 @@ class KVLeaseSharedConnector(MemoryConnector):
 
 def unfit(vllm_config: Any, kv_cache_config: Any) -> str:
     """Return why an engine cannot share a pool, and what to change; empty if it can."""
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off; switch it on with --enable-prefix-caching"
+    if why := why_uncached(vllm_config, kv_cache_config):
+        return why
     if vllm_config.use_v2_model_runner:
         return (
             "vLLM's second model runner warms up in blocks that other engines may have; "
