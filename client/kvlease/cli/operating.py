@@ -226,10 +226,13 @@ def resize(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    unit = "blocks can be granted" if tier == "device" else "slots can be used"
+    room = counted(found.num_blocks, "block" if tier == "device" else "slot")
+    can = "granted" if tier == "device" else "used"
+    parked = f"{found.num_parked:,} {'is' if found.num_parked == 1 else 'are'} out of use"
+    lost = counted(found.num_evicted, "cached block")
     say(
-        f"{found.num_blocks} {unit}, {found.num_parked} are out of use; {found.num_evicted} cached "
-        f"blocks were dropped, and {found.bytes_given_back:,} bytes were given back"
+        f"{room} can be {can}, {parked}; {lost} {'was' if found.num_evicted == 1 else 'were'} dropped, and "
+        f"{found.bytes_given_back:,} bytes were given back"
     )
 
 

@@ -171,6 +171,35 @@ def test_cache_is_named_in_either_way(
     assert "'b' and 'a' are two different caches; name only one" in errors
 
 
+@pytest.mark.parametrize(
+    ("tier", "count", "wanted"),
+    [
+        pytest.param(
+            "device",
+            1,
+            "1 block can be granted, 1 is out of use; 1 cached block was dropped, and 8 bytes were given back\n",
+            id="one block",
+        ),
+        pytest.param(
+            "host",
+            2,
+            "2 slots can be used, 2 are out of use; 2 cached blocks were dropped, and 8 bytes were given back\n",
+            id="two slots",
+        ),
+    ],
+)
+def test_resize_counts_in_words(
+    daemon: type[Daemon], monkeypatch: pytest.MonkeyPatch, tier: str, count: int, wanted: str
+) -> None:
+    """What a resize did is told of one block as of several."""
+    done = Resized(num_blocks=count, num_parked=count, num_evicted=count, bytes_given_back=8)
+    monkeypatch.setattr(daemon, "resize", lambda *_: done)
+
+    told = run("resize", "a", "--tier", tier, "--blocks", str(count))
+
+    assert told == (0, wanted, "")
+
+
 @pytest.mark.parametrize("arguments", [("clear",), ("resize", "--blocks", "3"), ("delete",)])
 def test_what_takes_away_guesses_no_cache(daemon: type[Daemon], arguments: tuple[str, ...]) -> None:
     """A command that takes something away needs the cache's name, and does nothing without it."""
