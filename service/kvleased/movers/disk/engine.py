@@ -21,7 +21,8 @@ from kvleased.core.effects import Direction
 from kvleased.core.tier.labels import BYTES_PER_LABEL, LABEL
 from kvleased.movers import protocol
 from kvleased.movers.disk.cells import BYTES_PER_LAYOUT, StoreShape
-from kvleased.movers.disk.store_file import StoreError, StoreFile, Transfer
+from kvleased.movers.disk.errors import StoreError
+from kvleased.movers.disk.store_file import StoreFile, Transfer
 from kvleased.movers.disk.store_place import StorePlace
 from kvleased.movers.engine import Engine, Lay, lay_for_store, lay_in_memory
 from kvleased.movers.pools import Copied, OutOfBoundsError, Pools, check_bounds

@@ -1,4 +1,4 @@
-"""Own what people are told of an error of the file system under a disk store, and what they can do about it."""
+"""Own what people are told if a disk store or the file system under it fails, and what they can do about it."""
 
 import errno
 from collections.abc import Mapping
@@ -20,6 +20,10 @@ _ADVICE: Final[Mapping[int, str]] = {
     errno.EROFS: "Read-only file system; mount it writable, or choose another disk_dir",
 }
 """What to do, by the kernel's error number; other errors are told in the kernel's words."""
+
+
+class StoreError(Exception):
+    """The store as a whole does not work; the text says why, for people."""
 
 
 def told(error: OSError) -> str:

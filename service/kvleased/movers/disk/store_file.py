@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from kvlease.geometry import floor_div
 from kvlease.units import BYTES_PER_SECTOR
 from kvleased.movers.disk import cells
 from kvleased.movers.disk.cells import BYTES_PER_CELL, CELL, Cells, StoreShape
-from kvleased.movers.disk.errors import told
+from kvleased.movers.disk.errors import StoreError, told
 from kvleased.movers.pools import Pools
 from kvleased.movers.rows import Pool, checksum
 
@@ -39,10 +40,6 @@ _ALONE_BYTES_MAX: Final = 1 << 20
 _T = TypeVar("_T")
 _Run = tuple[int, int]
 """First position and number of positions."""
-
-
-class StoreError(Exception):
-    """The store as a whole does not work; the text says why, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +64,7 @@ class StoreFile:
     def __init__(
         self,
         shape: StoreShape,
+        path: Path,
         file_id: str,
         cells_fd: int,
         payload_fd: int,
@@ -74,6 +72,7 @@ class StoreFile:
     ) -> None:
         """Take the descriptors; `payload_fd` may be a second one of the same file, which bypasses the page cache."""
         self.shape = shape
+        self._path = path
         self.file_id = file_id
         """Hex that no other file ever has; the file gets a new one after it was cut off."""
         self._cells_fd = cells_fd
@@ -109,9 +108,10 @@ class StoreFile:
         try:
             status = os.fstat(self._cells_fd)
         except OSError as error:
-            raise _failed("look at", error) from error
+            raise self._failed("look at", error) from error
         if not status.st_nlink:
-            raise StoreError("the store's file was removed")
+            advice = "keep others from removing it; it is made anew, empty"
+            raise StoreError(f"{self._path} was removed; {advice}")
         return status
 
     def check_bytes(self, status: os.stat_result) -> None:
@@ -121,8 +121,9 @@ class StoreFile:
             StoreError: it was cut off, or more was written behind its end.
         """
         if status.st_size != self.shape.file_bytes:
-            message = f"the store's file has {status.st_size} bytes, not {self.shape.file_bytes}"
-            raise StoreError(message)
+            found = f"{status.st_size} bytes, not {self.shape.file_bytes}"
+            advice = "keep others from changing it; it is made whole again by itself"
+            raise StoreError(f"{self._path} has {found}; {advice}")
 
     def renew_head(self, file_id: bytes) -> bool:
         """Write the file's head anew, with a new id, if it was overwritten or cut off: nobody knows what else was.
@@ -140,7 +141,7 @@ class StoreFile:
             write_whole(self._cells_fd, [self.shape.head(file_id)], 0)
             os.fdatasync(self._cells_fd)
         except OSError as error:
-            raise _failed("look at", error) from error
+            raise self._failed("look at", error) from error
         return True
 
     def found(self, first: int, count: int) -> tuple[NDArray[np.int32], Cells]:
@@ -183,7 +184,7 @@ class StoreFile:
             os.fdatasync(self._cells_fd)
         except OSError as error:
             self._deny(transfer.slots)
-            raise _failed("write", error) from error
+            raise self._failed("write", error) from error
         return sums, are_wrong
 
     def read(self, transfer: Transfer, pools: Pools) -> list[int]:
@@ -357,7 +358,7 @@ class StoreFile:
             try:
                 os.pread(self._cells_fd, BYTES_PER_CELL, 0)
             except OSError:
-                raise _failed("read", error) from error
+                raise self._failed("read", error) from error
             return False
         return True
 
@@ -372,6 +373,9 @@ class StoreFile:
             self._put_cells(slots, np.zeros(len(slots), CELL))
         except OSError:
             return
+
+    def _failed(self, what: str, error: OSError) -> StoreError:
+        return StoreError(f"{self._path} cannot be used ({what}): {told(error)}")
 
 
 def write_whole(fd: int, parts: Sequence[bytes | memoryview], offset_bytes: int) -> None:
@@ -393,7 +397,3 @@ def _runs(slots: NDArray[np.int32], count_max: int) -> list[_Run]:
     firsts = np.flatnonzero((positions - stretches) % max(1, count_max) == 0)
     counts = np.diff(firsts, append=len(slots))
     return list(zip(firsts.tolist(), counts.tolist(), strict=True))
-
-
-def _failed(what: str, error: OSError) -> StoreError:
-    return StoreError(f"the store's file cannot be used ({what}): {told(error)}")

@@ -21,8 +21,8 @@ from kvleased.memory.limits import disk_limit_bytes
 from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import BYTES_PER_CELL, BYTES_PER_FILE_ID, StoreShape
 from kvleased.movers.disk.claiming import is_ours
-from kvleased.movers.disk.errors import told
-from kvleased.movers.disk.store_file import StoreError, StoreFile, write_whole
+from kvleased.movers.disk.errors import StoreError, told
+from kvleased.movers.disk.store_file import StoreFile, write_whole
 
 STORES_OF_A_SHAPE_MAX: Final = 16
 """Caches of one shape that can have a store each."""
@@ -71,7 +71,8 @@ class StorePlace:
             payload_fd = _past_the_cache(fd, shape)
         except OSError as error:
             raise StoreError(self._complaint(error, name)) from error
-        store = StoreFile(shape, file_id.hex(), fd, payload_fd, self._helper)
+        path = self._path / name
+        store = StoreFile(shape, path, file_id.hex(), fd, payload_fd, self._helper)
         self._names[store] = name
         store.note_use()
         return store

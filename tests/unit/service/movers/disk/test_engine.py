@@ -372,7 +372,8 @@ def test_store_comes_back_by_itself(tmp_path: Path) -> None:
         missed = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 
         assert not refused.is_done
-        assert "removed" in reason
+        path = tmp_path / "disk" / f"{Pools().shape.digest}.0.store"
+        assert reason == f"{path} was removed; keep others from removing it; it is made anew, empty"
         assert len(missed.failed) == len(SLOTS)
         assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
         _stored(driver)
@@ -463,7 +464,9 @@ def test_truncated_store_loses_only_what_was_cut_off(
 
         if is_asked:
             assert not driver.load(SLOTS, labels_of(SLOTS), BLOCKS).is_done
-        assert "bytes, not" in driver.until_off()
+        reason = driver.until_off()
+        assert reason.startswith(f"{_file(tmp_path / 'disk')} has {lengths[-1]} bytes, not ")
+        assert reason.endswith("; keep others from changing it; it is made whole again by itself")
         driver.until_on()
         done = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 

@@ -55,6 +55,7 @@ def _split(path: Path, payload: Path, flags: int) -> StoreFile:
     """Return a store with its cells in one file and its payloads in another, which is opened with `flags`."""
     return StoreFile(
         POOLS.shape,
+        path,
         "ab",
         os.open(path, os.O_RDWR),
         os.open(payload, flags),

@@ -16,7 +16,7 @@ import pytest
 
 from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import StoreShape
-from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.errors import StoreError
 from kvleased.movers.disk.store_place import STORES_OF_A_SHAPE_MAX, StorePlace
 from tests.laws.disks import Driver, Pools, labels_of, payload_of
 
@@ -454,7 +454,7 @@ _IN_ITS_OWN_MOUNTS = """
 import os, socket, subprocess, sys
 from pathlib import Path
 from kvleased.movers.disk.cells import StoreShape
-from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.errors import StoreError
 from kvleased.movers.disk.store_place import StorePlace
 mount = Path(sys.argv[1])
 def run(*words): subprocess.run(words, check=True)
@@ -505,7 +505,7 @@ _WITHOUT_FALLOCATE = """
 import subprocess, sys
 from pathlib import Path
 from kvleased.movers.disk.cells import StoreShape
-from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.errors import StoreError
 from kvleased.movers.disk.store_place import StorePlace
 mount = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "ramfs", "ramfs", str(mount)], check=True)
@@ -729,7 +729,7 @@ _UNMOUNTED = """
 import os, subprocess, sys
 from pathlib import Path
 from kvleased.movers.disk.cells import StoreShape
-from kvleased.movers.disk.store_file import StoreError
+from kvleased.movers.disk.errors import StoreError
 from kvleased.movers.disk.store_place import StorePlace
 mount = Path(sys.argv[1])
 shape = StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=10)
