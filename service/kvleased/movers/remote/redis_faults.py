@@ -3,6 +3,7 @@
 redis-py takes the first word off an error, and that is often the word that says what it is.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,15 +40,26 @@ _ADVICE: Final[Mapping[type[Exception], str]] = {
 """What to do, by the kind of error; for other errors the server's own words must be enough."""
 
 
-_OF_A_DATABASE: Final = "'select' command"
-"""Part of what the server tells a user who may use only database 0."""
-_OF_A_CERTIFICATE: Final = "CERTIFICATE_VERIFY_FAILED"
-_OF_NO_TLS: Final = "WRONG_VERSION_NUMBER"
-"""Part of the error for an answer that is not TLS."""
 _HUNG_UP: Final = ("while reading from", "while writing to", "Connection closed by server")
 """Parts of the errors for a connection that was made and then ended by the other side."""
 IF_NO_TLS: Final = "use redis:// in remote_url if its port does not use TLS"
 _IF_TLS: Final = "use rediss:// in remote_url if its port uses TLS"
+_IF_NOT_THERE: Final = "start it, or correct the address in remote_url"
+_IF_UNKNOWN: Final = "correct the host in remote_url, or what resolves its name"
+_BY_WORDS: Final[Mapping[str, str]] = {
+    "'select' command": "grant the user +select, or use database 0 in remote_url",
+    "DB index is out of range": "use a database that the server has, such as 0, in remote_url",
+    "CERTIFICATE_VERIFY_FAILED": (
+        "name its authority with ssl_ca_certs in remote_url, and use the host name that the certificate has"
+    ),
+    "WRONG_VERSION_NUMBER": IF_NO_TLS,
+    "Connection refused": _IF_NOT_THERE,
+    f"Error {errno.ENOENT} connecting to": _IF_NOT_THERE,
+    "Name or service not known": _IF_UNKNOWN,
+    "No address associated with hostname": _IF_UNKNOWN,
+    "Temporary failure in name resolution": _IF_UNKNOWN,
+}
+"""What to do, by a part of what a server, the system or TLS says."""
 
 
 def said(error: Exception, secret: str = "") -> str:
@@ -69,14 +81,9 @@ def unusable_file(files: str, error: OSError) -> RedisConnectionError:
 
 
 def _advice(error: Exception) -> str:
-    text = str(error)
-    if _OF_A_DATABASE in text:
-        return "grant the user +select, or use database 0 in remote_url"
-    if _OF_A_CERTIFICATE in text:
-        return "name its authority with ssl_ca_certs in remote_url, and use the host name that the certificate has"
-    if _OF_NO_TLS in text:
-        return IF_NO_TLS
-    return _ADVICE.get(type(error), "")
+    words = str(error)
+    by_words = (advice for part, advice in _BY_WORDS.items() if part in words)
+    return next(by_words, _ADVICE.get(type(error), ""))
 
 
 def _told(words: str, advice: str, error: Exception, secret: str) -> str:

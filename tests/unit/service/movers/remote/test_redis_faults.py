@@ -4,6 +4,7 @@ import errno
 
 import pytest
 from redis.connection import DefaultParser
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvleased.movers.remote.redis_faults import said, said_by_none, unusable_file
 from kvleased.movers.remote.store import RemoteError
@@ -40,12 +41,47 @@ CLUSTER = "it is a node of a Redis cluster, which has only some values; name a s
             "[SSL: WRONG_VERSION_NUMBER] wrong version number; use redis:// in remote_url if its port does not use TLS",
             id="no TLS",
         ),
+        pytest.param(
+            "ERR DB index is out of range",
+            "DB index is out of range; use a database that the server has, such as 0, in remote_url",
+            id="no such database",
+        ),
         pytest.param("ERR something", "something", id="anything else"),
     ],
 )
 def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
     """The advice comes although redis-py removes the first word of errors that it knows."""
     assert said(DefaultParser.parse_error(answer)) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        pytest.param(
+            "Error 111 connecting to 127.0.0.1:1. Connection refused.",
+            "start it, or correct the address in remote_url",
+            id="nobody there",
+        ),
+        pytest.param(
+            "Error 2 connecting to /run/redis.sock. No such file or directory.",
+            "start it, or correct the address in remote_url",
+            id="no socket",
+        ),
+        pytest.param(
+            "Error -2 connecting to nowhere:1. Name or service not known.",
+            "correct the host in remote_url, or what resolves its name",
+            id="no such name",
+        ),
+        pytest.param(
+            "Error -3 connecting to nowhere:1. Temporary failure in name resolution.",
+            "correct the host in remote_url, or what resolves its name",
+            id="no resolver",
+        ),
+    ],
+)
+def test_server_that_cannot_be_reached_is_told_with_what_to_do(words: str, advice: str) -> None:
+    """Who cannot be reached is told from the words of the system."""
+    assert said(RedisConnectionError(words)) == f"{words.removesuffix('.')}; {advice}"
 
 
 def test_error_without_words_is_told_by_its_name() -> None:
