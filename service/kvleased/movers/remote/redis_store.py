@@ -66,25 +66,22 @@ class RedisStore:
         return redis_faults.IF_NO_TLS if is_shaking_hands and not self._was_answered else ""
 
     def exists(self, names: Sequence[str], value_bytes: int) -> bytes:
-        """Return a byte for each name: `IS_THERE` if it has `value_bytes`, `IS_SPOILED` if it has others, or 0.
+        """Return a byte for each name: `IS_THERE` if it has `value_bytes`, `IS_SPOILED` if it has anything else, or 0.
 
         An empty value counts as none, which only commands that our user may lack would tell apart; the next put
         overwrites it.
         """
         found = self._ask([("STRLEN", name) for name in names])
-        counts = [one if isinstance(one, int) else 0 for one in found]
-        return bytes(
-            IS_THERE if count == value_bytes else IS_SPOILED if count else 0 for count in counts
-        )
+        return bytes(IS_THERE if one == value_bytes else IS_SPOILED if one else 0 for one in found)
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
-        """Return the value of each name; of a value that is too long, only as much as shows that."""
+        """Return the value of each name; of one that is too long or of another type, only as much as shows that."""
         commands: list[_Command] = [("GETRANGE", name, 0, value_bytes) for name in names]
         if self._ttl_seconds:
             # Sent with the others, and never shortens a life: another node may keep its values longer, or for good.
             commands += [("EXPIRE", name, self._ttl_seconds, "GT") for name in names]
         found = self._ask(commands, num_needed=len(names))[: len(names)]
-        return [one if isinstance(one, bytes) and one else None for one in found]
+        return [_value(one) for one in found]
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
         """Store values; return a byte for each, 1 if it was taken.
@@ -246,6 +243,13 @@ def _answer(read: Callable[..., Any]) -> bytes | int | ResponseError | None:
     except ResponseError as error:
         return error
     return answer
+
+
+def _value(answer: bytes | int | ResponseError | None) -> bytes | None:
+    """Return what a GETRANGE found: nothing, a value, or something of another type, which no value can be."""
+    if isinstance(answer, ResponseError):
+        return b""
+    return answer if isinstance(answer, bytes) and answer else None
 
 
 def _connection(url: RemoteUrl, seconds_max: float) -> Any:

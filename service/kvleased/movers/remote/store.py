@@ -15,7 +15,7 @@ CALL_BYTES_MAX: Final = 2 << 20
 IS_THERE: Final = 1
 """Of a name: it has a value, which may be what it should be."""
 IS_SPOILED: Final = 2
-"""Of a name: it has a value that cannot be what it should be, because of its bytes in all."""
+"""Of a name: it has something that cannot be what it should be, because of its bytes in all or of its type."""
 _REASON_CHARACTERS_MAX: Final = 240
 _LATE: Final = "check the server of remote_url and the network to it, or raise remote_ms_max"
 

@@ -276,21 +276,33 @@ def test_swapped_values_are_misses(redis: RedisServer) -> None:
     assert not node.device.any()
 
 
-def test_name_of_another_kind_is_a_miss(redis: RedisServer) -> None:
-    """A list under the name of a block fails that block alone."""
+def test_value_of_another_type_is_found_out_as_any_that_is_spoiled(redis: RedisServer) -> None:
+    """A list under the name of a block is said to be there, fetched, counted as a miss of that block, and dropped."""
     with served(redis.url) as node, redis.client() as client:
         node.share([0, 1], [0, 1])
-        listed = client.keys()[0]
-        client.delete(listed)
-        client.rpush(listed, "a", "b")
+        name = _name_of(client, node.slots[0].tobytes())
+        client.delete(name)
+        client.rpush(name, "a", "b")
 
-        fetched, asked = node.fetch([5, 6], [0, 1]), node.ask([0, 1])
-        node.share([0, 1], [0, 1])
-        healed = node.fetch([5, 6], [0, 1])
+        asked, fetched = node.ask([0, 1, 99]), node.fetch([5, 6], [0, 1])
+        wait_until(lambda: not client.exists(name))
+        told = node.ask([0, 1])
 
-    assert len(fetched.failed) == 1
-    assert sorted(asked) == [0, 1]
-    assert healed.failed == ()
+        assert (asked, fetched.failed, told) == (bytes([1, 1, 0]), (0,), bytes([0, 1]))
+
+
+def test_value_of_another_type_is_replaced(redis: RedisServer) -> None:
+    """A block is shared although its name has a list, which it takes the place of."""
+    with served(redis.url) as node, redis.client() as client:
+        node.share([0], [0])
+        (name,) = client.keys()
+        client.delete(name)
+        client.rpush(name, "a", "b")
+
+        again = node.share([0], [0])
+
+        assert (again.failed, again.num_bytes) == ((), node.slot_bytes)
+        assert not node.fetch([5], [0]).failed
 
 
 @pytest.mark.parametrize(
