@@ -66,6 +66,12 @@ def read_trace(
     except (EOFError, zlib.error) as error:
         message = f"cannot read {path}: its gzip data is cut off or damaged; fetch the file again"
         raise InvalidError(message, resource="trace") from error
+    except gzip.BadGzipFile as error:
+        message = (
+            f"cannot read {path}: its gzip data is damaged, or other bytes follow it; fetch the file again, or "
+            "compress the trace anew"
+        )
+        raise InvalidError(message, resource="trace") from error
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise InvalidError(message, resource="trace") from error
@@ -172,13 +178,7 @@ def _lines(file: Any) -> Iterator[tuple[int, bytes]]:
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(_decoded(line))
-    except UnicodeDecodeError as error:
-        message = (
-            f"{path} is no UTF-8 text (line {number}, byte {error.start + 1}); convert it to UTF-8, or check that it "
-            "is a trace"
-        )
-        raise InvalidError(message, resource="trace") from error
+        fields = json.loads(_decoded(path, number, line))
     except (ValueError, RecursionError) as error:
         raise InvalidError(f"line {number} {_why_not(error)}", resource="trace") from error
     if not isinstance(fields, dict):
@@ -187,13 +187,23 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return fields
 
 
-def _decoded(line: bytes) -> str:
-    """Return the text of a line, which may begin with a mark of UTF-8; raises UnicodeDecodeError if it is no UTF-8."""
-    text = line.decode("utf-8-sig")
+def _decoded(path: Path, number: int, line: bytes) -> str:
+    """Return the text of a line, which may begin with a mark of UTF-8."""
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = (
+            f"{path} is no UTF-8 text (line {number}, byte {error.start + 1}); convert it to UTF-8, or check that it "
+            "is a trace"
+        )
+        raise InvalidError(message, resource="trace") from error
     zero = line.find(b"\0")
     if zero >= 0:
-        # No text has zeros but in encodings of several bytes a character.
-        raise UnicodeDecodeError("utf-8", line, zero, zero + 1, "zero")
+        message = (
+            f"{path} has a NUL byte (line {number}, byte {zero + 1}), which no trace has; remove it, or convert the "
+            "file to UTF-8 if it is in UTF-16"
+        )
+        raise InvalidError(message, resource="trace")
     return text
 
 

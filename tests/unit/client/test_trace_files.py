@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -88,14 +89,24 @@ def test_empty_trace_is_one(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "trace.jsonl")) == 0
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_file_in_another_encoding_is_refused_as_such(tmp_path: Path, encoding: str) -> None:
-    """The refusal names the file, and says that it is no UTF-8 text."""
+@pytest.mark.parametrize(
+    ("encoding", "why"),
+    [
+        pytest.param("utf-16", r"is no UTF-8 text \(line 1, byte 1\)", id="marked"),
+        pytest.param("utf-16-le", r"has a NUL byte \(line 1, byte 2\).*UTF-16", id="little"),
+        pytest.param("utf-16-be", r"has a NUL byte \(line 1, byte 1\).*UTF-16", id="big"),
+        pytest.param("utf-32", r"is no UTF-8 text \(line 1, byte 1\)", id="four bytes"),
+    ],
+)
+def test_file_in_another_encoding_is_refused_as_such(
+    tmp_path: Path, encoding: str, why: str
+) -> None:
+    """The refusal names the file, and says that it is no UTF-8 text, or has bytes that no such text has."""
     text = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}\n'
     path = tmp_path / "trace.jsonl"
     path.write_bytes(text.encode(encoding))
 
-    with pytest.raises(InvalidError, match=r"trace.jsonl is no UTF-8 text \(line 1, byte [124]\)"):
+    with pytest.raises(InvalidError, match=f"trace.jsonl {why}"):
         read_trace(path)
 
 
@@ -201,6 +212,9 @@ def test_text_that_is_no_json_is_refused(tmp_path: Path) -> None:
         pytest.param(
             b'{"a": "\xff"}', r"trace.jsonl is no UTF-8 text \(line 1, byte 8\)", id="bytes"
         ),
+        pytest.param(
+            b'{"timestamp": 0}\0', r"has a NUL byte \(line 1, byte 17\).*remove it", id="NUL"
+        ),
         pytest.param(b"[" * 100_000, "brackets nested too deeply", id="deep"),
         pytest.param(b'{"timestamp": ' + b"9" * 5_000 + b"}", "has an integer above", id="digits"),
         pytest.param(
@@ -240,3 +254,24 @@ def test_compressed_trace_is_read_as_what_is_in_it(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(InvalidError, match="its gzip data is cut off or damaged"):
             read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "follow",
+    [
+        pytest.param(lambda packed: packed + b"junk", id="bytes behind its end"),
+        pytest.param(lambda packed: packed[:-8] + bytes(8), id="another checksum"),
+        pytest.param(lambda packed: packed[:2] + b"\7" + packed[3:], id="another method"),
+    ],
+)
+def test_damage_around_compressed_data_is_told_in_our_words(
+    tmp_path: Path, follow: Callable[[bytes], bytes]
+) -> None:
+    """What is wrong with a compressed trace is told without the words of the module that reads it."""
+    path = tmp_path / "day.jsonl"
+    path.write_bytes(follow(gzip.compress(FIXTURE.read_bytes())))
+
+    with pytest.raises(InvalidError, match="is damaged, or other bytes follow it; fetch") as found:
+        read_trace(path)
+
+    assert "b'" not in str(found.value)
