@@ -6,7 +6,6 @@ If REST or gRPC has made a span of a request, the spans of its calls are below i
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvleased.core.effects import Copy
 from kvleased.movers.batches import Moved
 from kvleased.spans.file import SpanFile
 from kvleased.telemetry import logs
+from kvleased.telemetry.wall_clock import unix_nanoseconds
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -86,7 +86,7 @@ class Tracing:
     def stop(self) -> None:
         """End all spans, send them, and close the exporters; wait only moments for a collector that does not answer."""
         for span in self._copies.values():
-            span.end()
+            span.end(unix_nanoseconds())
         self._copies.clear()
         # OpenTelemetry would wait for such a collector for half a minute.
         sending = Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
@@ -138,13 +138,18 @@ class Tracing:
         from opentelemetry.trace import SpanKind, use_span  # noqa: PLC0415 -- an extra
 
         span: Span = self._tracer.start_span(
-            name, context=_context(traceparent), kind=SpanKind.SERVER, attributes=attributes
+            name,
+            context=_context(traceparent),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=unix_nanoseconds(),
         )
         # The span tells an error by its code only: a message may name what no span may carry.
-        with use_span(
-            span, end_on_exit=True, record_exception=False, set_status_on_exception=False
-        ):
-            yield span
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                yield span
+        finally:
+            span.end(unix_nanoseconds())
 
     # Calls
 
@@ -166,6 +171,7 @@ class Tracing:
             context=set_span_in_context(request) if is_below else _context(traceparent),
             kind=SpanKind.INTERNAL if is_below else SpanKind.SERVER,
             attributes={"kvlease.verb": verb, "kvlease.transport": transport},
+            start_time=unix_nanoseconds(),
         )
         self._now = span
         return span
@@ -192,6 +198,7 @@ class Tracing:
                 "kvlease.direction": copy.direction.value,
                 "kvlease.blocks": num_blocks,
             },
+            start_time=unix_nanoseconds(),
         )
 
     def moved(self, batch: Moved) -> None:
@@ -201,7 +208,7 @@ class Tracing:
             return
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 -- an extra
 
-        now = time.time_ns()
+        now = unix_nanoseconds()
         span = self._tracer.start_span(
             f"kvlease.move {batch.direction}",
             context=set_span_in_context(copy),
@@ -217,12 +224,12 @@ class Tracing:
             if span is not None:
                 outcome = type(command).__name__
                 span.set_attribute("kvlease.outcome", _OUTCOMES[outcome])
-                span.end()
+                span.end(unix_nanoseconds())
         elif isinstance(command, MoverDied):
             for name in [one for one in self._copies if one[0] == pool]:
                 span = self._copies.pop(name)
                 span.set_attribute("kvlease.outcome", "mover died")
-                span.end()
+                span.end(unix_nanoseconds())
 
 
 _OUTCOMES: Final = {"CopyDone": "done", "CopyFailed": "failed", "CopyLost": "lost"}
@@ -235,7 +242,7 @@ def finish(span: "Span", code: str) -> None:
     span.set_attribute("kvlease.code", code)
     if code == "INTERNAL":
         span.set_status(Status(StatusCode.ERROR))
-    span.end(time.time_ns())
+    span.end(unix_nanoseconds())
 
 
 def _context(traceparent: str) -> Any:

@@ -1,7 +1,6 @@
 """Own the recent events and their watchers; what happened is for the caller to say."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Final
 
@@ -9,6 +8,7 @@ from kvlease.errors import BusyError, UnknownCacheError
 from kvlease.ids import EPOCH_SHIFT, SEQUENCE_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.calls import checks
+from kvleased.telemetry.wall_clock import unix_nanoseconds
 
 GAP: Final = "gap"
 """The kind of event that stands for events which are no longer kept."""
@@ -66,7 +66,7 @@ class Events:
         """Add an event and wake all watchers that wait; everybody who may watch may know the names of tenants."""
         sequence = self._next
         self._ring[sequence % len(self._ring)] = (
-            sequence, kind, cache, worker_id, lease_id, num_blocks, time.time_ns(), tenant,
+            sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds(), tenant,
         )  # fmt: skip
         self._next = sequence + 1
         if self._waiting:
@@ -149,7 +149,7 @@ class Events:
 
     def _snapshots(self, cache: str) -> Iterator[pb.WatchResponse]:
         """Return the snapshots of the caches, with the sequence number of the newest event."""
-        sequence, now = self._next - 1, time.time_ns()
+        sequence, now = self._next - 1, unix_nanoseconds()
         found = self.snapshot(cache)
         return (
             pb.WatchResponse(
@@ -164,7 +164,7 @@ class Events:
 
     @staticmethod
     def _of_stream(kind: str, sequence: int) -> pb.WatchResponse:
-        return pb.WatchResponse(sequence=sequence, kind=kind, unix_nanoseconds=time.time_ns())
+        return pb.WatchResponse(sequence=sequence, kind=kind, unix_nanoseconds=unix_nanoseconds())
 
     @property
     def _oldest(self) -> int:

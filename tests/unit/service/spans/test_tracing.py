@@ -198,6 +198,30 @@ def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> Non
     assert took == pytest.approx(7_000, abs=1)
 
 
+def test_clock_beyond_what_can_be_told_fails_no_call(
+    spans: Tracing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock beyond the year 2262, which nanoseconds in 64 bits do not hold, calls are answered and have spans."""
+
+    def overflow() -> int:
+        raise OverflowError
+
+    monkeypatch.setattr(time, "time_ns", overflow)
+    monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", overflow)
+
+    with spans.request("POST /v1/reserve", "", {}):
+        span = spans.call("reserve", "rest", "")
+        spans.copy_began(1, "main", a_copy(3))
+        spans.copy_began(1, "main", a_copy(4))
+        spans.leave()
+        spans.copy_ended(1, c.CopyDone(copy_id=CopyId(3)))
+        spans.copy_ended(1, c.MoverDied())
+        tracing.finish(span, "OK")
+    monkeypatch.undo()
+
+    assert [one["start_time"][:4] for one in written(spans)] == ["2262"] * 4
+
+
 def test_copies_under_way_are_bounded(spans: Tracing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies above the limit have no span; copies that never end are ended with the daemon."""
     monkeypatch.setattr(tracing, "_COPIES_MAX", 2)

@@ -1,6 +1,7 @@
 """Events are numbered, bounded and never silently left out."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kvlease.errors import BusyError, InvalidError, UnknownCacheError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.telemetry.events import GAP, RESYNC, SNAPSHOT, Events
+from kvleased.telemetry.wall_clock import LAST_NANOSECONDS
 
 FIRST = (5 << 20) + 1
 
@@ -36,6 +38,23 @@ async def test_watcher_continues_after_what_it_has_seen() -> None:
     await asyncio.sleep(0)
     events.append("d", "main")
     assert (await waiting).kind == "d"
+
+
+async def test_clock_beyond_what_can_be_told_fails_no_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock beyond the year 2262, which nanoseconds in 64 bits do not hold, events have the last such time."""
+
+    def overflow() -> int:
+        raise OverflowError
+
+    monkeypatch.setattr(time, "time_ns", overflow)
+    events = Events(5, 8, 1)
+
+    events.append("a", "main")
+    told = await anext(events.watch(FIRST - 1, ""))
+
+    assert (told.kind, told.unix_nanoseconds) == ("a", LAST_NANOSECONDS)
 
 
 async def test_overtaken_watcher_is_told_of_the_gap() -> None:
