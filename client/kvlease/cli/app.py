@@ -17,7 +17,7 @@ from kvlease._output import written_or_refused
 from kvlease._version import installed_version
 from kvlease.cli import advice, operating, printing, tables
 from kvlease.cli.connecting import Address, Json, connected
-from kvlease.cli.listing import first_of
+from kvlease.cli.listing import shown_of
 from kvlease.cli.misses import explanation
 from kvlease.cli.mistakes import Commands
 from kvlease.cli.naming import Named, OnlyCache, either, explained
@@ -158,7 +158,10 @@ def tenants(
     limit: Limit = 100,
     as_json: Json = False,
 ) -> None:
-    """List the tenants, with what they have and may have; the commands below show and set a tenant's limits."""
+    """List the tenants, those that use most first, with what they have and may have.
+
+    The commands below show and set a tenant's limits.
+    """
     if context.invoked_subcommand is None:
         _list("tenants", address, cache, limit, as_json=as_json)
 
@@ -339,7 +342,7 @@ def _list(what: Listed, address: str, cache: str, limit: int, *, as_json: bool) 
     """Show one list of one cache or of all caches, and at its end how much was left out."""
     with connected(address) as client:
         names = [cache] if cache else [found.cache for found in client.list_caches()]
-        pages = {name: first_of(client, name, what, limit) for name in names}
+        pages = {name: shown_of(client, name, what, limit) for name in names}
     if as_json:
         _print_json({name: _listed(page, what) for name, page in pages.items()})
         return

@@ -23,7 +23,7 @@ from textual.widgets import DataTable, Footer, Header, Static
 from textual.worker import Worker
 
 from kvlease.cli import top_parts as parts
-from kvlease.cli.listing import first_of
+from kvlease.cli.listing import TENANTS_READ_MAX, first_of
 from kvlease.cli.printing import cell
 from kvlease.client import Client
 from kvlease.errors import KVLeaseError
@@ -31,8 +31,6 @@ from kvlease.replies import CacheInfo, Inspection, Stats
 
 HISTORY_MAX: Final = 240
 """Most moments that the timelines show."""
-_TENANTS_READ_MAX: Final = 1_024
-"""Most tenants among which those with the most blocks are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def read(client: Client, cache: str) -> Moment:
         lists = {
             "leases": client.inspect(chosen, "leases", limit=parts.ROWS_MAX),
             "waiting": client.inspect(chosen, "waiting", limit=parts.ROWS_MAX),
-            "tenants": first_of(client, chosen, "tenants", _TENANTS_READ_MAX),
+            "tenants": first_of(client, chosen, "tenants", TENANTS_READ_MAX),
         }
     return Moment(seconds=monotonic(), stats=stats, caches=caches, lists=lists)
 

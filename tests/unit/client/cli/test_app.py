@@ -415,6 +415,29 @@ def test_tenants_are_a_table() -> None:
     assert json.loads(run("tenants", "--json")[1])["demo"]["tenants"] == [asdict(TENANT)]
 
 
+def test_tenants_with_the_most_blocks_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more tenants than are shown, those that use the most blocks are, in whatever order the daemon has them."""
+    found = [
+        replace(TENANT, tenant=f"t{number}", tenant_id=number, used_blocks=number % 7)
+        for number in range(1, 301)
+    ]
+
+    def inspect(
+        _: object, cache: str, what: str, *, limit: int = 0, after_id: int = 0
+    ) -> Inspection:
+        assert (cache, what) == ("demo", "tenants")
+        return Inspection(num_total=300, tenants=tuple(found[after_id : after_id + limit]))
+
+    monkeypatch.setattr(ScriptedClient, "inspect", inspect)
+
+    _, output, _ = run("tenants", "--limit", "2")
+    listed = json.loads(run("tenants", "--limit", "45", "--json")[1])["demo"]["tenants"]
+
+    assert [row[0] for row in rows(output) if row[0].startswith("t1")] == ["t104", "t111"] * 2
+    assert "2 of 300 shown" in output
+    assert [one["used_blocks"] for one in listed] == [6] * 43 + [5] * 2
+
+
 def test_list_tells_what_it_left_out() -> None:
     """A list is read in pages; where it ends at the limit, it says how many entries there are."""
     _, output, _ = run("leases", "--limit", "299")
