@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvleased.metrics.definitions import Definition, Kind
+from kvleased.verbs.surveys import TENANTS_MAX
+
+_TOLD_APART: Final = (
+    f"At most {TENANTS_MAX} tenants are told apart: first those that have settings, then those that have a worker; all "
+    "others are counted together under one name."
+)
 
 
 def _counter(name: str, text: str, *labels: str) -> Definition:
@@ -105,8 +111,7 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _gauge(
             "tenant_blocks",
-            "Blocks that hold a tenant's bytes: cached ones, which may be evicted, and held ones. Tenants that have "
-            "neither settings nor a worker are counted together under one name.",
+            "Blocks that hold a tenant's bytes: cached ones, which may be evicted, and held ones. " + _TOLD_APART,
             "cache", "tier", "tenant", "state",
         ),
         _gauge(
@@ -182,8 +187,7 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _gauge("leases_max", "Most leases at once.", "cache"),
         _gauge(
             "tenant_leases",
-            "Live leases of a tenant. Tenants that have neither settings nor a worker are counted together under one "
-            "name.",
+            "Live leases of a tenant. " + _TOLD_APART,
             "cache", "tenant",
         ),
         _gauge("tenant_leases_max", "Most leases that a tenant may have at once.", "cache", "tenant"),

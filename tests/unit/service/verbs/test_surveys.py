@@ -10,6 +10,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core.effects import Tier
+from kvleased.metrics.catalogue import BY_NAME
 from kvleased.verbs import surveys as module
 from kvleased.verbs.figures import OTHERS
 from kvleased.verbs.surveys import GroupFacts, surveys, unfilled_bytes
@@ -40,6 +41,18 @@ async def test_tenants_are_told_by_name_and_bounded(
     spread: Any = found.survey.columns[Tier.DEVICE].by_tenant(found.digests)
     assert found.tenants == ("default", "zoe", "a", OTHERS)
     assert spread[:, 1:].tolist() == [[0, 0], [0, 0], [0, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("name", ["tenant_blocks", "tenant_leases"])
+def test_help_says_which_tenants_are_told_apart(name: str) -> None:
+    """What a metric of tenants says of itself is how they are chosen, so that a busy one may be among the others."""
+    text = BY_NAME[name].text
+
+    assert (
+        f"At most {module.TENANTS_MAX} tenants are told apart: first those that have settings"
+        in text
+    )
+    assert "neither" not in text
 
 
 @pytest.mark.parametrize("name", [OTHERS, "(", "(nobody)"])
