@@ -1,12 +1,19 @@
-"""Own how hypothesis runs: no example fails because the machine is busy; and the notes with which a run ends."""
+"""Own what tests find in the environment, how hypothesis runs, and the notes with which a run ends."""
+
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from kvleased.api.grpc import environment as grpc_environment
+from tests.surroundings import of_the_shell
 
+# A shell in which somebody uses a daemon leads no test to that daemon, and sets up none that a test starts.
+for name in of_the_shell(os.environ):
+    del os.environ[name]
 # Before any test has used gRPC, which reads it but once: what is tested is what the daemon has.
 grpc_environment.prepare()
+# No example fails because the machine is busy.
 settings.register_profile(
     "kvlease",
     deadline=None,
