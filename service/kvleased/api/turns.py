@@ -11,6 +11,8 @@ from kvleased.system.next_turn import in_next_turn
 
 TO_WAKE: Final = 2
 """Turns that waking a task takes; the task goes on in the second of them."""
+REST_SECONDS: Final = 0.001
+"""How long everybody else is served between two acts that nobody waits for."""
 
 
 class Talker(Protocol):
@@ -66,6 +68,8 @@ class Line:
         """Turns that the last act still takes."""
         self._is_taken = False
         """Whether this turn is taken, or an act is in line."""
+        self._unhurried: deque[Act] = deque()
+        self._is_resting = False
 
     def __repr__(self) -> str:
         """Show life."""
@@ -82,6 +86,13 @@ class Line:
         if not self._is_taken:
             self._is_taken = True
             in_next_turn(self._next)
+
+    def rest(self, act: Act) -> None:
+        """Have an act done that nobody waits for: one in a rest, however many there are."""
+        self._unhurried.append(act)
+        if not self._is_resting:
+            self._is_resting = True
+            asyncio.get_running_loop().call_later(REST_SECONDS, self._rested)
 
     def begin(self) -> bool:
         """Take this turn; return false if it is taken already."""
@@ -114,6 +125,14 @@ class Line:
         asyncio.get_running_loop().call_soon(self._next)
         while self._acts and not self._num_turns:
             self._num_turns = self._acts.popleft()()
+
+    def _rested(self) -> None:
+        while self._unhurried:
+            if self._unhurried.popleft()():
+                break
+        self._is_resting = bool(self._unhurried)
+        if self._is_resting:
+            asyncio.get_running_loop().call_later(REST_SECONDS, self._rested)
 
 
 class OneATurn:

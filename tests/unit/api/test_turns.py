@@ -1,6 +1,7 @@
 """Laws of turns: a sender of much at once is served in parts, and nobody waits for more than one part of another."""
 
 import asyncio
+import functools
 import itertools
 import socket
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from kvleased.api.rest.server import _Documents
-from kvleased.api.turns import Line, OneATurn, Turns
+from kvleased.api.turns import REST_SECONDS, Line, OneATurn, Turns
 
 
 class Wordy:
@@ -74,6 +75,33 @@ async def test_one_goes_on_after_each_breath() -> None:
     assert went_on == ["a", "c", "d"]
     assert {0, 1, 2} <= set(heard)
     assert repr(line) == "<Line of 0>"
+
+
+async def test_what_nobody_waits_for_is_done_in_rests() -> None:
+    """However many such acts there are, one is done after each rest; those with nothing left to do take none."""
+    loop, line = asyncio.get_running_loop(), Line()
+    done_at = [loop.time()]
+
+    async def rest(*names: str) -> None:
+        ended = asyncio.Event()
+
+        def act(name: str) -> int:
+            done_at.append(loop.time())
+            if name == names[-1]:
+                ended.set()
+            return 1
+
+        for name in names:
+            line.rest(lambda: 0)
+            line.rest(functools.partial(act, name))
+        await ended.wait()
+
+    await rest("a", "b", "c")
+    await rest("d")
+
+    rests = [later - earlier for earlier, later in itertools.pairwise(done_at)]
+    assert len(rests) == 4
+    assert min(rests) >= REST_SECONDS / 2
 
 
 def paced_requests(count: int) -> tuple[list[int], list[asyncio.Future[None]]]:

@@ -391,7 +391,7 @@ class GuardedProtocol(TimedProtocol):
             self.transport.close()
         elif not self.transport.is_closing():
             self.flow.pause_reading()
-            self.line.wait(self._read_on)
+            self.line.rest(self._read_on)
 
     def _read_on(self) -> int:
         if self.transport.is_closing():
