@@ -63,7 +63,8 @@ def lack_of(
     soon = available = num_available(state, tenant, prefix.blocks)
     if prefix.behind is not None:
         soon = _num_soon_beside(state, tenant, need, prefix.blocks, by_tier(prefix.behind)[0])
-    elif need > available:
+    elif need > available or num_ahead:
+        # Behind others there may be less room by then than now: leases that come back take theirs first.
         soon = num_soon(state, tenant, prefix.blocks)
     reason = of_leases
     if reason is None:

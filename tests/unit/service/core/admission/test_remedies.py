@@ -178,6 +178,19 @@ def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ())
 
 
+def test_lease_that_comes_back_takes_its_blocks_before_those_who_stand_in_line() -> None:
+    """A call that has room now, but stands behind others, is told to wait only if there is room by then, too."""
+    cache = a_cache(6)
+    lease = reserve(cache, 2, "moved twice")
+    lose(cache, the_copy(evict(cache, lease.lease_id)))
+    evict(cache, lease.lease_id)
+    cache.handle(a_reload(lease.lease_id), 0.0)
+    wait_for(cache, 5, "first in line")
+
+    assert why(refused(cache, a_reserve(2, "r"))) == ("position", ("wait_ms=2000",))
+    assert why(refused(cache, a_reserve(4, "r"))) == ("position", ())
+
+
 def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
     """When a lease moves down, only those of its blocks come free that no other lease holds."""
     cache = a_cache(4)
