@@ -831,7 +831,7 @@ def _memfds() -> int:
 async def test_async_dead_daemon_is_a_miss(server: FrameServer) -> None:
     """Without a daemon the asynchronous worker computes everything, too."""
     async with (
-        AsyncClient(f"unix://{server.path}", deadline_seconds=0.2) as client,
+        AsyncClient(f"unix://{server.path}", deadline_seconds=1) as client,
         await client.attach("demo") as worker,
     ):
         server.stop()
