@@ -69,7 +69,7 @@ class Line:
         self._is_taken = False
         """Whether this turn is taken, or an act is in line."""
         self._unhurried: deque[Act] = deque()
-        self._is_resting = False
+        """Acts that nobody waits for; while there are any, the loop has a rest before the first of them."""
 
     def __repr__(self) -> str:
         """Show life."""
@@ -90,8 +90,7 @@ class Line:
     def rest(self, act: Act) -> None:
         """Have an act done that nobody waits for: one in a rest, however many there are."""
         self._unhurried.append(act)
-        if not self._is_resting:
-            self._is_resting = True
+        if len(self._unhurried) == 1:
             asyncio.get_running_loop().call_later(REST_SECONDS, self._rested)
 
     def begin(self) -> bool:
@@ -127,11 +126,11 @@ class Line:
             self._num_turns = self._acts.popleft()()
 
     def _rested(self) -> None:
-        while self._unhurried:
-            if self._unhurried.popleft()():
-                break
-        self._is_resting = bool(self._unhurried)
-        if self._is_resting:
+        is_done = False
+        while self._unhurried and not is_done:
+            is_done = bool(self._unhurried[0]())
+            self._unhurried.popleft()
+        if self._unhurried:
             asyncio.get_running_loop().call_later(REST_SECONDS, self._rested)
 
 
