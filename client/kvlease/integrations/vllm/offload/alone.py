@@ -1,4 +1,8 @@
-"""Own that an engine's scheduler opens one session at a magazine: the exchanges of two would disorder each other's."""
+"""Own that an engine's scheduler opens one session at a magazine: the exchanges of two would disorder each other's.
+
+As with `session.outages`, two connectors of an engine can find each other only by a name that both make: the place of
+their sessions. A session is known here as long as somebody else holds it.
+"""
 
 from typing import Final
 from weakref import WeakValueDictionary
