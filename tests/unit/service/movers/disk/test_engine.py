@@ -438,16 +438,25 @@ def test_store_that_took_the_place_of_another_is_looked_through(tmp_path: Path) 
 _SHAPE = Pools().shape
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
+_CUT = {
+    "among its slots": ([_SHAPE.slot_offset_bytes(9)], [9, 15]),
+    "behind its head": ([BYTES_PER_CELL], SLOTS),
+    "within its head": ([100], SLOTS),
+    "to nothing": ([0], SLOTS),
+    "to nothing, and written to": ([0, 500], SLOTS),
+    "made longer": ([_SHAPE.file_bytes + 5000], []),
+}
+"""The lengths in bytes that a store's file gets one after the other, and the slots that this loses."""
+
+
 @pytest.mark.parametrize(
-    ("lengths", "lost"),
+    ("lengths", "lost", "is_asked"),
     [
-        pytest.param([_SHAPE.slot_offset_bytes(9)], [9, 15], id="among its slots"),
-        pytest.param([BYTES_PER_CELL], SLOTS, id="behind its head"),
-        pytest.param([100], SLOTS, id="within its head"),
-        pytest.param([0], SLOTS, id="to nothing"),
-        pytest.param([0, 500], SLOTS, id="to nothing, and written to"),
-        pytest.param([_SHAPE.file_bytes + 5000], [], id="made longer"),
+        pytest.param(*cut, is_asked, id=f"{name}, {'asked' if is_asked else 'looked at'}")
+        for name, cut in _CUT.items()
+        for is_asked in (True, False)
+        # A look may fall between two lengths, so what it finds is known for one alone.
+        if is_asked or len(cut[0]) == 1
     ],
 )
 def test_truncated_store_loses_only_what_was_cut_off(
