@@ -851,16 +851,31 @@ def test_minimum_can_always_be_had_once_others_leases_end(
 def test_limits_that_do_not_bind_change_nothing_for_a_single_tenant(
     acts: Sequence[tuple[WorkerId, str, int, int]],
 ) -> None:
-    """A single tenant gets the same answers with blocks counted for it and without."""
+    """A single tenant with workers gets the same answers with blocks counted for it and without."""
     plain = Play(a_cache(8, max_pins=8))
     counted = Play(a_cache(8, max_pins=8, tenants={TENANT: TenantLimits(min_blocks=1)}))
 
     for play in (plain, counted):
+        play.cache.handle(c.Detach(worker_id=STRANGER), 0.0)
         for worker_id, kind, count, document in acts:
             play.act(MATE if worker_id == STRANGER else worker_id, kind, count, document)
 
     assert plain.answers == counted.answers
     assert plain.cache._state.device.owners is None
+
+
+def test_minimum_keeps_a_lease_for_another_tenant_with_workers() -> None:
+    """If some tenant has limits, the last lease is left to the tenant that has a worker and none yet."""
+    cache = a_cache(8, tenants={TENANT: TenantLimits(min_blocks=1)})
+    for number in range(7):
+        reserve(cache, 1, f"request {number}")
+
+    with pytest.raises(PoolFullError) as refusal:
+        reserve(cache, 1, "one more")
+    cache.handle(c.Detach(worker_id=STRANGER), 0.0)
+
+    assert refusal.value.rule == "kept_leases"
+    assert reserve(cache, 1, "one more").lease_id
 
 
 # Forks ----------------------------------------------------------------------------------------------------------------
