@@ -60,16 +60,17 @@ def lack_of(
 ) -> Shortage:
     """Return what a tenant's call that needs `need` blocks lacks; `of_leases` is why it can have no lease, if so."""
     # Below 0 if not even the prefix may be had, so that a call that needs no block is not served either.
-    soon = available = num_available(state, tenant, prefix.blocks)
+    available = num_available(state, tenant, prefix.blocks)
     if prefix.behind is not None:
         soon = _num_soon_beside(state, tenant, need, prefix.blocks, by_tier(prefix.behind)[0])
-    elif need > available or num_ahead:
-        # Behind others there may be less room by then than now: leases that come back take theirs first.
+    else:
+        # Once blocks are ready there may be less room than now: leases that come back take theirs first.
         soon = num_soon(state, tenant, prefix.blocks)
     reason = of_leases
     if reason is None:
         is_first = not num_ahead
-        reason = _reason_of(state, tenant, need, prefix, soon) if is_first else Reason.POSITION
+        most = max(soon, available)
+        reason = _reason_of(state, tenant, need, prefix, most) if is_first else Reason.POSITION
     return Shortage(
         need=need,
         available=max(0, available),
@@ -108,11 +109,11 @@ def lack_of_leases(state: CacheState, tenant: int) -> Reason | None:
     return Reason.KEPT_LEASES if must_leave_rows(state, tenant) else None
 
 
-def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, soon: int) -> Reason:
-    """Return why the call at the head has not got its blocks; it could have `soon` blocks soon."""
+def _reason_of(state: CacheState, tenant: int, need: int, prefix: Match, most: int) -> Reason:
+    """Return why the call at the head has not got its blocks; it could have `most` blocks if they were ready."""
     if state.is_limited and is_held_back(state, tenant, need, prefix.blocks):
         return Reason.LIMITS
-    return Reason.COPIES if need <= soon else Reason.BLOCKS
+    return Reason.COPIES if need <= most else Reason.BLOCKS
 
 
 def _prefix(state: CacheState, waiter: Waiter) -> Match:

@@ -191,6 +191,21 @@ def test_lease_that_comes_back_takes_its_blocks_before_those_who_stand_in_line()
     assert why(refused(cache, a_reserve(4, "r"))) == ("position", ())
 
 
+def test_lease_that_comes_back_takes_blocks_that_are_zeroed_for_a_call() -> None:
+    """A call that has room once blocks are zeroed is told to wait only if no lease that comes back takes them first."""
+    cache = a_cache(7)
+    lease = reserve(cache, 2, "moved twice")
+    foreign = reserve(cache, 5, "another tenant's", worker_id=STRANGER)
+    release(cache, foreign.lease_id, worker_id=STRANGER)
+    lose(cache, the_copy(evict(cache, lease.lease_id)))
+    evict(cache, lease.lease_id)
+    cache.handle(a_reload(lease.lease_id), 0.0)
+
+    assert why(refused(cache, a_reserve(1, "r"))) == ("copies", ("wait_ms=2000",))
+    assert why(refused(cache, a_reserve(4, "r"))) == ("copies", ())
+    assert why(refused(cache, a_reserve(3, "r"))) == ("copies", ("wait_ms=2000",))
+
+
 def test_blocks_that_others_hold_stay_when_a_lease_leaves() -> None:
     """When a lease moves down, only those of its blocks come free that no other lease holds."""
     cache = a_cache(4)
