@@ -7,7 +7,6 @@ import numpy as np
 
 from kvleased.core.admission.room import num_available, num_slots_available
 from kvleased.core.blocks.pool import Pool
-from kvleased.core.blocks.states import State
 from kvleased.core.effects import Direction, Tier
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import NOWHERE, Lease
@@ -16,6 +15,8 @@ from kvleased.core.state import CacheState
 from kvleased.core.tenancy.tenants import Use, available_to
 from kvleased.core.tier.flights import Flight, Purpose
 
+_LEASE_AND_COPY: Final = 2
+"""Holders of a block that a lease on its way down shares with nobody, and that one copy brings down."""
 _LEASE_AND_COPIES: Final = 3
 """Holders of a block that a lease on its way down shares with nobody, and that two copies bring down."""
 
@@ -101,7 +102,7 @@ def _num_taken_back(state: CacheState) -> int:
 
     Blocks that a lease shares with others stay with them. It needs such a block a second time if another copy brings it
     down at the same time: of the two slots one has no key, and may be the lease's. It also needs a block a second time
-    if nobody else can find that block, and a lost copy keeps it.
+    if it does not find that block again, and a lost copy or another lease keeps it.
     """
     num_taken = 0
     for lease in state.leases.by_id.values():
@@ -109,17 +110,22 @@ def _num_taken_back(state: CacheState) -> int:
             blocks = state.leases.blocks_of(lease)
             doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
             num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
-            num_taken += _num_kept(state, lease, blocks)
+            num_taken += _num_kept(state, lease)
     return num_taken
 
 
-def _num_kept(state: CacheState, lease: Lease, blocks: Ids) -> int:
-    """Count the blocks that only a lease knows, and that do not become free when it leaves them."""
-    device = state.device
-    unfindable = blocks[device.records.state[blocks] != State.READY]
-    own = [one.sources for one in _under_way(state) if one.lease_id == lease.lease_id]
-    num_ends = 1 + np.isin(unfindable, np.concatenate([NOWHERE, *own]))
-    return int(np.count_nonzero(device.holds[unfindable] > num_ends))
+def _num_kept(state: CacheState, lease: Lease) -> int:
+    """Count the blocks that a lease will not find again, and that do not become free when it leaves them.
+
+    Their slots get no keys: the blocks had none when the copies began, or other slots have the keys by now.
+    """
+    device, num_kept = state.device, 0
+    for flight in _under_way(state):
+        if flight.lease_id == lease.lease_id:
+            is_elsewhere = state.host.index.find(device.keys_of(flight.sources)) >= 0
+            unfindable = flight.sources[~flight.keyed | is_elsewhere]
+            num_kept += int(np.count_nonzero(device.holds[unfindable] > _LEASE_AND_COPY))
+    return num_kept
 
 
 def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:

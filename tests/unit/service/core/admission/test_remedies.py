@@ -162,6 +162,23 @@ def test_lease_that_comes_back_takes_more_than_it_left() -> None:
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
 
 
+def test_lease_that_comes_back_takes_anew_a_shared_block_whose_key_has_another_slot() -> None:
+    """A block that another copy brought down first is known by that slot, so the lease needs a block for its own."""
+    cache = a_cache(5, write_policy=WritePolicy.WRITE_THROUGH)
+    committed(cache, keys(1), "first")
+    (written_through,) = cache._state.flights
+    second = reserve(cache, 1, "second", keys(1))
+    other = reserve(cache, 2, "other")
+    reserve(cache, 2, "held")
+    evict(cache, other.lease_id)
+    evict(cache, second.lease_id)
+    cache.handle(a_reload(second.lease_id), 0.0)
+
+    cache.handle(c.CopyDone(copy_id=written_through), 0.0)
+
+    assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
+
+
 def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
     """A block that a lost copy may still read does not come free with its lease, which needs another in its place."""
     cache = a_cache(6)
