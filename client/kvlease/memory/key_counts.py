@@ -11,8 +11,11 @@ left; neither error lasts. A region whose writer has ended says nothing, so the 
 import mmap
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, Self
+
+import numpy as np
+
+from kvlease.memory.page_tables import enter_pages
 
 MAGIC: Final = b"kvcounts"
 VERSION: Final = 1
@@ -23,7 +26,6 @@ ASK_ALWAYS_AT: Final = 12
 """Offset in bytes of the word that is not 0 if the counts must not be believed."""
 
 _BYTES_PER_WORD: Final = 8
-_MADV_POPULATE_READ: Final = 22
 _SLICE_BYTES: Final = 1 << 20
 _ASK_ALWAYS_WORD: Final = ASK_ALWAYS_AT // BYTES_PER_COUNT
 _HEAD_WORDS: Final = HEAD_BYTES // BYTES_PER_COUNT
@@ -75,11 +77,11 @@ class KeyCounts:
 def _map_ahead(mapping: mmap.mmap) -> None:
     """Map all pages now, if the kernel can: nearly every key is on another page, and a fault takes longer than a look.
 
-    This goes in slices of a millisecond or two, as no other thread runs during a slice.
+    This goes in slices of a millisecond or two, as no other thread can map anything during a slice.
     """
-    with suppress(OSError):  # a kernel before 5.14 refuses
-        for first in range(0, len(mapping), _SLICE_BYTES):
-            mapping.madvise(_MADV_POPULATE_READ, first, min(_SLICE_BYTES, len(mapping) - first))
+    pages = np.frombuffer(mapping, np.uint8)
+    for first in range(0, len(pages), _SLICE_BYTES):
+        enter_pages(pages[first : first + _SLICE_BYTES])
 
 
 def num_buckets_for(num_blocks: int, buckets_per_block: int) -> int:

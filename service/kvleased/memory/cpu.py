@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.geometry import round_up
+from kvlease.memory.page_tables import enter_pages
+from kvleased.memory import huge_pages
 
 
 def is_populated(fd: int, region_bytes: int) -> bool:
@@ -68,8 +70,11 @@ def reopen_read_only(fd: int) -> int:
 
 
 def _populate(own_fd: int, region_bytes: int, chunk_bytes: int) -> Iterator[int]:
+    mapping = huge_pages.mapping_for(own_fd, region_bytes)
     for start in range(0, region_bytes, chunk_bytes):
         step_bytes = min(chunk_bytes, region_bytes - start)
+        if mapping is not None:
+            enter_pages(mapping[start : start + step_bytes])
         allocate(own_fd, start, step_bytes)
         yield step_bytes
 

@@ -1,6 +1,5 @@
 """Own the mover's process: it takes one packet after another and carries it out; it decides nothing."""
 
-import ctypes
 import json
 import os
 import select
@@ -15,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.memory.page_tables import enter_pages
 from kvleased.memory.cpu import map_region
 from kvleased.movers import protocol
 from kvleased.movers.compiled import loops
@@ -27,8 +27,6 @@ from kvleased.telemetry import logs
 CPU: Final = "cpu"
 """The device setting that means pools in CPU memory."""
 
-_LIBC: Final = ctypes.CDLL(None)
-_MADV_POPULATE_WRITE: Final = 23
 _BYTES_PER_STAT_BLOCK: Final = 512
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
@@ -264,6 +262,4 @@ def _chunks(region: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
 def _touch_whole(chunk: NDArray[np.uint8], fd: int, region_bytes: int) -> None:
     """Enter the pages of a chunk if the whole region exists; otherwise pages that were given back would come back."""
     if _is_whole(fd, region_bytes):
-        _LIBC.madvise(
-            ctypes.c_void_p(chunk.ctypes.data), ctypes.c_size_t(chunk.nbytes), _MADV_POPULATE_WRITE
-        )
+        enter_pages(chunk)

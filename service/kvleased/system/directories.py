@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from kvleased.system.mounts import mount_of
+
 _LOCK_FILE: Final = "kvleased.lock"
 """The file that is locked in a directory that the daemon may make, as all versions do; others are locked themselves."""
 PATIENCE_SECONDS: Final = 2.0
@@ -55,23 +57,13 @@ def require_memory(option: str, directory: Path) -> None:
     Raises:
         UnusableError: the directory is on a file system of another kind.
     """
-    kind = _file_system(directory.stat().st_dev)
-    if kind and kind not in _IN_MEMORY:
+    mount = mount_of(directory.stat().st_dev)
+    if mount is not None and mount.kind not in _IN_MEMORY:
         message = (
-            f"{option} {directory} cannot be used: it is on {kind}; name a directory on tmpfs or hugetlbfs, such as a "
-            "directory below /dev/shm"
+            f"{option} {directory} cannot be used: it is on {mount.kind}; name a directory on tmpfs or hugetlbfs, such "
+            "as a directory below /dev/shm"
         )
         raise UnusableError(message)
-
-
-def _file_system(device: int) -> str:
-    """Return the kind of the file system with this device number; "" if the kernel does not tell."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mounted, _, rest = line.partition(" - ")
-        if mounted.split()[2] == wanted:
-            return rest.split()[0]
-    return ""
 
 
 def _require_private(directory: Path, *, may_make: bool) -> None:

@@ -5,7 +5,6 @@ and a fault takes about as long as copying the page. An engine's own cache has n
 the start.
 """
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,15 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.memory.page_tables import enter_pages
+
 SLICE_BYTES: Final = 4 << 20
 """Bytes of one call, which takes a millisecond or two; meanwhile other threads can map nothing new."""
-_MADV_POPULATE_WRITE: Final = 23
 _BYTES_PER_STAT_BLOCK: Final = 512
-_LIBC: Final = ctypes.CDLL(None)
-# Unlike the mmap module's madvise, this one lets other threads run meanwhile.
-_madvise: Final = _LIBC.madvise
-_madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-_madvise.restype = ctypes.c_int
 
 
 def mapped_ahead(region: NDArray[np.uint8], memory: tuple[int, int]) -> Iterator[int]:
@@ -37,14 +32,13 @@ def mapped_ahead(region: NDArray[np.uint8], memory: tuple[int, int]) -> Iterator
         descriptor = open_descriptor(memory)
     except OSError:
         return
-    address = region.ctypes.data
     for first in range(0, region.nbytes, SLICE_BYTES):
-        num_bytes = min(SLICE_BYTES, region.nbytes - first)
         if os.fstat(descriptor).st_blocks * _BYTES_PER_STAT_BLOCK < region.nbytes:
             return
-        if _madvise(address + first, num_bytes, _MADV_POPULATE_WRITE):
+        piece = region[first : first + SLICE_BYTES]
+        if not enter_pages(piece):
             return
-        yield first + num_bytes
+        yield first + piece.nbytes
 
 
 def open_descriptor(memory: tuple[int, int]) -> int:

@@ -12,7 +12,8 @@ import pytest
 from kvleased.__main__ import run
 from kvleased.credentials import secret
 from kvleased.system import directories
-from kvleased.system.directories import UnusableError, _file_system, enter, require_memory
+from kvleased.system.directories import UnusableError, enter, require_memory
+from kvleased.system.mounts import mount_of
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ def test_host_pools_lie_in_memory_alone(private: Path, capsys: pytest.CaptureFix
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if " - tmpfs " in line and Path(line.split()[4]).is_dir():
             require_memory("--host-dir", Path(line.split()[4]))
-    if _file_system(private.stat().st_dev) == "tmpfs":
+    mount = mount_of(private.stat().st_dev)
+    if mount is not None and mount.kind == "tmpfs":
         pytest.skip("the tests' directory is in memory")
 
     status = run(["serve", "--runtime-dir", str(private / "run"), "--host-dir", str(private)])
