@@ -27,6 +27,10 @@ from kvleased.telemetry import logs
 CPU: Final = "cpu"
 """The device setting that means pools in CPU memory."""
 
+_MAPPING_ADVICE: Final = (
+    "no copy of its cache succeeds: let the daemon's processes have more addresses (ulimit -v), then delete the cache "
+    "and register it again"
+)
 _BYTES_PER_STAT_BLOCK: Final = 512
 _TOUCH_BYTES: Final = 1 << 20
 _MS_BETWEEN_TOUCHES: Final = 2
@@ -148,7 +152,8 @@ class Engine:
             self._map(PoolMap.decode(packet), fds)
         elif kind == protocol.PIECES:
             pool, pieces = protocol.decode_pieces(packet)
-            self._pools[pool] = self._pools[pool].with_pieces(pieces)
+            if pool in self._pools:
+                self._pools[pool] = self._pools[pool].with_pieces(pieces)
         elif kind == protocol.UNMAP:
             pool = protocol.decode_unmap(packet)
             self._untouched.pop(pool, _TOUCHED).close()
@@ -168,7 +173,16 @@ class Engine:
             self._untouched.pop(pool).close()
 
     def _map(self, message: PoolMap, fds: list[int]) -> None:
-        self._pools[message.pool], steps = self._lay(message, fds)
+        """Map a pool, or say why that fails: then its copies are refused, and those of other pools go on."""
+        try:
+            self._pools[message.pool], steps = self._lay(message, fds)
+        except OSError as error:
+            _Untouched([], fds).close()
+            reason = os.strerror(error.errno or 0)
+            logs.line(
+                "error", "pool_not_mapped", pool=message.pool, reason=reason, advice=_MAPPING_ADVICE
+            )
+            return
         self._untouched.pop(message.pool, _TOUCHED).close()
         self._untouched[message.pool] = _Untouched(steps, fds)
 

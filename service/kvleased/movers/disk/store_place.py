@@ -93,7 +93,10 @@ class StorePlace:
         except OSError as error:
             raise StoreError(self._complaint(error, name)) from error
         if not os.path.samestat(named, status):
-            raise StoreError(f"{self._path / name} is not the same file as before")
+            message = (
+                f"{self._path / name} is not the same file as before; keep others from replacing it"
+            )
+            raise StoreError(message)
         _check_private(status, self._path / name)
         is_new = store.renew_head(_new_file_id())
         store.check_bytes(status)

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -61,11 +62,13 @@ def link() -> Iterator[socket.socket]:
         thread.join()
 
 
-def _answer(link: socket.socket, direction: Direction = Direction.OFFLOAD) -> Completion:
+def _answer(
+    link: socket.socket, direction: Direction = Direction.OFFLOAD, *, pool: int = 1
+) -> Completion:
     ids = np.arange(NUM_SLOTS, dtype=np.int32).tobytes()
     batch = Batch(
         number=1,
-        pool=1,
+        pool=pool,
         direction=direction,
         with_checksums=False,
         source_ids=b"" if direction is Direction.SCRUB else ids,
@@ -91,6 +94,30 @@ def test_copies_are_carried_out_until_the_pools_are_unmapped(
 
     assert (done.is_done, refused.is_done) == (True, False)
     assert os.pread(pool_fds[1], 1, NUM_SLOTS * BYTES_PER_BLOCK - 1) == b"\7"
+
+
+def test_pool_that_cannot_be_mapped_costs_its_own_copies_alone(
+    link: socket.socket, pool_fds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool of more bytes than there are addresses is told in the log with what to do; other pools are copied on."""
+    first, pieces = POOLS.packets()
+    socket.send_fds(link, [first], pool_fds)
+    link.send(pieces)
+    vast, pieces = replace(POOLS, pool=2, device_bytes=(1 << 50,)).packets()
+    vast_fd = os.memfd_create("vast", os.MFD_CLOEXEC)
+    os.ftruncate(vast_fd, 1 << 50)
+    socket.send_fds(link, [vast], [vast_fd, pool_fds[1]])
+    os.close(vast_fd)
+    link.send(pieces)
+
+    refused, done = _answer(link, pool=2), _answer(link)
+
+    assert (refused.is_done, done.is_done) == (False, True)
+    kept = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert not any("vast" in str(one.readlink()) for one in kept)
+    told, batch = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (told["event"], told["pool"], batch["event"]) == ("pool_not_mapped", 2, "batch_refused")
+    assert (told["reason"], "ulimit -v" in told["advice"]) == ("Cannot allocate memory", True)
 
 
 def test_host_pool_whose_file_was_cut_off_costs_its_own_copies_alone(
