@@ -42,6 +42,8 @@ _DTYPES: Final = {
     "float32": "float32",
     "bfloat16": "bfloat16",
 }
+_NEVER_IN_FLOAT16: Final = ("gemma2", "gemma3", "gemma3_text", "glm4")
+"""The model_type of models that vLLM refuses to compute in float16."""
 _CONNECTORS_OF_GROUPS: Final = (
     "KVLeaseOffloadingConnector",
     "KVLeaseOwnedConnector",
@@ -161,9 +163,13 @@ def _config(model: str, given: Given) -> dict[str, Any]:
         if own is None:
             raise _open("dtype", "the model's config does not name one")
         # vLLM computes in float32 only if it is asked to.
-        chosen = "bfloat16" if own == "float32" else str(own)
+        chosen = "bfloat16" if own == "float32" or _is_too_wide(config, own) else str(own)
     elif written in _DTYPES:
         chosen = _DTYPES[written]
+        if _is_too_wide(config, chosen):
+            model_type = config["model_type"]
+            message = f"vLLM computes no {model_type} model in float16; give bfloat16 or leave --dtype out"
+            raise InvalidError(message, resource="dtype")
     else:
         message = f"--dtype is {written[:40]!r}; write auto or one of {', '.join(_DTYPES)}"
         raise InvalidError(message, resource="dtype")
@@ -171,6 +177,11 @@ def _config(model: str, given: Given) -> dict[str, Any]:
     if isinstance(inner, dict):
         made["text_config"] = {**inner, "dtype": chosen, "torch_dtype": chosen}
     return made
+
+
+def _is_too_wide(config: Mapping[str, Any], dtype: Any) -> bool:
+    """Tell whether a model's numbers have a wider range than its elements would have."""
+    return dtype == "float16" and config.get("model_type") in _NEVER_IN_FLOAT16
 
 
 def _kv_dtype(config: Mapping[str, Any], given: Given) -> str:

@@ -277,6 +277,20 @@ def test_steps_that_vllm_refuses_are_refused(model: Path, words: str, named: str
     assert named in " ".join(result.output.split())
 
 
+def test_model_that_vllm_never_computes_in_float16_is_planned_in_bfloat16(tmp_path: Path) -> None:
+    """A plan in float16 is refused for such a model; where its config alone says so, vLLM takes bfloat16 instead."""
+    config = {**CONFIG, **WINDOWS, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    refused = run("--vllm", tmp_path, *MEMORY, "--dtype", "half")
+    made = plan("--vllm", tmp_path, *MEMORY, "--max-num-batched-tokens", "2K")
+
+    assert refused.exit_code == 2
+    told = " ".join(refused.output.split())
+    assert "vLLM computes no gemma3_text model in float16; give bfloat16" in told
+    assert {group["spec"]["dtype"] for group in made["groups"]} == {"bfloat16"}
+
+
 def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
     """Only vLLM can tell whether an unknown connector has one table for all layers, so it is refused."""
     words = ("--vllm", model, "--kv-cache-memory-bytes", "64M", "--kv-transfer-config")
