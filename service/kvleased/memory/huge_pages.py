@@ -22,10 +22,16 @@ _ALLOWING: Final = {"always", "within_size", "advise", "force"}
 
 
 def mapping_for(fd: int, num_bytes: int) -> NDArray[np.uint8] | None:
-    """Map a region so that pages made by touching them may be huge; None if the kernel gives this file none."""
-    if not _are_allowed(fd):
+    """Map a region so that pages made by touching them may be huge.
+
+    None if the kernel gives this file none, or if there is nothing to map or no room for it.
+    """
+    if not num_bytes or not _are_allowed(fd):
         return None
-    mapping = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED)
+    try:
+        mapping = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED)
+    except OSError:
+        return None
     mapping.madvise(mmap.MADV_DONTDUMP)
     with suppress(OSError):  # a kernel without huge pages of this kind refuses
         mapping.madvise(mmap.MADV_HUGEPAGE)

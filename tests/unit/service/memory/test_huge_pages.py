@@ -56,6 +56,17 @@ def test_kernels_settings_tell_whether_memory_may_have_huge_pages(
     assert (huge_pages.mapping_for(fd, REGION_BYTES) is not None) == are_allowed
 
 
+@pytest.mark.parametrize(
+    "num_bytes", [0, 1 << 50], ids=["nothing", "more than there are addresses"]
+)
+def test_what_cannot_be_mapped_is_made_without(settings: Path, fd: int, num_bytes: int) -> None:
+    """An empty region has no page to map, and one that finds no room among the addresses is made in small pages."""
+    (settings / "shmem_enabled").write_text("[advise]")
+    os.ftruncate(fd, num_bytes)
+
+    assert huge_pages.mapping_for(fd, num_bytes) is None
+
+
 def test_file_follows_its_mount_alone(settings: Path, tmp_path: Path) -> None:
     """A file on a mount that has no huge pages gets none, whatever is set for other memory."""
     (settings / "shmem_enabled").write_text("[always]")
