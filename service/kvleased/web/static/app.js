@@ -5,7 +5,7 @@ import * as colours from "/ui/colours.js";
 import { Stream, setToken, takeToken } from "/ui/live.js";
 import { BlockMap } from "/ui/map.js";
 import { age, badge, bytes, count, el, meter, percent, rate, table, text } from "/ui/panels.js";
-import { drained, gone, grown, grownBytes, room, used } from "/ui/sums.js";
+import { drained, gone, grown, grownBytes, grownRefusals, room, used } from "/ui/sums.js";
 
 const SOURCES = ["device", "host", "disk", "remote", "computed"];
 const USES = ["held", "reserved", "filling", "quarantined", "scrubbing", "ready"];
@@ -16,6 +16,7 @@ const WAYS = [
 ];
 const GAP_SECONDS = 3;
 const REFUSALS_SHOWN = 12;
+const TENANTS_NAMED = 24;
 const PHASES_ODD = new Set(["quarantined"]);
 const narrow = matchMedia("(max-width: 640px)");
 const THEMES = ["auto", "light", "dark"];
@@ -57,7 +58,7 @@ function state(name, why = "") {
 function figures(sheet) {
   choices(sheet.caches);
   state("live", [astray && `there is no cache ${astray}, so all caches are shown`, drained(sheet)].filter(Boolean).join("; "));
-  if (before && before.epoch !== sheet.epoch) { before = null; usage.clear(); hits.clear(); }
+  if (before && before.epoch !== sheet.epoch) anew();
   newest = sheet;
   newestAt = Date.now();
   const caches = sheet.caches.filter((one) => !chosen || one.cache === chosen);
@@ -77,6 +78,14 @@ function figures(sheet) {
   legend();
   tables(sheet, caches);
   text($("foot"), `Daemon life ${sheet.epoch}. Timelines begin when the page is opened; nothing is computed while nobody looks.`);
+}
+
+/** Forget what was seen: what comes next is of other caches, or of another life of the daemon. */
+function anew() {
+  before = null;
+  usage.clear();
+  hits.clear();
+  moved.clear();
 }
 
 /** Sum what several caches have and did. */
@@ -131,7 +140,7 @@ function tiles(sheet, caches, now, seconds) {
   const missing = [["parked", "given back"], ["bad", "retired"], ["quarantined", "quarantined"]].map(([look, words]) => [inPools(look), words]);
   const isOdd = missing[1][0] + missing[2][0] > 0;
   const refused = numRefused(sheet);
-  const refusedBefore = before ? numRefused(before) : refused;
+  const refusedNow = before ? grownRefusals(refusals(sheet), refusals(before)) : 0;
   const perSecond = (number) => (seconds ? rate(number / seconds) : "–");
   const size = caches.reduce((total, one) => total + (one.usable_blocks - gone(one.pools.device)) * one.bytes_per_block, 0);
   // What one engine took as a whole is no pool that runs full: only that engine knows which of its blocks are in use.
@@ -143,7 +152,7 @@ function tiles(sheet, caches, now, seconds) {
     ["Leases", count(sum("num_leases")), `workers ${count(sum("num_workers"))}, pins ${count(sum("num_pins"))}`, false],
     ["Waiting calls", count(sum("num_waiting")), sum("num_copies") ? `${count(sum("num_copies"))} ${sum("num_copies") === 1 ? "copy" : "copies"} under way` : "no copy under way", sum("num_waiting") > 0],
     ["Evictions/s", perSecond(before ? grown(caches, before.caches, "evictions") : 0), `${count(now.counters.evictions ?? 0)} since start`, false],
-    ["Refusals/s", perSecond(refused - refusedBefore), `${count(refused)} since start`, refused > refusedBefore],
+    ["Refusals/s", perSecond(refusedNow), `${count(refused)} since start`, refusedNow > 0],
     ["Out of use", count(missing.reduce((total, [number]) => total + number, 0)), missing.filter(([number]) => number).map(([number, words]) => `${count(number)} ${words}`).join(", ") || "no block quarantined", isOdd],
   ];
   const list = $("tiles");
@@ -200,8 +209,12 @@ function legend() {
     state: () => colours.ORDER.map((look) => item(colours.ofState(look), colours.WORDS[look], numOf(look), colours.MARKS[look])),
     tenant: () => {
       const named = [...map.pools.values()][0]?.tenants ?? [];
-      const usedBy = (name) => (caches.some(isCut) ? null : caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0));
-      return [...named.slice(0, 24).map((name, at) => item(colours.ofNumber(at), name, usedBy(name))), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade, ...ownerless];
+      const blocksOf = (name) => caches.reduce((sum, one) => sum + (one.tenants.find((tenant) => tenant.tenant === name)?.used ?? 0), 0);
+      const usedBy = (name) => (caches.some(isCut) ? null : blocksOf(name));
+      const most = named.map((name, at) => ({ name, at, used: blocksOf(name) })).sort((one, other) => other.used - one.used).slice(0, TENANTS_NAMED);
+      const left = named.length - most.length;
+      return [...most.sort((one, other) => one.at - other.at).map(({ name, at }) => item(colours.ofNumber(at), name, usedBy(name))),
+        ...(left ? [el("li", {}, `and ${count(left)} more ${left === 1 ? "tenant" : "tenants"}`)] : []), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade, ...ownerless];
     },
     tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade, ...ownerless],
     cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade, ...ownerless],
@@ -319,7 +332,7 @@ function choices(caches) {
   if (chosen && !names.includes(chosen)) {
     astray = chosen;
     chosen = "";
-    before = null;
+    anew();
     stream.start(chosen);
   }
   select.value = chosen;
@@ -356,9 +369,7 @@ $("cache").addEventListener("change", (event) => {
   astray = "";
   const query = chosen ? `?cache=${encodeURIComponent(chosen)}` : "";
   history.replaceState(null, "", location.pathname + query);
-  before = null;
-  usage.clear();
-  hits.clear();
+  anew();
   go();
 });
 $("pause").addEventListener("click", () => {

@@ -16,6 +16,11 @@ export const grown = (caches, before, name) => growth(caches, before, name, () =
 /** Bytes of the blocks that a counter counts, from one look to the next; each cache has blocks of its own size. */
 export const grownBytes = (caches, before, name) => growth(caches, before, name, (cache) => cache.bytes_per_block);
 
+/** By how much refusals have grown from one look to the next; those of a deleted cache's steps are told no more. */
+export const grownRefusals = (refusals, before) => Math.max(0, numOf(refusals) - numOf(before));
+
+const numOf = (refusals) => refusals.reduce((total, one) => total + one.count, 0);
+
 function growth(caches, before, name, weight) {
   const were = new Map(before.map((one) => [one.cache, one.counters[name] ?? 0]));
   return caches.reduce((sum, one) => sum + Math.max(0, (one.counters[name] ?? 0) - (were.get(one.cache) ?? 0)) * weight(one), 0);

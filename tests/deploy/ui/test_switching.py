@@ -1,0 +1,173 @@
+"""The page when another cache comes to be shown, by choice or because the one before was deleted, and by many tenants."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvlease import Client, FullAttention, PlanInputs, Worker
+from tests.acceptance.serving import Serving
+from tests.deploy.ui.browsing import Eyes, address_of
+
+pytestmark = pytest.mark.deploy
+
+BYTES_PER_BLOCK = 16 * 2 * 2 * 16 * 4
+NUM_TENANTS = 30
+"""More than the legend has room for."""
+HELD = (0, 121, 91)
+"""How blocks in use look in the light."""
+
+TALL_BARS = """[...document.querySelectorAll('.flow canvas')].some((canvas) => {
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height / 2);
+    return data.some((value, at) => at % 4 === 3 && value > 0);
+})"""
+"""Whether any bar of the transfers is more than a line on the ground."""
+SEES_HELD = f"""(() => {{
+    const canvas = document.querySelector('#usage');
+    const {{ data }} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    let seen = 0;
+    for (let at = 0; at < data.length; at += 4) {{
+        seen += data[at] === {HELD[0]} && data[at + 1] === {HELD[1]} && data[at + 2] === {HELD[2]};
+    }}
+    return seen;
+}})()"""
+"""How many pixels of the timeline of use show blocks in use."""
+
+
+@pytest.fixture(scope="module")
+def looking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Eyes, Client]]:
+    """Give a browser over a daemon with a cache `busy`, whose blocks come and go, and a cache `still`."""
+    directory = tmp_path_factory.mktemp("switching")
+    serving = Serving(directory / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    ended = threading.Event()
+    try:
+        serving.wait_until_ready()
+        token = (directory / "run" / "reader.token").read_text().strip()
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(Client(serving.address("unix"), on_doubt="raise"))
+            workers = {}
+            for name in ("busy", "still"):
+                _register(client, serving, name)
+                workers[name] = stack.enter_context(client.attach(name))
+                _move(workers[name], 0)
+            beside = threading.Thread(target=_come_and_go, args=(workers["busy"], ended))
+            beside.start()
+            stack.callback(beside.join)
+            stack.callback(ended.set)
+            made = Eyes(address_of(Path(serving.log.name)), token)
+            stack.callback(made.close)
+            yield made, client
+    finally:
+        serving.stop()
+
+
+def test_transfers_of_another_cache_are_not_shown(looking: tuple[Eyes, Client]) -> None:
+    """The bars of a cache that is chosen are its own, and not those of what was shown before."""
+    eyes, _ = looking
+
+    *_, before, _, _, after = eyes.look(
+        ("wait", ".flow canvas"),
+        ("pause", 4000),
+        ("evaluate", TALL_BARS),
+        ("select", "#cache", "still"),
+        ("pause", 2500),
+        ("evaluate", TALL_BARS),
+    )
+
+    assert before
+    assert not after
+
+
+def test_use_of_a_deleted_cache_is_no_part_of_the_others(looking: tuple[Eyes, Client]) -> None:
+    """When the chosen cache is deleted, the timelines of all others begin anew."""
+    eyes, client = looking
+    client.register("going", _inputs("going"))
+    worker = client.attach("going")
+    keys = worker.keys.chain(list(range(1600)), 16)
+    lease = worker.reserve("all", keys=keys, num_tokens=1600, wait_ms=5000)
+    lease.commit(1600, keys)
+
+    def delete() -> None:
+        lease.release()
+        worker.close()
+        client.delete_cache("going")
+
+    deleting = threading.Timer(8, delete)
+    deleting.start()
+    *_, before, _, _, after = eyes.look(
+        ("wait", "#tiles .tile"),
+        ("pause", 3000),
+        ("evaluate", SEES_HELD),
+        ("wait", "#notice:has-text('there is no cache going')"),
+        ("pause", 1500),
+        ("evaluate", SEES_HELD),
+        path="/ui?cache=going",
+    )
+    deleting.join()
+
+    assert before > 0
+    assert after == 0
+
+
+def test_legend_names_the_tenants_with_the_most_blocks(looking: tuple[Eyes, Client]) -> None:
+    """Of more tenants than the legend has room for, it names those that have blocks, and counts the others."""
+    eyes, client = looking
+    with contextlib.ExitStack() as stack:
+        for number in range(NUM_TENANTS):
+            stack.enter_context(client.attach("still", tenant=f"tenant-{number:02}"))
+        last = stack.enter_context(client.attach("still", tenant="zest"))
+        last.reserve("some", num_tokens=160)
+
+        *_, words = eyes.look(
+            ("wait", "canvas.map"),
+            ("check", "input[value=tenant]"),
+            ("pause", 1500),
+            ("text", "#legend"),
+            path="/ui?cache=still",
+        )
+
+    assert "zest" in words
+    assert "more tenants" in words
+
+
+def test_refusals_of_a_deleted_cache_are_not_taken_back(looking: tuple[Eyes, Client]) -> None:
+    """There are never less than no refusals a second, though those of a deleted cache's steps are told no more."""
+    eyes, _ = looking
+    sums = """import("/ui/sums.js").then((sums) => [9, 3].map((count) => sums.grownRefusals(
+        [{ cache: "b", count: 1 }, { cache: "b", count }], [{ cache: "a", count: 4 }, { cache: "b", count: 1 }],
+      )))"""
+
+    assert eyes.look(("evaluate", sums))[-1] == [5, 0]
+
+
+def _register(client: Client, serving: Serving, name: str) -> None:
+    client.register(name, _inputs(name))
+    serving.until(lambda: client.get_cache(name).status == "ready")
+
+
+def _come_and_go(worker: Worker, ended: threading.Event) -> None:
+    number = 0
+    while not ended.wait(0.2):
+        number += 1
+        _move(worker, number)
+
+
+def _move(worker: Worker, number: int) -> None:
+    """Commit some blocks that are new, and have them copied to the host pool."""
+    tokens = [number * 1000 + at for at in range(160)]
+    keys = worker.keys.chain(tokens, 16)
+    with worker.reserve(f"request-{number}", keys=keys, num_tokens=160, wait_ms=5000) as lease:
+        lease.commit(160, keys)
+    worker.evict(keys=keys)
+
+
+def _inputs(name: str) -> PlanInputs:
+    return PlanInputs(
+        layers=(FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32"),),
+        tokens_per_block=16,
+        device_blocks=100,
+        host_bytes=50 * BYTES_PER_BLOCK,
+        model_digest=name,
+    )
