@@ -295,6 +295,11 @@ class CachePlan:
         return self.ranks[0].bytes_per_block
 
     @property
+    def device_bytes_per_block(self) -> int:
+        """Bytes of one block of all ranks together."""
+        return sum(rank.bytes_per_block for rank in self.ranks)
+
+    @property
     def device_bytes(self) -> int:
         """Bytes of all ranks' device pools."""
         return sum(rank.device_bytes for rank in self.ranks)

@@ -222,7 +222,8 @@ class CacheVerbs:
         Raises:
             NeverFitsError: the minima are more than the pool.
         """
-        return limits_of(tenants, self._root_secret, usable_blocks, entry.plan.bytes_per_block)
+        bytes_per_block = entry.plan.device_bytes_per_block
+        return limits_of(tenants, self._root_secret, usable_blocks, bytes_per_block)
 
     @property
     def maker(self) -> Maker:
@@ -246,7 +247,8 @@ class CacheVerbs:
     def _shape_of(self, plan: CachePlan, options: pb.CacheOptions) -> CacheShape:
         """Return the numbers that the core of a cache works with, including the limits of its tenants."""
         shape = shape_of(plan, self._settings, options)
-        return with_tenants(shape, self.rules.tenants, self._root_secret, plan.bytes_per_block)
+        bytes_per_block = plan.device_bytes_per_block
+        return with_tenants(shape, self.rules.tenants, self._root_secret, bytes_per_block)
 
     async def _register(
         self, name: str, inputs: pb.PlanInputs, asked: pb.CacheOptions

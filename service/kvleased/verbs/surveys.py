@@ -98,14 +98,14 @@ def _named(registry: Registry) -> dict[int, str]:
 
 def _bytes_per_block(plan: CachePlan) -> dict[str, int]:
     return {
-        Tier.DEVICE.value: sum(rank.bytes_per_block for rank in plan.ranks),
+        Tier.DEVICE.value: plan.device_bytes_per_block,
         Tier.HOST.value: plan.bytes_per_slot,
         Tier.DISK.value: plan.bytes_per_slot,
     }
 
 
 def _group(plan: CachePlan, group: int) -> GroupFacts:
-    total = sum(rank.bytes_per_block for rank in plan.ranks)
+    total = plan.device_bytes_per_block
     pages = sum(
         layer.bytes_per_page for rank in plan.ranks for layer in rank.layers if layer.group == group
     )

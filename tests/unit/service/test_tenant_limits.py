@@ -19,7 +19,7 @@ from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.verbs import limits as limits_module
 from kvleased.verbs.limits import Rules, limits_of, with_tenants
 
-from .conftest import Node
+from .conftest import OPERATOR, Node
 from .descriptors import descriptors_left
 
 SECRET = bytes(range(32))
@@ -166,6 +166,28 @@ def test_bytes_are_divided_by_those_of_a_block() -> None:
     assert found.maxima == (("max_percent", 50), ("max_bytes", 39))
     found = limits_of({"chat": tenant}, SECRET, 1_000, 100).tenants[CHAT]
     assert (found.min_blocks, found.max_blocks) == (39, 39)
+
+
+async def test_bytes_are_those_of_all_ranks(node: Node) -> None:
+    """A block takes bytes on each rank, so of a cache of two ranks the same bytes are half as many blocks."""
+    limits = pb.TenantLimits(
+        min_bytes=2_048, max_bytes=4_096, max_percent=100, weight=1, pinned_percent_max=25
+    )
+    async with node.life():
+        set_chat = pb.SetTenantRequest(tenant="chat", limits=limits, revision=1)
+        await node.ask("set_tenant", set_chat, OPERATOR)
+        found = {}
+        for num_ranks in (1, 2):
+            name, parallel = f"ranks-{num_ranks}", pb.ParallelInputs(tensor_ranks=num_ranks)
+            info = await node.register(name, parallel=parallel)
+            told = await node.ask(
+                "inspect", pb.InspectRequest(cache=name, what="tenants"), OPERATOR
+            )
+            chat = next(one for one in told.tenants if one.tenant == "chat")
+            total = sum(rank.bytes_per_block for rank in info.plan.ranks)
+            found[num_ranks] = chat.min_blocks * total, chat.max_blocks * total
+
+    assert found == {1: (2_048, 4_096), 2: (2_048, 4_096)}
 
 
 def test_tenants_without_minimum_cost_no_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
