@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlease.cli.printing import PlainTable, printable, show_age
+from kvlease.cli.sizes import device_bytes, host_bytes
 from kvlease.options import CacheOptions
 from kvlease.replies import CacheInfo, CacheStats, Event, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
@@ -53,17 +54,17 @@ _FINGERPRINT_CHARACTERS: Final = 12
 def caches(found: Sequence[CacheInfo], stats: Stats) -> Table:
     """Return one row per cache: whether it is ready, and who uses it."""
     table = _table("Caches", "cache", "status", "workers", "leases", "waiting", "device", "host")
-    info = {cache.cache: cache for cache in found}
+    infos = {cache.cache: cache for cache in found}
     for cache in stats.caches:
-        plan = info[cache.cache].plan if cache.cache in info else None
+        info = infos.get(cache.cache)
         table.add_row(
             cache.cache,
-            _status(info[cache.cache]) if cache.cache in info else "gone",
+            _status(info) if info else "gone",
             f"{cache.num_workers:,}",
             f"{cache.num_leases:,}",
             f"{cache.num_waiting:,}",
-            show_bytes(plan.device_bytes) if plan else "",
-            show_bytes(plan.host_bytes) if plan else "",
+            show_bytes(device_bytes(cache, info)) if info else "",
+            show_bytes(host_bytes(cache, info)) if info else "",
         )
     return table
 

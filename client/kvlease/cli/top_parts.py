@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kvlease.cli.printing import counted, printable, show_age
+from kvlease.cli.sizes import device_bytes, host_bytes
 from kvlease.replies import CacheInfo, CacheStats, Inspection, PoolStats, Stats
 from kvlease.units import show_bytes
 
@@ -75,8 +76,7 @@ def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> Renderable
             f"{counted(found.num_leases, 'lease')} of {counted(found.num_workers, 'worker')}, "
             f"{found.num_waiting:,} waiting; "
             f"{info.options.eviction_policy or 'default policy'}; "
-            f"device {show_bytes(info.plan.device_bytes - _bytes_given_back(found, info))}, "
-            f"host {show_bytes(info.plan.host_bytes)}"
+            f"device {show_bytes(device_bytes(found, info))}, host {show_bytes(host_bytes(found, info))}"
         )
         lines.append(Text(text))
         off = [
@@ -227,12 +227,6 @@ def _use(cache: CacheStats) -> float | None:
         return None
     idle = device.ready - device.ready_held
     return (usable - device.free - idle) / usable
-
-
-def _bytes_given_back(cache: CacheStats, info: CacheInfo) -> int:
-    """Return the bytes of device memory that a resize gave back."""
-    parked = sum(pool.parked for pool in cache.pools if pool.tier == "device")
-    return parked * info.plan.bytes_per_block
 
 
 def _usable(pool: PoolStats) -> int:

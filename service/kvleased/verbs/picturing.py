@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Final, NamedTuple
 
+from kvlease.plan import CachePlan
 from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.calls import checks
 from kvleased.core.effects import Tier
@@ -167,7 +168,8 @@ def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: flo
         "policy": options.eviction_policy,
         "write_policy": options.write_policy,
         "usable_blocks": plan.usable_blocks,
-        "bytes_per_block": plan.bytes_per_block,
+        "bytes_per_block": plan.device_bytes_per_block,
+        "bytes_per_copy": _bytes_per_copy(plan),
         "num_leases": found.census.num_leases,
         "num_waiting": found.census.num_waiting,
         "num_workers": found.census.num_workers,
@@ -191,6 +193,12 @@ def _cache(entry: CacheEntry, found: Figures, names: Mapping[int, str], now: flo
         "leases": [_lease(one, names) for one in entry.core.list_leases(0, LEASES_SHOWN_MAX, now)],
         "waiting": [_waiting(one) for one in entry.core.list_waiting(0, WAITING_SHOWN_MAX, now)],
     }
+
+
+def _bytes_per_copy(plan: CachePlan) -> int:
+    """Return the bytes of a block that are copied between tiers: ranks that keep equal bytes share a cell of a slot."""
+    ranks = [rank for rank in plan.ranks if rank.bytes_per_block]
+    return sum({rank.slot_cell_offset_bytes: rank.bytes_per_block for rank in ranks}.values())
 
 
 def _with_blocks(found: Figures) -> list[str]:

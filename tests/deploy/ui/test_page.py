@@ -500,8 +500,8 @@ def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:
 def test_bytes_of_several_caches_are_each_ones_own(eyes: Eyes) -> None:
     """Bytes moved by all caches are the sum of each one's blocks times its block size."""
     sums = """import("/ui/sums.js").then((sums) => sums.grownBytes([
-        { cache: "a", bytes_per_block: 100, counters: { offloads: 7 } },
-        { cache: "b", bytes_per_block: 3, counters: { offloads: 5 } },
+        { cache: "a", bytes_per_copy: 100, counters: { offloads: 7 } },
+        { cache: "b", bytes_per_copy: 3, counters: { offloads: 5 } },
       ], [{ cache: "a", counters: { offloads: 5 } }], "offloads"))"""
 
     assert eyes.look(("evaluate", sums))[-1] == 2 * 100 + 5 * 3

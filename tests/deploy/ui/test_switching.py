@@ -1,4 +1,4 @@
-"""The page when another cache comes to be shown, by choice or because the one before was deleted, and by many tenants."""
+"""The page when another cache comes to be shown, by choice or because one was deleted, and with many tenants."""
 
 import contextlib
 import threading

@@ -14,7 +14,7 @@ export const room = (counts) => used(counts) + (counts.free ?? 0);
 export const grown = (caches, before, name) => growth(caches, before, name, () => 1);
 
 /** Bytes of the blocks that a counter counts, from one look to the next; each cache has blocks of its own size. */
-export const grownBytes = (caches, before, name) => growth(caches, before, name, (cache) => cache.bytes_per_block);
+export const grownBytes = (caches, before, name) => growth(caches, before, name, (cache) => cache.bytes_per_copy);
 
 /** By how much refusals have grown from one look to the next; those of a deleted cache's steps are told no more. */
 export const grownRefusals = (refusals, before) => Math.max(0, numOf(refusals) - numOf(before));

@@ -12,7 +12,8 @@ from textual.widgets import DataTable, Static
 from textual.widgets._data_table import default_cell_formatter
 from typer.testing import CliRunner
 
-from kvlease.cli import connecting, printing
+from kvlease import FullAttention, ParallelInputs, PlanInputs
+from kvlease.cli import connecting, printing, tables
 from kvlease.cli import top_parts as parts
 from kvlease.cli.app import app
 from kvlease.cli.top import Moment, Top, read
@@ -27,6 +28,7 @@ from kvlease.replies import (
     TenantInfo,
 )
 from kvlease.units import show_bytes
+from kvleased.planning import plan
 from tests.unit.client.cli.test_app import CACHE, INFO, LEASE, POOL, STATS, TENANT, WAITING
 
 SECONDS_MAX = 30.0
@@ -487,3 +489,26 @@ def test_read_asks_for_the_lists_of_one_cache() -> None:
 
     assert asked == ["demo leases 50", "demo waiting 50", "demo tenants 256"]
     assert moment.stats is STATS
+
+
+def test_bytes_given_back_are_those_of_all_ranks_and_pools() -> None:
+    """What a resize gave back counts no more, of both pools, and of a device pool on every rank."""
+    inputs = PlanInputs(
+        layers=(FullAttention(name="l", num_kv_heads=2, head_size=16, dtype="float32"),),
+        tokens_per_block=16,
+        device_blocks=64,
+        host_bytes=64 * 2 * INFO.plan.bytes_per_block,
+        parallel=ParallelInputs(tensor_ranks=2),
+    )
+    info = replace(INFO, plan=plan(inputs))
+    device = replace(POOL, free=18, parked=32)
+    host = replace(device, tier="host", num_blocks=64, free=16, parked=48)
+    small = replace(CACHE, pools=(device, host))
+    assert (info.plan.device_bytes, info.plan.host_bytes) == (512 << 10, 512 << 10)
+
+    stats = replace(STATS, caches=(small,))
+
+    said, row = plain(parts.summary(stats, (info,), "demo")), plain(tables.caches((info,), stats))
+
+    assert "device 256.00 KiB, host 128.00 KiB" in said
+    assert re.search("demo .* 256.00 KiB +128.00 KiB", row), row

@@ -70,6 +70,22 @@ async def test_sheet_tells_who_grants_nothing_new(
         assert told() == (True, [True, True])
 
 
+async def test_bytes_of_a_block_are_those_of_all_ranks(node: Node) -> None:
+    """A block takes bytes on each rank, and ranks that keep equal bytes are copied as one."""
+    equal = pb.LayerSpec(name="0", kind="mla", head_size=32, dtype="float32")
+    two = pb.ParallelInputs(tensor_ranks=2)
+    async with node.life():
+        await node.register("one")
+        await node.register("different", parallel=two)
+        await node.register("equal", parallel=two, layers=[equal])
+        sheet: dict[str, Any] = gallery(node).sheet()
+
+    found = {
+        one["cache"]: (one["bytes_per_block"], one["bytes_per_copy"]) for one in sheet["caches"]
+    }
+    assert found == {"one": (512, 512), "different": (1024, 1024), "equal": (1024, 512)}
+
+
 async def test_pools_are_those_of_tiers_with_blocks(node: Node) -> None:
     """Each tier whose blocks are counted has a picture, of one cache or of each; anything else is refused."""
     async with node.life():
