@@ -32,6 +32,7 @@ def test_ranks_that_are_not_given_are_equal() -> None:
     assert [rank.rank for rank in made.ranks] == [0, 1]
     assert made.ranks[0].layers == made.ranks[1].layers
     assert made.device_bytes == 2 * 40960
+    assert made.device_bytes_per_block == 2 * made.bytes_per_block
 
 
 def test_rank_with_the_fewest_blocks_decides_for_all() -> None:
