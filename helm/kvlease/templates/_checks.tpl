@@ -88,13 +88,24 @@
 {{- if not (hasKey $units $unit) -}}
 {{- fail (printf "%q is not a number of bytes; write for example 8GiB, 500MB or 4096" $written) -}}
 {{- end -}}
-{{- mulf (float64 (regexFind "[0-9.]+" $written)) (get $units $unit) | int64 -}}
+{{- $bytes := mulf (float64 (regexFind "[0-9.]+" $written)) (get $units $unit) -}}
+{{- if gt $bytes 9007199254740991.0 -}}
+{{- fail (printf "%q is more than 9007199254740991 bytes, the most that can be written with a unit; write less" $written) -}}
+{{- end -}}
+{{- if ne (floor $bytes) $bytes -}}
+{{- fail (printf "%q is not a whole number of bytes; write for example 8GiB, 500MB or 4096" $written) -}}
+{{- end -}}
+{{- int64 $bytes -}}
 {{- else -}}
 {{- int64 . -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "kvlease.checkTenants" -}}
+{{- $tenantsMax := default 256 .Values.settings.max_tenants | int64 -}}
+{{- if gt (len .Values.tenants | int64) $tenantsMax -}}
+{{- fail (printf "settings.max_tenants (%d) must be at least the %d tenants of tenants; raise it, or name fewer" $tenantsMax (len .Values.tenants)) -}}
+{{- end -}}
 {{- $percent := 0.0 -}}
 {{- $minima := 0.0 -}}
 {{- $poolBytes := include "kvlease.bytes" .Values.pools.deviceMiB | int64 -}}

@@ -2,12 +2,15 @@
 
 from typing import Any, Final
 
+from kvleased.config.settings import Settings
+
 Values = dict[str, Any]
 _ENGINE_OFF: Final[Values] = {"engine": {"enabled": False}}
 _DAEMONSET: Final[Values] = {"mode": "daemonset"}
 _DISK: Final[Values] = {"pools": {"hostMiB": 512, "diskMiB": 1024}}
 _HOST: Final[Values] = {"pools": {"hostMiB": 64}}
 _TLS: Final[Values] = {"tls": {"existingSecret": "kvlease-tls"}}
+_TENANTS_MAX: Final = Settings.model_fields["max_tenants"].default
 _DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -108,6 +111,8 @@ COMBINATIONS: Final[dict[str, Values]] = {
         {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}]},
     "a large cache on a GPU": {"gpu": {"kind": "devicePlugin"}, "engine": {"kvCacheMiB": 65536}},
     "memory for a cache of vLLM's own": {"engine": {"kvCacheMiB": 15359}},
+    "as many tenants as may have limits": {
+        "tenants": {f"tenant-{number}": {"weight": 2} for number in range(_TENANTS_MAX)}},
     "minima of all": {"tenants": {"chat": {"min_percent": 60}, "batch": {"min_percent": 40}}},
     "short leases": {"settings": {"lease_seconds": 5, "heartbeat_seconds": 2.5}},
     "a user of the store": {**_HOST, "remote": {"url": "redis://u@x:6379"}},
@@ -381,6 +386,15 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"tenants": {"a": {"min_bytes": "8GiB", "max_bytes": 1 << 30}}}, "(8GiB) must be at most its max_bytes"),
     "bytes of no unit": ({"tenants": {"a": {"max_bytes": "8Gx"}}}, "/tenants/a/max_bytes"),
     "bytes of half a unit": ({"tenants": {"a": {"max_bytes": "8Gi"}}}, "write for example 8GiB"),
+    "part of a byte": ({"tenants": {"a": {"max_bytes": "1.0001KB"}}}, '"1.0001KB" is not a whole number of bytes'),
+    "more bytes than can be said": (
+        {"tenants": {"a": {"max_bytes": "8192TiB"}}}, '"8192TiB" is more than 9007199254740991'),
+    "more tenants than may have limits": (
+        {"tenants": {"a": {"weight": 2}, "b": {"weight": 3}}, "settings": {"max_tenants": 1}},
+        "settings.max_tenants (1) must be at least the 2 tenants of tenants"),
+    "more tenants than have limits by default": (
+        {"tenants": {f"tenant-{number}": {"weight": 2} for number in range(_TENANTS_MAX + 1)}},
+        "settings.max_tenants (256) must be at least the 257 tenants of tenants"),
     "label that finds pods": (
         {"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels has app.kubernetes.io/name, which the chart"),
     "name of no service": ({"fullnameOverride": "x.y"}, "x.y would be the name of a Service"),
