@@ -7,6 +7,7 @@ the command waited for no longer holds.
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from typing import Annotated, Final
 
@@ -52,6 +53,9 @@ Limit = Annotated[int, typer.Option(min=1, help="How many entries of each cache 
 
 def main() -> None:
     """Run the command line."""
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        # A width of 0 is one that nobody knows, and rich would write nothing at all.
+        os.environ.pop("COLUMNS", None)
     with written_or_refused("kvlease"):
         app()
 

@@ -188,6 +188,20 @@ def words(output: str) -> list[str]:
     return [" ".join(line.split()) for line in output.splitlines()]
 
 
+@pytest.mark.parametrize("columns", ["0", "00"])
+def test_terminal_of_unknown_width_is_written_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    """Some shells of containers set COLUMNS to 0, which says nothing of the width; tables and help are printed."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.argv", ["kvlease", "status"])
+
+    with pytest.raises(SystemExit):
+        cli.main()
+
+    assert "quarantined" in capsys.readouterr().out
+
+
 def test_status_shows_pools_by_state() -> None:
     """The tables show the caches, each pool by the states of its blocks, and what prefixes were worth."""
     status, output, _ = run("status")
