@@ -156,7 +156,7 @@ def plans(found: Sequence[CacheInfo]) -> Table:
 
 
 def blocks(found: Sequence[CacheInfo]) -> Table:
-    """Return one row per cache: what its blocks are; bytes per block are those of the first rank."""
+    """Return one row per cache: what its blocks are; bytes per block are those of all ranks together."""
     table = _table(
         "Blocks",
         "cache",
@@ -171,7 +171,7 @@ def blocks(found: Sequence[CacheInfo]) -> Table:
         table.add_row(
             cache.cache,
             f"{plan.tokens_per_block:,}",
-            show_bytes(plan.bytes_per_block),
+            show_bytes(plan.device_bytes_per_block),
             f"{plan.usable_blocks:,}",
             f"{plan.num_slots:,}",
             f"{plan.layout} {plan.layout_fingerprint[:_FINGERPRINT_CHARACTERS]}",

@@ -292,7 +292,7 @@ class CacheVerbs:
             cache=name,
             num_blocks=planned.num_blocks,
             num_slots=planned.num_slots,
-            bytes_per_block=planned.bytes_per_block,
+            bytes_per_block=planned.device_bytes_per_block,
             num_found=entry.num_found[Tier.HOST],
         )
         return pb.RegisterCacheResponse(info=entry.info(), created=True)

@@ -190,6 +190,24 @@ async def test_bytes_are_those_of_all_ranks(node: Node) -> None:
     assert found == {1: (2_048, 4_096), 2: (2_048, 4_096)}
 
 
+async def test_first_rank_may_keep_nothing(node: Node) -> None:
+    """Where the first rank has no layer that keeps anything, the bytes are those of the others."""
+    ranks = [pb.RankInputs(keeps_nothing=True), pb.RankInputs()]
+    limits = pb.TenantLimits(
+        min_percent=50, max_bytes=4_096, max_percent=100, weight=1, pinned_percent_max=25
+    )
+    async with node.life():
+        set_chat = pb.SetTenantRequest(tenant="chat", limits=limits, revision=1)
+        await node.ask("set_tenant", set_chat, OPERATOR)
+        parallel = pb.ParallelInputs(pipeline_ranks=2)
+        info = await node.register(parallel=parallel, ranks=ranks, host_bytes=0)
+        told = await node.ask("inspect", pb.InspectRequest(cache="main", what="tenants"), OPERATOR)
+
+    (chat,) = [one for one in told.tenants if one.tenant == "chat"]
+    assert info.plan.ranks[0].bytes_per_block == 0
+    assert (chat.min_blocks, chat.max_blocks) == (8, 8)
+
+
 def test_tenants_without_minimum_cost_no_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of limits is computed for each tenant in each cache while workers wait, so exactness must be cheap."""
     tenants = {f"tenant-{index}": TenantSettings(max_percent=57.3) for index in range(256)}

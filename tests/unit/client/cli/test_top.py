@@ -511,4 +511,5 @@ def test_bytes_given_back_are_those_of_all_ranks_and_pools() -> None:
     said, row = plain(parts.summary(stats, (info,), "demo")), plain(tables.caches((info,), stats))
 
     assert "device 256.00 KiB, host 128.00 KiB" in said
+    assert "8.00 KiB" in plain(tables.blocks((info,)))
     assert re.search("demo .* 256.00 KiB +128.00 KiB", row), row
