@@ -120,11 +120,14 @@ ALERTS: Final[Mapping[str, Case]] = {
         summary="main at node:7070 runs out of blocks within 15 minutes if it goes on so",
     ),
     "KvleaseWaitsLong": Case(
-        fires={'kvlease_waiting_oldest_seconds{cache="main"}': "31x20"},
+        # One call after the other, as each is refused after wait_ms_max.
+        fires={'kvlease_waiting_oldest_seconds{cache="main"}': "31 1 31 1 31 1 31 1 31 1 31 1"},
         quiet={'kvlease_waiting_oldest_seconds{cache="main"}': "29x20"},
+        # A single call that waited until its time was over.
+        also_quiet=({'kvlease_waiting_oldest_seconds{cache="main"}': "0x2 55 0x20"},),
         at_minutes=8,
         labels=CACHE,
-        summary="a call to main at node:7070 waits for 31s",
+        summary="a call to main at node:7070 has waited for 31s",
     ),
     "KvleaseCallsSlow": Case(
         fires={
