@@ -96,8 +96,8 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
         ),
         Panel(
             title="Bytes in use by tier", unit=BYTES,
-            text="Bytes of blocks that are not free, over all ranks: kvlease_pool_bytes.",
-            queries={"{{tier}}": 'sum by (tier) (kvlease_pool_bytes{@C, state!="free"})'},
+            text="Bytes of blocks that are neither free nor out of use, over all ranks: kvlease_pool_bytes.",
+            queries={"{{tier}}": 'sum by (tier) (kvlease_pool_bytes{@C, state!~"free|parked|bad"})'},
         ),
         Panel(
             title="Blocks held by cache", unit=RATIO, warns_above=0.9, alarms_above=0.98,

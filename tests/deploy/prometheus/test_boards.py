@@ -3,13 +3,14 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from kvleased.metrics.catalogue import BY_NAME
 from kvleased.metrics.definitions import Kind
-from tests.deploy.prometheus.test_rules import BY_RECORD
+from tests.deploy.prometheus.test_rules import BY_RECORD, evaluate
 from tests.deploy.tools import ROOT, VENV
 
 pytestmark = pytest.mark.deploy
@@ -77,6 +78,24 @@ def test_daemon_that_grants_nothing_is_red() -> None:
         (1, "green"),
     ]
     assert shown["noValue"] == "nothing there"
+
+
+def test_bytes_out_of_use_are_not_in_use(tmp_path: Path) -> None:
+    """What a resize gave back, and what is retired, is no more in use than what is free."""
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Bytes in use by tier"]
+    query = re.sub(r"\$\w+", ".*", panel["targets"][0]["expr"])
+    states = {"free": 1, "ready": 20, "reserved": 300, "parked": 4_000, "bad": 50_000}
+    series = {
+        f'kvlease_pool_bytes{{cache="main", tier="device", state="{state}"}}': f"{num_bytes}x10"
+        for state, num_bytes in states.items()
+    }
+    expected = {
+        "eval_time": "5m",
+        "expr": query,
+        "exp_samples": [{"labels": '{tier="device"}', "value": 320}],
+    }
+
+    evaluate(tmp_path, series, promql_expr_test=[expected])
 
 
 def test_panels_do_not_overlap() -> None:
