@@ -18,11 +18,16 @@ _USAGE: Final = (
     f"It asks the http.sock beside the socket of {ADDRESS_VARIABLE}, where that is unix://..., else the one in the "
     "runtime directory.\n"
 )
+_HELP: Final = frozenset({"-h", "--help"})
 _LOCAL_SCHEME: Final = "unix://"
 
 
 def run(argv: Sequence[str]) -> int:
     """Ask one probe, `livez` by default, over the Unix socket of REST; return 0 if the answer is good."""
+    if argv and argv[0] in _HELP:
+        with written_or_refused("kvleased"):
+            sys.stdout.write(_USAGE)
+        return 0
     probe = argv[0] if argv else PROBES[0]
     if probe not in PROBES or len(argv) > 1:
         wrong = (

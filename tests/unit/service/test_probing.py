@@ -77,3 +77,13 @@ def test_other_paths_are_refused(
     """Only the three probes can be asked; another path is refused, and the fault is named before the usage."""
     assert probing.run(argv) == 2
     assert capsys.readouterr().err.startswith(f"kvleased probe: {said}\nusage: ")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_no_fault(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    """Whoever asks for help is told the usage, with status 0, as by every other command."""
+    assert probing.run([flag]) == 0
+
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: kvleased probe [livez|readyz|startupz]")
+    assert said.err == ""
