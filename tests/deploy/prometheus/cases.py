@@ -228,6 +228,13 @@ ALERTS: Final[Mapping[str, Case]] = {
             'kvlease_copies_failed_total{cache="main"}': "0x40",
             'kvlease_copies_lost_total{cache="main"}': "0 1x40",
         },
+        # A store that did not accept a few blocks of many.
+        also_quiet=(
+            {
+                'kvlease_store_failures_total{cache="main"}': "0+1x40",
+                'kvlease_blocks_moved_total{cache="main", direction="host_to_remote"}': "0+9x40",
+            },
+        ),
         at_minutes=25,
         labels=CACHE,
         summary="copies of main at node:7070 fail",

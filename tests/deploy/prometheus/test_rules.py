@@ -132,6 +132,25 @@ def test_recording_has_its_value(name: str, tmp_path: Path) -> None:
     evaluate(tmp_path, series, promql_expr_test=[expected])
 
 
+def test_store_that_accepts_nothing_is_told(tmp_path: Path) -> None:
+    """A full remote store stays up and refuses each block, whatever the disk store beside it accepts."""
+    series = {
+        'kvlease_copies_failed_total{cache="main"}': "0x30",
+        'kvlease_copies_lost_total{cache="main"}': "0x30",
+        'kvlease_store_failures_total{cache="main"}': "0+60x30",
+        'kvlease_blocks_moved_total{cache="main", direction="host_to_disk"}': "0+60x30",
+        'kvlease_blocks_moved_total{cache="main", direction="host_to_remote"}': "0x30",
+        'kvlease_tier_up{cache="main", tier="remote"}': "1x30",
+    }
+    firing = {
+        "eval_time": "25m",
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "exp_samples": [{"labels": '{alertname="KvleaseCopiesFailing"}', "value": 1}],
+    }
+
+    evaluate(tmp_path, series | {"up": "1x30"}, promql_expr_test=[firing])
+
+
 def test_pools_that_are_not_used_memory_hide_nothing(tmp_path: Path) -> None:
     """Where pools are larger than what is used, as on huge pages, which count apart, all of the limit is looked at."""
     series = {
