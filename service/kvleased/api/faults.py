@@ -195,5 +195,5 @@ def grpc_status(error: KVLeaseError) -> "Status":
 
 
 def _unforeseen(verb: str, cause: Exception) -> InternalError:
-    log.error("A call failed in a way that nobody foresaw.", action=verb, exc_info=cause)
+    log.error("call_failed", verb=verb, exc_info=cause)
     return InternalError()

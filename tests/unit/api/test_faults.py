@@ -1,21 +1,31 @@
 """Laws of the one table of errors: every error is the same over every transport."""
 
+import asyncio
 import gc
 import json
 import weakref
 from typing import NoReturn
 
 import pytest
+from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc import StatusCode
+from structlog.testing import capture_logs
 
-from kvlease.errors import BY_CODE, Holding, InvalidError, KVLeaseError, PoolFullError
+from kvlease.errors import (
+    BY_CODE,
+    Holding,
+    InternalError,
+    InvalidError,
+    KVLeaseError,
+    PoolFullError,
+)
 from kvlease.transports import _rest
 from kvlease.transports.grpc import _explained
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire.faults import error_from_proto, error_to_proto, holdings_from_text
 from kvleased.access.callers import Caller
-from kvleased.api.faults import ask, grpc_status, problem
+from kvleased.api.faults import ask, grpc_status, outcome, problem
 
 ERRORS = [
     pytest.param(
@@ -41,6 +51,18 @@ NUMBERS = (
     "need", "available", "limit", "retry_after_ms", "resource", "message", "rule", "remedies",
     "holdings",
 )  # fmt: skip
+
+
+async def test_fault_of_ours_is_logged_by_the_name_that_runbooks_have() -> None:
+    """A call that fails later, as a registration does, is logged as one that fails at once, with its verb."""
+    late: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    late.set_exception(ArithmeticError())
+
+    with capture_logs() as lines:
+        answer = outcome("register_cache", late)
+
+    assert isinstance(answer, InternalError)
+    assert [(line["event"], line["verb"]) for line in lines] == [("call_failed", "register_cache")]
 
 
 def test_refusal_leaves_nothing_to_the_garbage_collector() -> None:
