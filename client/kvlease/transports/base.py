@@ -11,7 +11,14 @@ from google.protobuf.message import Message
 
 from kvlease._checks import check_type
 from kvlease._runtime import ADDRESS_VARIABLE, runtime_directory
-from kvlease.credentials import NO_CREDENTIALS, Bearer, Credentials, checked, from_environment
+from kvlease.credentials import (
+    NO_CREDENTIALS,
+    TOKEN_FILE_VARIABLE,
+    Bearer,
+    Credentials,
+    checked,
+    from_environment,
+)
 from kvlease.errors import DeadlineError, InvalidError
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -158,6 +165,10 @@ def parse_address(written: str) -> Address:
         InvalidError: the address is not written in one of these forms.
     """
     check_type("address", written, str)
+    if "@" in written.partition("://")[2].partition("/")[0]:
+        # It may be a password, so it is not repeated.
+        message = f"an address names no user; {TOKEN_FILE_VARIABLE} names the file with a token"
+        raise InvalidError(message, resource="address")
     message = f"{written[:80]!r} is not an address; use one of {_WRITTEN}"
     try:
         parts = urlsplit(written)

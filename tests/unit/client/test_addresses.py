@@ -54,6 +54,16 @@ def test_malformed_address_is_refused(written: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("scheme", ["http", "grpcs"])
+def test_user_in_an_address_is_refused_without_a_word_of_the_password(scheme: str) -> None:
+    """A password would be dropped, so an address with one is refused; the refusal does not repeat it."""
+    with pytest.raises(InvalidError, match="names no user") as refused:
+        parse_address(f"{scheme}://somebody:secret@localhost:7070")
+
+    assert "secret" not in refused.value.message
+    assert "KVLEASE_TOKEN_FILE" in refused.value.message
+
+
 def test_default_address_prefers_the_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
