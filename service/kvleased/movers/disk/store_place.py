@@ -7,29 +7,26 @@ have the same shape. A file that is not certainly ours is never changed or remov
 import fcntl
 import mmap
 import os
-import re
 import secrets
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kvlease.units import BYTES_PER_SECTOR, show_bytes
+from kvlease.units import BYTES_PER_SECTOR
 from kvleased.memory.limits import disk_limit_bytes
 from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import BYTES_PER_CELL, BYTES_PER_FILE_ID, StoreShape
 from kvleased.movers.disk.claiming import is_ours
 from kvleased.movers.disk.errors import StoreError, told
+from kvleased.movers.disk.giving_way import UNFINISHED, TooFewBytesError, make_room, remove
 from kvleased.movers.disk.store_file import StoreFile, write_whole
 
 STORES_OF_A_SHAPE_MAX: Final = 16
 """Caches of one shape that can have a store each."""
 
 _LOCK: Final = "stores.lock"
-_UNFINISHED: Final = ".new"
-_NAME: Final = re.compile(r"[0-9a-f]{32}\.[0-9]{1,2}\.store")
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _BYTES_PER_STAT_BLOCK: Final = 512
 
@@ -126,7 +123,7 @@ class StorePlace:
         self.check(store)
         name = self._names[store]
         try:
-            self._remove(name)
+            remove(name, self._directory_fd)
             os.fsync(self._directory_fd)
         except OSError as error:
             raise StoreError(self._complaint(error, name)) from error
@@ -261,10 +258,10 @@ class StorePlace:
             OSError: there is no room for its bytes; nothing is left of it.
             StoreError: it would exceed the limit, or a file of others is in the way.
         """
-        unfinished, file_id = name + _UNFINISHED, _new_file_id()
+        unfinished, file_id = name + UNFINISHED, _new_file_id()
         if not is_ours(unfinished, self._directory_fd):
             raise StoreError(self._foreign(unfinished))
-        self._remove(unfinished)
+        remove(unfinished, self._directory_fd)
         self._make_room(shape.file_bytes, name)
         flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
         fd = os.open(unfinished, flags, 0o600, dir_fd=self._directory_fd)
@@ -279,55 +276,27 @@ class StorePlace:
             os.fsync(directory_fd)
         except (OSError, StoreError):
             os.close(fd)
-            self._remove(unfinished)
+            remove(unfinished, self._directory_fd)
             raise
         return fd, file_id
 
     def _make_room(self, num_bytes: int, name: str) -> None:
-        """Make room for so many bytes below the limit: unused stores are removed, those unused for longest first.
-
-        A file that only has a store's name counts, and stays.
+        """Make room for so many more bytes of a store.
 
         Raises:
             OSError: the file system does not say how large it is.
-            StoreError: the stores in use, and files of others, leave too few bytes.
+            StoreError: the stores in use, and files of others, leave too few bytes below the limit.
         """
         bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
-        stores = dict(self._stores())
-        used_bytes = sum(status.st_size for status in stores.values())
-        unused = stores.keys() - {name, *self._names.values()}
-        foreign = ""
-        for other in sorted(unused, key=lambda other: stores[other].st_mtime_ns):
-            if used_bytes + num_bytes <= bytes_max:
-                return
-            if not is_ours(other, self._directory_fd):
-                foreign = f"; {self._foreign(other)}"
-                continue
-            self._remove(other)
-            used_bytes -= stores[other].st_size
-        if used_bytes + num_bytes > bytes_max:
-            message = (
-                f"the store needs {show_bytes(num_bytes)}, but {show_bytes(used_bytes)} of the {show_bytes(bytes_max)} "
-                "that disk_bytes_max allows are in use"
-            )
-            raise StoreError(message + foreign)
+        in_use = {name, *self._names.values()}
+        try:
+            make_room(self._directory_fd, num_bytes, bytes_max, in_use)
+        except TooFewBytesError as error:
+            foreign = f"; {self._foreign(error.foreign)}" if error.foreign else ""
+            raise StoreError(f"{error}{foreign}") from error
 
     def _foreign(self, name: str) -> str:
         return f"{self._path / name} is in the way: it is not a store; move it away"
-
-    def _stores(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the files that are ours by name, kind and owner."""
-        for name in os.listdir(self._directory_fd):  # noqa: PTH208 - a path would be looked up anew
-            if _NAME.fullmatch(name.removesuffix(_UNFINISHED)):
-                status = os.stat(name, dir_fd=self._directory_fd, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    yield name, status
-
-    def _remove(self, name: str) -> None:
-        try:
-            os.unlink(name, dir_fd=self._directory_fd)
-        except FileNotFoundError:
-            return
 
 
 def _check_private(status: os.stat_result, path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kvlease.units import show_bytes
 from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import StoreShape
 from kvleased.movers.disk.errors import StoreError
@@ -340,6 +341,22 @@ def test_unused_store_gives_way_to_one_in_use(directory: Path) -> None:
     assert (directory / "notes").exists()
 
 
+def test_no_store_gives_way_in_vain(directory: Path) -> None:
+    """A store for which there would be no room even without the unused ones is refused, and these stay."""
+    other = replace(SHAPE, layout=bytes([1] * 32))
+    with _entered(directory) as earlier:
+        earlier.open(other)
+        earlier.open(SHAPE)
+
+    with _entered(directory, 2 * SHAPE.file_bytes) as ours:
+        ours.open(SHAPE)
+        larger = replace(SHAPE, num_slots=2 * SHAPE.num_slots)
+        reason = _refusal(ours, larger)
+
+    assert f"but {show_bytes(SHAPE.file_bytes)} of the" in reason
+    assert _name(directory, other).exists()
+
+
 def test_store_that_was_only_read_counts_as_used(directory: Path) -> None:
     """A store is in use from its opening to its closing, also if nothing is written to it between the two."""
     with _entered(directory) as earlier:
@@ -499,6 +516,60 @@ def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> N
     assert lines[6:8] == ["on", "['lock', 'tore']"]
     assert "Read-only file system" in lines[8]
     assert "Read-only file system" in lines[10]
+
+
+_NEARLY_FULL = """
+import subprocess, sys
+from pathlib import Path
+from kvleased.movers.disk.cells import StoreShape
+from kvleased.movers.disk.errors import StoreError
+from kvleased.movers.disk.store_place import StorePlace
+mount = Path(sys.argv[1])
+def attempt(num_slots):
+    place = StorePlace(mount / "disk", 1 << 30)
+    try:
+        place.open(StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=num_slots))
+        print("on", sorted(path.stat().st_size for path in (mount / "disk").glob("*.store")))
+    except StoreError as error:
+        print("off:", error)
+    place.leave()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(mount)], check=True)
+for num_slots in (10, 20, 25, 60, 20):
+    attempt(num_slots)
+(mount / "others").write_bytes(bytes(1 << 20))
+attempt(60)
+attempt(40)
+"""
+
+
+def test_unused_store_gives_way_on_a_full_file_system(tmp_path: Path) -> None:
+    """If the file system lacks bytes that unused stores have, the longest unused goes; none goes in vain."""
+    can = subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False)
+    if can.returncode:
+        pytest.skip(f"unshare is not permitted: {can.stderr.decode().strip()}")
+
+    run = subprocess.run(
+        ["unshare", "-rmn", sys.executable, "-c", _NEARLY_FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.stderr == ""
+    sizes = {
+        num: StoreShape(layout=bytes(32), bytes_per_slot=65536, num_slots=num).file_bytes
+        for num in (10, 20, 25, 40, 60)
+    }
+    lines = run.stdout.splitlines()
+    assert lines[:5] == [
+        f"on {[sizes[10]]}",
+        f"on {[sizes[10], sizes[20]]}",
+        f"on {[sizes[10], sizes[20], sizes[25]]}",
+        f"on {[sizes[60]]}",
+        f"on {[sizes[20]]}",
+    ]
+    assert "No space left" in lines[5]
+    assert lines[6] == f"on {[sizes[40]]}"
 
 
 _WITHOUT_FALLOCATE = """
