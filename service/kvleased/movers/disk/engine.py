@@ -191,8 +191,11 @@ class DiskEngine(Engine):
 
     def _forget(self, pool: int) -> None:
         tier = self._tiers.pop(pool, None)
-        if tier is not None and tier.store is not None and self._place is not None:
+        if tier is None or tier.shape is None or self._place is None:
+            return
+        if tier.store is not None:
             self._place.close(tier.store)
+        self._place.disclaim(tier.shape)
 
     def _purge(self, pool: int) -> None:
         """Remove a store's file and say so, or say why that failed; if its cache stays, the file is made anew."""

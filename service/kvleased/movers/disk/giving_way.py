@@ -1,9 +1,9 @@
-"""Own which stores that no cache uses give way to a store that needs their bytes; `store_place` says which are used."""
+"""Own which stores that no cache uses give way to a store that needs their bytes; `store_place` knows what is open."""
 
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kvlease.units import show_bytes
@@ -23,36 +23,58 @@ class TooFewBytesError(Exception):
         self.foreign = foreign
 
 
-def make_room(directory_fd: int, num_bytes: int, bytes_max: int, in_use: Collection[str]) -> None:
-    """Make room for so many bytes, below the limit and on the file system, by removing stores that are not in use.
+class Clearing:
+    """Remove stores that no cache uses if another store needs their bytes: those unused for longest first."""
 
-    Those unused for longest go first, and none goes in vain. A file that only has a store's name counts, and stays.
+    def __init__(self) -> None:
+        """Start without any cache."""
+        self._looks: dict[str, int] = {}
+        """How often room was looked for, by the digest of each shape that a cache uses."""
 
-    Raises:
-        OSError: the file system does not say how large it is.
-        TooFewBytesError: the limit leaves too few bytes, whatever is removed; nothing was.
-    """
-    stores = dict(_stores(directory_fd))
-    unused = sorted(stores.keys() - set(in_use), key=lambda name: stores[name].st_mtime_ns)
-    ours = [name for name in unused if is_ours(name, directory_fd)]
-    used_bytes = sum(status.st_size for status in stores.values())
-    removable_bytes = sum(stores[name].st_size for name in ours)
-    above_bytes = used_bytes + num_bytes - bytes_max
-    if above_bytes > removable_bytes:
-        message = (
-            f"the store needs {show_bytes(num_bytes)}, but {show_bytes(used_bytes - removable_bytes)} of the "
-            f"{show_bytes(bytes_max)} that disk_bytes_max allows are in use"
+    def __repr__(self) -> str:
+        """Show how many stores may not be removed."""
+        return f"<Clearing {len(self._looks)} claimed>"
+
+    def claim(self, digest: str) -> None:
+        """Have the stores of this shape give way to no other."""
+        self._looks.setdefault(digest, 0)
+
+    def disclaim(self, digest: str) -> None:
+        """Have the stores of this shape give way."""
+        self._looks.pop(digest, None)
+
+    def make_room(self, directory_fd: int, name: str, num_bytes: int, bytes_max: int) -> None:
+        """Make room for so many more bytes of a claimed store: below the limit, and on the file system.
+
+        No store is removed in vain, and at the first look none for the file system's sake: when a process starts, not
+        all caches have claimed theirs yet. A file that only has a store's name counts, and stays.
+
+        Raises:
+            OSError: the file system does not say how large it is.
+            TooFewBytesError: the limit leaves too few bytes, whatever is removed; nothing was.
+        """
+        digest = _digest(name)
+        is_first = not self._looks[digest]
+        self._looks[digest] += 1
+        stores = dict(_stores(directory_fd))
+        unused = [one for one in stores if _digest(one) not in self._looks]
+        unused.sort(key=lambda one: stores[one].st_mtime_ns)
+        ours = [one for one in unused if is_ours(one, directory_fd)]
+        removable_bytes = sum(stores[one].st_size for one in ours)
+        kept_bytes = sum(status.st_size for status in stores.values()) - removable_bytes
+        above_bytes = kept_bytes + removable_bytes + num_bytes - bytes_max
+        if above_bytes > removable_bytes:
+            foreign = next((one for one in reversed(unused) if one not in ours), "")
+            raise TooFewBytesError(_told(num_bytes, kept_bytes, bytes_max), foreign=foreign)
+        lacking_bytes = 0 if is_first else num_bytes - _free_bytes(directory_fd, num_bytes)
+        if lacking_bytes > removable_bytes:
+            # They would go in vain; the file system says what it lacks.
+            lacking_bytes = 0
+        _remove_oldest(
+            directory_fd,
+            {one: stores[one].st_size for one in ours},
+            max(above_bytes, lacking_bytes),
         )
-        foreign = [name for name in unused if name not in ours]
-        raise TooFewBytesError(message, foreign=foreign[-1] if foreign else "")
-    lacking_bytes = num_bytes - _free_bytes(directory_fd, num_bytes)
-    # If all of them are too few for the file system, they stay, and the file system says what it lacks.
-    left_bytes = max(above_bytes, lacking_bytes if lacking_bytes <= removable_bytes else 0)
-    for name in ours:
-        if left_bytes <= 0:
-            return
-        remove(name, directory_fd)
-        left_bytes -= stores[name].st_size
 
 
 def remove(name: str, directory_fd: int) -> None:
@@ -61,6 +83,26 @@ def remove(name: str, directory_fd: int) -> None:
         os.unlink(name, dir_fd=directory_fd)
     except FileNotFoundError:
         return
+
+
+def _remove_oldest(directory_fd: int, sizes: Mapping[str, int], num_bytes: int) -> None:
+    """Remove the first of some files until so many bytes are gone."""
+    for name, file_bytes in sizes.items():
+        if num_bytes <= 0:
+            return
+        remove(name, directory_fd)
+        num_bytes -= file_bytes
+
+
+def _told(num_bytes: int, used_bytes: int, bytes_max: int) -> str:
+    return (
+        f"the store needs {show_bytes(num_bytes)}, but {show_bytes(used_bytes)} of the {show_bytes(bytes_max)} that "
+        "disk_bytes_max allows are in use"
+    )
+
+
+def _digest(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _free_bytes(directory_fd: int, otherwise_bytes: int) -> int:

@@ -20,7 +20,7 @@ from kvleased.movers.disk.allocating import allocate
 from kvleased.movers.disk.cells import BYTES_PER_CELL, BYTES_PER_FILE_ID, StoreShape
 from kvleased.movers.disk.claiming import is_ours
 from kvleased.movers.disk.errors import StoreError, told
-from kvleased.movers.disk.giving_way import UNFINISHED, TooFewBytesError, make_room, remove
+from kvleased.movers.disk.giving_way import UNFINISHED, Clearing, TooFewBytesError, remove
 from kvleased.movers.disk.store_file import StoreFile, write_whole
 
 STORES_OF_A_SHAPE_MAX: Final = 16
@@ -47,15 +47,19 @@ class StorePlace:
         self._directory_fd = directory_fd
         self._lock_fd = -1
         self._names: dict[StoreFile, str] = {}
+        self._clearing = Clearing()
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def open(self, shape: StoreShape) -> StoreFile:
         """Open the store of a shape that no other cache has open; if there is none, make it, with all of its bytes.
 
+        From now on it gives way to no other store, even if it cannot be opened, until its shape is disclaimed.
+
         Raises:
             StoreError: that is impossible; nothing is left of what was begun.
         """
         name = ""
+        self._clearing.claim(shape.digest)
         try:
             self._enter()
             name = self._free_name(shape)
@@ -73,6 +77,10 @@ class StorePlace:
         self._names[store] = name
         store.note_use()
         return store
+
+    def disclaim(self, shape: StoreShape) -> None:
+        """Have the closed store of a cache that was deleted give way to others."""
+        self._clearing.disclaim(shape.digest)
 
     def check(self, store: StoreFile) -> None:
         """Check that an open store is still what its path leads to, is whole, private, and begins as it did.
@@ -288,9 +296,8 @@ class StorePlace:
             StoreError: the stores in use, and files of others, leave too few bytes below the limit.
         """
         bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
-        in_use = {name, *self._names.values()}
         try:
-            make_room(self._directory_fd, num_bytes, bytes_max, in_use)
+            self._clearing.make_room(self._directory_fd, name, num_bytes, bytes_max)
         except TooFewBytesError as error:
             foreign = f"; {self._foreign(error.foreign)}" if error.foreign else ""
             raise StoreError(f"{error}{foreign}") from error

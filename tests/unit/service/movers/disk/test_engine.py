@@ -296,6 +296,28 @@ def test_unmapped_store_is_free_for_the_next(tmp_path: Path) -> None:
         assert len(list((tmp_path / "disk").glob("*.store"))) == 1
 
 
+def test_store_gives_way_once_it_is_unmapped(tmp_path: Path) -> None:
+    """The store of a mapped cache stays, even while it is off; after an unmap its bytes are for the next cache."""
+    pools = Pools()
+    other = replace(pools.message(), pool=2, layout_fingerprint="ab" * 32)
+    with _served(
+        tmp_path / "disk", pools, pools.shape.file_bytes, seconds_between_looks=0
+    ) as driver:
+        driver.until_on()
+        file = _file(tmp_path / "disk")
+        file.chmod(0o640)
+        driver.until_off()
+
+        driver.map_other(other)
+        while driver.statuses[-1].pool != other.pool:
+            driver.hear()
+        assert "disk_bytes_max" in driver.statuses[-1].reason
+        driver.unmap()
+        driver.until_on()
+
+        assert not file.exists()
+
+
 def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:
     """After a purge the file is deleted; a cache that stays mapped gets a new, empty store."""
     with _served(tmp_path / "disk", Pools()) as driver:
