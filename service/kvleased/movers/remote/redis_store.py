@@ -80,8 +80,10 @@ class RedisStore:
         if self._ttl_seconds:
             # Sent with the others, and never shortens a life: another node may keep its values longer, or for good.
             commands += [("EXPIRE", name, self._ttl_seconds, "GT") for name in names]
-        found = self._ask(commands, num_needed=len(names))[: len(names)]
-        return [_value(one) for one in found]
+        found = self._ask(commands, num_needed=len(names))
+        if self._ttl_seconds:
+            self._tell("remote_lives_not_prolonged", found[len(names) :])
+        return [_value(one) for one in found[: len(names)]]
 
     def put(self, names: Sequence[str], values: Sequence[ValueParts]) -> bytes:
         """Store values; return a byte for each, 1 if it was taken.
@@ -94,11 +96,13 @@ class RedisStore:
         for name, (header, slot) in zip(names, values, strict=True):
             packed += (self._set(name, len(header) + len(slot)) + header, slot, self._set_end)
         found = self._answers(packed, len(names), num_needed=0)
+        self._tell("remote_puts_refused", found)
         return bytes(one == b"OK" for one in found)
 
     def drop(self, names: Sequence[str]) -> None:
         """Have values forgotten, if this user may."""
-        self._ask([("UNLINK", name) for name in names], num_needed=0)
+        found = self._ask([("UNLINK", name) for name in names], num_needed=0)
+        self._tell("remote_drops_refused", found)
 
     def ping(self) -> None:
         """Check that the server answers, lets us in, and would say whether it has a value, and give it.
@@ -162,18 +166,16 @@ class RedisStore:
             if isinstance(answer, ResponseError) and not str(answer).startswith(_WRONG_TYPE):
                 is_forbidden = isinstance(answer, NoPermissionError)
                 raise RemoteError(self._said(answer), is_forbidden=is_forbidden)
-        if num_needed < num_commands:
-            refusals = [one for one in answers[num_needed:] if isinstance(one, ResponseError)]
-            event = "remote_lives_not_prolonged" if num_needed else "remote_puts_refused"
-            self._tell(event, self._said(refusals[0]) if refusals else "")
         return answers
 
     def _set(self, name: str, value_bytes: int) -> bytes:
         """Return a SET command up to its value: redis-py would copy the value in packing it."""
         return b"%b%b$%d\r\n" % (self._set_start, _bulk(name.encode()), value_bytes)
 
-    def _tell(self, event: str, refusal: str) -> None:
+    def _tell(self, event: str, answers: Sequence[object]) -> None:
         """Log which writes the server refuses, whenever that changes."""
+        refusals = [one for one in answers if isinstance(one, ResponseError)]
+        refusal = self._said(refusals[0]) if refusals else ""
         if refusal != self._refusals.get(event, ""):
             self._refusals[event] = refusal
             logs.line("warning" if refusal else "info", event, reason=refusal)

@@ -371,6 +371,28 @@ def test_full_server_is_said_with_what_to_do(
     assert "raise maxmemory, or set a maxmemory-policy" in "".join(capfd.readouterr())
 
 
+def test_user_who_may_not_drop_is_told_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If spoiled values cannot be dropped, the log says that, and not that puts are refused."""
+    rights = "+strlen +getrange +set +expire"
+    server = RedisServer(tmp_path, *f"--user some on nopass ~kvlease:* {rights}".split())
+    try:
+        with server.client() as admin, served(f"redis://some:any@127.0.0.1:{server.port}") as node:
+            node.share([1], [1])
+            (name,) = admin.keys("kvlease:*")
+            admin.setrange(name, 0, b"spoiled")
+            assert node.fetch([1], [1]).failed == (0,)
+            assert node.share([2], [2]).failed == ()
+    finally:
+        server.kill()
+
+    said = [json.loads(line) for line in "".join(capfd.readouterr()).splitlines()]
+    refusals = {one["event"]: one["reason"] for one in said if one.get("reason")}
+    assert list(refusals) == ["remote_drops_refused"]
+    assert "grant the user +get +getrange +strlen +set +unlink" in refusals["remote_drops_refused"]
+
+
 def test_user_who_may_only_read_still_gets(tmp_path: Path) -> None:
     """A user who may not write gets what others have shared, and the store stays on."""
     reads = "--user reader on nopass ~kvlease:* +getrange +strlen"
