@@ -79,6 +79,8 @@ class Silence(Enum):
     """It did not work."""
     UNANSWERED = "unanswered"
     """The call asked it and got no answer."""
+    UNASKED = "unasked"
+    """The call asked it for as many blocks as a call may, and they came behind these."""
 
 
 @message

@@ -52,8 +52,8 @@ class Waiter:
     """Keys that the remote store said it has."""
     unserved_keys: frozenset[bytes] = NO_KEYS
     """Keys that the remote store said it has, but did not deliver as it should."""
-    is_unanswered: bool = False
-    """Whether it asked the remote store what that has, and goes on without an answer."""
+    num_keys_told: int | None = None
+    """Keys of its chain, from the first on, that the remote store's answer tells about; None for all, 0 without one."""
     brought: tuple[Flight, ...] = ()
     """Copies that earlier tries began; they may have brought a part of its prefix to the device."""
     tenant: int = 0

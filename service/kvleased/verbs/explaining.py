@@ -15,6 +15,7 @@ from kvleased.core import commands as c
 from kvleased.core import effects as e
 from kvleased.core.effects import Missed, Reason, Silence, Tier
 from kvleased.core.shape import WritePolicy
+from kvleased.core.verbs.asking import LABELS_MAX
 from kvleased.verbs.runner import Respond
 
 Run = Callable[[CacheEntry, c.Command, Respond], Answer]
@@ -68,6 +69,10 @@ _SILENCES: Final = {
     Silence.OFF: "; the remote store may have them, but did not work then; kvlease caches says whether it works now",
     Silence.UNANSWERED: (
         "; the remote store may have them, but did not answer this call; kvlease caches says whether it works"
+    ),
+    Silence.UNASKED: (
+        f"; the remote store may have them, but a call asks it for {LABELS_MAX:,} blocks at most; with those before "
+        "them on the node, a later call asks for these"
     ),
 }
 """What a sentence adds about the remote store."""

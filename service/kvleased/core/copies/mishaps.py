@@ -152,7 +152,7 @@ def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
         deadline=lease.ticket_deadline,
         skipped=lease.skipped,
         unserved_keys=lease.unserved_keys,
-        is_unanswered=lease.is_unanswered,
+        num_keys_told=lease.num_keys_told,
         brought=lease.brought,
     )
     waiters = []

@@ -61,8 +61,8 @@ class Lease:
     """Tiers that did not work when its prefix was looked for."""
     unserved_keys: frozenset[bytes] = frozenset()
     """Keys of failed copies from the remote store, which has no index."""
-    is_unanswered: bool = False
-    """Whether its call asked the remote store what it has, and got no answer."""
+    num_keys_told: int | None = None
+    """Keys of its call that the remote store told about: None for all of them, 0 if it was asked and did not answer."""
     num_left_before: int = 0
     """Departures, as the history counts them, before the search for its prefix."""
     misses: tuple[Missed, ...] | None = None

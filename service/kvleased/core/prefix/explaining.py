@@ -9,7 +9,7 @@ cached now and became findable before it, and those that have left since, as the
 - nothing is known of the block but that another tenant's block has its key;
 - nothing is known of the block.
 The remote store has no index here. If it did not work, or did not answer the call, it may have any block that no tier
-had.
+had, and of a very long prefix any block behind those that it was asked for.
 """
 
 from dataclasses import replace
@@ -72,12 +72,15 @@ _REASONS: Final = {
     _Code.SHORT: Reason.SHORTER_THAN_A_BLOCK,
 }
 
-_NOT_LOOKED_FOR: Final = (
-    Reason.OTHER_TENANT,
-    Reason.BEHIND_A_MISS,
-    Reason.SHORTER_THAN_A_BLOCK,
-)
-"""The reasons of missed blocks for which the remote store would not be asked."""
+_NOT_LOOKED_FOR: Final = (_Code.FOREIGN, _Code.CACHED, _Code.SHORT)
+"""What is known of missed blocks for which the remote store would not be asked."""
+
+
+class _Untold(NamedTuple):
+    """Which blocks the remote store may have without having told so, and why it did not tell."""
+
+    silence: Silence | None
+    may_be_there: NDArray[np.bool_]
 
 
 class _Blocks(NamedTuple):
@@ -155,12 +158,10 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     runs: list[Missed] = []
     if len(ends):
         units = _units(state, lease, request, ends)
-        runs = _runs(state, units, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
-        silence = _silence(state, lease, request)
-        runs = [
-            run if run.reason in _NOT_LOOKED_FOR else replace(run, remote_silence=silence)
-            for run in runs
-        ]
+        silence, num_keys_told = _silence(state, lease, request)
+        may_be_there = (ends > num_keys_told * hash_tokens) & ~np.isin(units.codes, _NOT_LOOKED_FOR)
+        untold = _Untold(silence, may_be_there)
+        runs = _runs(state, units, untold, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
         hit_tokens = int(ends[-1])
     # A call that sends no keys for some whole blocks does not look for those blocks.
     num_sent = len(words) * hash_tokens
@@ -178,11 +179,16 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     return _at_most(runs)
 
 
-def _silence(state: CacheState, lease: Lease, request: Reserve) -> Silence | None:
-    """Return why the remote store did not say which blocks it has; None if it did say, or was not to be asked."""
+def _silence(state: CacheState, lease: Lease, request: Reserve) -> tuple[Silence | None, int]:
+    """Return why the remote store did not say which blocks it has, and for how many of the first keys it did say.
+
+    The reason is None if it told about all keys, or was not to be asked.
+    """
     if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in lease.tiers_off:
-        return Silence.OFF
-    return Silence.UNANSWERED if lease.is_unanswered else None
+        return Silence.OFF, 0
+    if lease.num_keys_told is None:
+        return None, 0
+    return Silence.UNASKED if lease.num_keys_told else Silence.UNANSWERED, lease.num_keys_told
 
 
 def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:
@@ -314,18 +320,22 @@ def _put(blocks: _Blocks, chosen: NDArray[np.bool_], code: _Code, tier: int) -> 
 
 
 def _runs(
-    state: CacheState, units: _Blocks, first_block: int, blocks_per_unit: int
+    state: CacheState, units: _Blocks, untold: _Untold, first_block: int, blocks_per_unit: int
 ) -> list[Missed]:
     """Return runs of ends that have the same reason; the first run begins at `first_block`."""
     tenants = state.history.tenants(units.numbers)
     tenants[units.numbers == 0] = 0
-    columns = (units.codes, units.tiers, units.are_below, units.groups, tenants)
+    silence, may_be_there = untold
+    columns = (units.codes, units.tiers, units.are_below, units.groups, tenants, may_be_there)
     differs = np.zeros(len(units.codes) - 1, np.bool_)
     for column in columns:
         differs |= column[1:] != column[:-1]
     begins = [0, *(differs.nonzero()[0] + 1).tolist()]
     return [
-        _run(state, units.at(slice(begin, end)), first_block, begin, blocks_per_unit)
+        replace(
+            _run(state, units.at(slice(begin, end)), first_block, begin, blocks_per_unit),
+            remote_silence=silence if may_be_there[begin] else None,
+        )
         for begin, end in zip(begins, [*begins[1:], len(units.codes)], strict=True)
     ]
 

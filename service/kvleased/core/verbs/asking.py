@@ -41,6 +41,8 @@ class _Blocks(NamedTuple):
     keys: bytes
     positions: Ids
     """The index of each key in the chain."""
+    unasked_from: int | None = None
+    """The index in the chain from which on keys are too many to be asked for; None if none are."""
 
 
 def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
@@ -54,6 +56,7 @@ def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
     if not missing.keys:
         return None
     waiter = new_waiter(state, command, command.worker_id, now)
+    waiter.num_keys_told = missing.unasked_from
     supersede_waiting(state, waiter)
     keys = tuple(split_keys(missing.keys))
     state.asking[waiter.ticket] = Asking(waiter=waiter, keys=keys)
@@ -93,15 +96,19 @@ def _missing(state: CacheState, command: Reserve) -> _Blocks:
     behind = _behind(command, prefix) if state.is_simple else _in_groups(state, command, prefix)
     _, has, _ = look_everywhere(state, behind.keys, tenant, EVERYWHERE)
     (missing,) = (~has).nonzero()
-    missing = missing[behind.positions[missing].argsort(kind="stable")][:LABELS_MAX]
-    return _Blocks(keys_at(behind.keys, missing), behind.positions[missing])
+    missing = missing[behind.positions[missing].argsort(kind="stable")]
+    asked, left = missing[:LABELS_MAX], missing[LABELS_MAX:]
+    unasked_from = int(behind.positions[left[0]]) if len(left) else behind.unasked_from
+    return _Blocks(keys_at(behind.keys, asked), behind.positions[asked], unasked_from)
 
 
 def _behind(command: Reserve, prefix: Match) -> _Blocks:
     """Return the blocks behind a prefix in a simple cache, at most `LABELS_MAX`."""
     first = len(prefix.entries)
-    keys = command.keys[first * BYTES_PER_KEY : (first + LABELS_MAX) * BYTES_PER_KEY]
-    return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY))
+    after = first + LABELS_MAX
+    keys = command.keys[first * BYTES_PER_KEY : after * BYTES_PER_KEY]
+    unasked_from = after if after * BYTES_PER_KEY < len(command.keys) else None
+    return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY), unasked_from)
 
 
 def _in_groups(state: CacheState, command: Reserve, prefix: Match) -> _Blocks:
@@ -151,7 +158,7 @@ def _go_on(state: CacheState, asking: Asking, remote_keys: frozenset[bytes], now
 
 
 def _go_on_unanswered(state: CacheState, asking: Asking, now: float) -> None:
-    asking.waiter.is_unanswered = True
+    asking.waiter.num_keys_told = 0
     _go_on(state, asking, frozenset(), now)
 
 

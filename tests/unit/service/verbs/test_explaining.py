@@ -260,6 +260,13 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             "the remote store may have them, but did not answer this call; kvlease caches says whether it works",
             id="remote store silent",
         ),
+        pytest.param(
+            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNASKED},
+            "the host tier had them, but they could not be copied from there; compute them again; "
+            "the remote store may have them, but a call asks it for 1,024 blocks at most; with those before them on "
+            "the node, a later call asks for these",
+            id="remote store not asked",
+        ),
     ],
 )
 async def test_reason_is_a_sentence(node: Node, changes: dict[str, Any], told: str) -> None:

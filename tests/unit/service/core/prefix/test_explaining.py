@@ -9,7 +9,7 @@ import pytest
 
 from kvlease.errors import NotYoursError, PoolFullError, UnknownLeaseError, WrongStateError
 from kvlease.groups import GroupShape, Keeps, keeps_everything
-from kvlease.ids import LeaseId, WorkerId
+from kvlease.ids import BYTES_PER_KEY, LeaseId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.blocks.states import State
@@ -26,6 +26,7 @@ from kvleased.core.effects import (
     Tier,
 )
 from kvleased.core.prefix.explaining import RUNS_MAX
+from kvleased.core.verbs.asking import LABELS_MAX
 from tests.unit.service.core.builders import (
     EPOCH,
     MATE,
@@ -51,6 +52,7 @@ from tests.unit.service.core.builders import (
     the_copy,
     woken,
 )
+from tests.unit.service.core.grouped import FULL, WINDOW, cache_of
 from tests.unit.service.core.tier_builders import (
     a_patient_reserve,
     a_remote_cache,
@@ -289,6 +291,35 @@ def test_remote_store_that_did_not_answer_is_told(
     unknown, behind = woken(ended, outcome.ticket, Reserved).misses
     assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, silence)
     assert (behind.reason, behind.remote_silence) == (Reason.BEHIND_A_MISS, None)
+
+
+def test_blocks_that_the_remote_store_was_not_asked_for_are_told() -> None:
+    """Of a prefix that is too long for one question, the blocks behind it are told as possibly in the remote store."""
+    cache = a_remote_cache(2 * LABELS_MAX, 8)
+    cached(cache, doc(LABELS_MAX + 8)[: 2 * BYTES_PER_KEY])
+    asked = replace(a_patient_reserve(doc(LABELS_MAX + 8), "asked"), explain=True)
+    outcome = cache.handle(asked, 0.0)
+
+    ended = probed(cache, the_probe(outcome), *[0] * LABELS_MAX)
+
+    told, untold = woken(ended, outcome.ticket, Reserved).misses
+    assert (told.first_block, told.num_blocks, told.remote_silence) == (2, LABELS_MAX, None)
+    assert (untold.first_block, untold.num_blocks) == (2 + LABELS_MAX, 6)
+    assert untold.remote_silence is Silence.UNASKED
+
+
+def test_keys_that_some_group_was_not_asked_for_are_told() -> None:
+    """In a cache of several groups the question ends where the first block of any group found no room in it."""
+    groups = [replace(one, table_blocks=2000, max_blocks=2000) for one in (FULL, WINDOW)]
+    cache = cache_of(*groups, num_blocks=4 * LABELS_MAX, uses_remote=True)
+    asked = replace(a_patient_reserve(doc(LABELS_MAX), "asked"), explain=True)
+    outcome = cache.handle(asked, 0.0)
+
+    ended = probed(cache, the_probe(outcome), *[0] * LABELS_MAX)
+
+    told, untold = woken(ended, outcome.ticket, Reserved).misses
+    assert (told.first_block, told.num_blocks) == (0, LABELS_MAX // 2)
+    assert [told.remote_silence, untold.remote_silence] == [None, Silence.UNASKED]
 
 
 def test_who_starts_over_is_told_that_the_remote_store_did_not_answer() -> None:
