@@ -31,7 +31,7 @@ from kvleased.core.prefix.looking import tenants_of
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.holdings import holdings
 from kvleased.core.tier.flights import Purpose
-from kvleased.counted import are
+from kvleased.counted import are, counted
 
 TENANT_BLOCKS: Final = "tenant_blocks"
 """The resource that a tenant's maximum limits."""
@@ -351,10 +351,11 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
         pinned, need = before.get(tenant, 0), after.get(tenant, 0)
         limit -= sum(after.values()) - need
         limit = min(limit, limits_of(state, tenant).pinned_blocks_max)
-    if need > limit:
+    # What is pinned already may be more than a limit that was lowered, or than a pool that was made smaller, allows.
+    if need > max(limit, pinned):
         msg = (
-            f"{need - pinned} more blocks would be pinned, but only {max(0, limit - pinned)} more may be; unpin some, "
-            "or raise the tenant's pinned_percent_max"
+            f"{counted(need - pinned, 'more block')} would be pinned, but only {max(0, limit - pinned)} more may be; "
+            "unpin some, or raise the tenant's pinned_percent_max"
         )
         raise PoolFullError(
             msg, resource="pinned_blocks", need=need - pinned, available=max(0, limit - pinned),

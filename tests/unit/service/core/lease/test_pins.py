@@ -137,6 +137,21 @@ def test_pinned_blocks_of_a_tenant_are_bounded() -> None:
     assert refusal.value.retry_after_ms == 50
 
 
+@pytest.mark.parametrize("tenant", [TENANT, None], ids=["worker", "operator"])
+def test_pin_of_no_more_blocks_needs_no_budget(tenant: int | None) -> None:
+    """Above a budget that was lowered, a pin of what is pinned, or of nothing, is made; more are refused."""
+    cache = a_cache(max_pins=8, tenants={TENANT: TenantLimits(pinned_blocks_max=3)})
+    cached(cache, keys(1, 2, 3, 4))
+    pin(cache, keys(1, 2, 3), TENANT)
+    limits = TenantLimits(pinned_blocks_max=1)
+    cache.handle(c.Limit(tenants={TENANT: limits}, tenant_default=limits), 0.0)
+
+    assert pin(cache, keys(9), tenant).num_blocks == 0
+    assert pin(cache, keys(1, 3), tenant).num_blocks == 2
+    with pytest.raises(PoolFullError, match="1 more block would be pinned, but only 0 more"):
+        pin(cache, keys(1, 4), tenant)
+
+
 def test_operator_is_bounded_by_all_tenants_together() -> None:
     """An operator may pin more of a tenant's blocks than that tenant may, but no more than all tenants may together."""
     limits = {TENANT: TenantLimits(pinned_blocks_max=1)}
