@@ -24,6 +24,7 @@ from kvleased.config.settings import Settings
 from kvleased.core import commands as c
 from kvleased.core.effects import Resized, Tier
 from kvleased.core.ids import Ids
+from kvleased.counted import counted
 from kvleased.memory import holes, regions
 from kvleased.verbs import replies
 from kvleased.verbs.runner import Runner
@@ -141,13 +142,19 @@ class Resizer:
                 ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
                 await _aside(holes.bring_back, one, ranges)
         except OSError as error:
-            message = (
-                f"the system has no memory for {len(blocks)} more blocks: {error.strerror}; ask for fewer blocks, or "
-                "free some memory"
-            )
-            raise PoolFullError(
-                message, resource="memory_bytes", retry_after_ms=self._settings.retry_after_ms
-            ) from error
+            raise self._no_memory(tier, len(blocks), error) from error
+
+    def _no_memory(self, tier: Tier, num_blocks: int, error: OSError) -> PoolFullError:
+        what = "slot" if tier is Tier.HOST else "block"
+        place, resource = "the system has no memory", "memory_bytes"
+        advice = "free some memory"
+        if tier is Tier.HOST and self._settings.host_dir is not None:
+            place, resource = f"{self._settings.host_dir} has no room", "host_dir"
+            advice = "delete files there that nothing needs, or make it larger"
+        lacking = f"{place} for {counted(num_blocks, f'more {what}')}: {error.strerror}"
+        message = f"{lacking}; ask for fewer {what}s, or {advice}"
+        retry_after_ms = self._settings.retry_after_ms
+        return PoolFullError(message, resource=resource, retry_after_ms=retry_after_ms)
 
     async def _give_back(self, entry: CacheEntry, tier: Tier) -> None:
         """Give back the memory of parked blocks; what the system does not take back is kept."""

@@ -16,7 +16,7 @@ from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.config.settings import Settings
 from kvleased.credentials import secret
-from kvleased.memory import cpu
+from kvleased.memory import cpu, holes
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_files import HEAD_BYTES
 from kvleased.supervision.keeper import Store
@@ -108,6 +108,31 @@ class TestHostDirectory:
 
         assert (caught.value.resource, caught.value.available) == ("host_dir", 4096)
         assert (caught.value.need or 0) > 4096
+
+    @pytest.mark.parametrize(
+        ("tier", "told"),
+        [
+            pytest.param("host", "/host has no room for 1 more slot: No space", id="host"),
+            pytest.param("device", "system has no memory for 1 more block: No space", id="device"),
+        ],
+    )
+    async def test_resize_without_room_names_the_place(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch, tier: str, told: str
+    ) -> None:
+        """If a pool cannot have its memory back, the refusal names the directory that a host pool lies in."""
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        async with node.life() as daemon:
+            await node.register()
+            plan = daemon.registry.cache("main").plan
+            most = plan.num_slots if tier == "host" else plan.usable_blocks
+            await node.ask("resize", pb.ResizeRequest(cache="main", tier=tier, num_blocks=most - 1))
+            monkeypatch.setattr(holes, "bring_back", fail)
+
+            with pytest.raises(PoolFullError, match=told):
+                await node.ask("resize", pb.ResizeRequest(cache="main", tier=tier, num_blocks=most))
 
     async def test_control_process_goes_on_over_the_files(self, node: Node) -> None:
         """After a restart of the control process alone, the files come from what the supervisor keeps."""
