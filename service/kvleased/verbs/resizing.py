@@ -89,8 +89,9 @@ class Resizer:
     async def _resize(self, entry: CacheEntry, tier: Tier, num_blocks: int) -> pb.ResizeResponse:
         parked = parked_of(entry, tier)
         count = num_blocks - num_usable(entry, tier)
+        num_dropped = 0
         if tier is Tier.DEVICE and count < 0:
-            await self._write_back(entry, -count)
+            num_dropped = await self._write_back(entry, -count)
         self._require_there(entry)
         limits = self._limits_for(entry, num_blocks) if tier is Tier.DEVICE else None
         try:
@@ -107,25 +108,30 @@ class Resizer:
         return pb.ResizeResponse(
             num_blocks=reply.num_blocks,
             num_parked=reply.num_parked,
-            num_evicted=reply.num_evicted,
+            num_evicted=num_dropped + reply.num_evicted,
             bytes_given_back=sum(_missing(one) for one in regions_of(entry, tier)),
         )
 
-    async def _write_back(self, entry: CacheEntry, count: int) -> None:
-        """Copy cached blocks that are about to be dropped to the host pool first, as far as the time allows."""
+    async def _write_back(self, entry: CacheEntry, count: int) -> int:
+        """Copy cached blocks that are about to be dropped to the host pool first, as far as the time allows.
+
+        Returns how many left the device without being copied.
+        """
         census = entry.core.census()
         deficit = count - census.device["free"]
         is_worth_it = entry.has_tier(Tier.HOST) and deficit > 0
         if not is_worth_it or deficit > census.device["ready"] - census.device["ready_held"]:
-            return
+            return 0
         wait_ms = self._settings.copy_wait_ms
         command = c.Evict(num_blocks=deficit, wait_ms=wait_ms, is_for_resize=True)
         # Blocks that could not be copied down are dropped, as they would be without a host pool.
         with contextlib.suppress(KVLeaseError):
             answer = self._runner.run(entry, command, replies.evicted, wait_ms)
             self._runner.settle()
-            if isinstance(answer, asyncio.Future):
-                await answer
+            evicted = await answer if isinstance(answer, asyncio.Future) else answer
+            assert isinstance(evicted, pb.EvictResponse), "evict answers so"
+            return max(0, evicted.num_evicted - evicted.num_offloaded)
+        return 0
 
     def _require_there(self, entry: CacheEntry) -> None:
         """Refuse to go on with a cache that was deleted meanwhile."""

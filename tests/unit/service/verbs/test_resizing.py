@@ -75,9 +75,12 @@ async def test_blocks_that_a_resize_takes_beside_a_full_host_pool_are_told_as_it
             await node.ask("commit", commit, worker)
             await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
 
-        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=1))
+        resize = pb.ResizeRequest(cache="main", tier="device", num_blocks=1)
+        resized = await node.ask("resize", resize)
+        counters = node.daemon.registry.cache("main").core.census().counters
         missed = pb.ReserveRequest(request_id="m", num_tokens=4, keys=keys(3, 1), explain=True)
         answer = await node.ask("reserve", missed, worker)
 
+    assert resized.num_evicted == counters["blocks_dropped"] > 0
     assert [miss.reason for miss in answer.misses] == ["resized"]
     assert "a resize took them from the device tier" in answer.misses[0].why
