@@ -351,14 +351,21 @@ def test_engine_of_another_layout_is_refused_by_name(daemon: Daemon, tmp_path: P
     assert differences(got, reference(other, PROMPTS)) == []
 
 
-def test_tier_that_the_mode_has_not_is_named_and_not_made(daemon: Daemon, tmp_path: Path) -> None:
-    """Settings of a host pool do nothing in the shared mode: no pool is made, and the log says so once."""
-    with living(sharing(daemon, extra={"host_bytes": 1 << 20, "pool_bytes": 1}), tmp_path) as life:
+def test_settings_of_offload_are_named_and_do_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    """Settings of the offload mode do nothing in the shared mode: no tier is made, and the log says so once."""
+    extra = {
+        "host_bytes": 1 << 20,
+        "pool_bytes": 1,
+        "write_policy": "write-through",
+        "offload_prompt_only": False,
+    }
+    with living(sharing(daemon, extra=extra), tmp_path) as life:
         told = life.told()
         tiers = [pool.tier for cache in daemon.caches() for pool in cache.pools]
 
     assert tiers == ["device"]
-    assert told.count("pool_bytes, host_bytes have no effect in the shared mode") == 1
+    names = "pool_bytes, host_bytes, write_policy, offload_prompt_only"
+    assert told.count(f"{names} have no effect in the shared mode") == 1
 
 
 def test_pool_of_another_mode_is_refused(daemon: Daemon, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ scheduler's half keeps account of blocks. No byte is copied, so the hooks for lo
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -19,7 +20,7 @@ from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name, rank_mark
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
 from kvlease.integrations.vllm.steps import StepMetadata, StepsBack
 from kvlease.plan import CachePlan
 
@@ -87,8 +88,12 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         """
         require_role(vllm_config.kv_transfer_config.kv_role)
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = _of_mode(self.mode, ConnectorSettings.read(extra), role)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        settings = ConnectorSettings.read(extra, VLLM_SETTINGS)
+        if role is KVConnectorRole.SCHEDULER:
+            offload_only = [name for name in extra if name in VLLM_SETTINGS]
+            _warn_without_effect(self.mode, [*settings.without_effect(self.mode), *offload_only])
+        self._settings = settings.of_mode(self.mode)
         self._num_ranks = vllm_config.parallel_config.world_size
         self._memory = None
         self._scheduler = None
@@ -233,10 +238,9 @@ def _no_room(error: NeverFitsError) -> str:
     )
 
 
-def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> ConnectorSettings:
-    """Return the settings that have an effect in a mode; the scheduler's half warns of the others, once per engine."""
-    names = settings.without_effect(mode)
-    if names and role is KVConnectorRole.SCHEDULER:
+def _warn_without_effect(mode: str, names: Sequence[str]) -> None:
+    """Warn of settings that are set but have no effect in a mode; the scheduler's half does so, once per engine."""
+    if names:
         _logger.warning(
             "In kv_connector_extra_config, %s %s no effect in the %s mode; remove %s, or use the offload mode.",
             ", ".join(names),
@@ -245,4 +249,3 @@ def _of_mode(mode: str, settings: ConnectorSettings, role: KVConnectorRole) -> C
             "it" if len(names) == 1 else "them",
             extra={"action": "setting_without_effect"},
         )
-    return settings.of_mode(mode)

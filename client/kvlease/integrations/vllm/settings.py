@@ -33,10 +33,10 @@ _NUMBERS: Final = (
 _TIERS: Final = ("host_bytes", "disk_bytes", "remote_bytes")
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
     "offload": (),
-    "owned": ("pool_bytes", *_TIERS, "magazine_blocks"),
-    "shared": ("pool_bytes", *_TIERS),
+    "owned": ("pool_bytes", *_TIERS, "magazine_blocks", "write_policy"),
+    "shared": ("pool_bytes", *_TIERS, "write_policy"),
 }
-"""Settings that have no effect in a mode; 0 means not set."""
+"""Settings that have no effect in a mode; what is 0 or empty is not set."""
 
 
 class ConnectorSettings(BaseModel):
@@ -111,7 +111,10 @@ class ConnectorSettings(BaseModel):
 
     def of_mode(self, mode: str) -> Self:
         """Return the settings without those that have no effect in a mode, so that they cost no memory."""
-        return self.model_copy(update=dict.fromkeys(_WITHOUT_EFFECT[mode], 0))
+        fields = type(self).model_fields
+        return self.model_copy(
+            update={name: fields[name].default for name in _WITHOUT_EFFECT[mode]}
+        )
 
     @property
     def address(self) -> str:

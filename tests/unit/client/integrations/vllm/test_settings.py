@@ -118,21 +118,26 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
     ("mode", "names"),
     [
         pytest.param("offload", [], id="offload"),
-        pytest.param("owned", ["pool_bytes", "host_bytes", "magazine_blocks"], id="owned"),
-        pytest.param("shared", ["pool_bytes", "host_bytes"], id="shared"),
+        pytest.param(
+            "owned", ["pool_bytes", "host_bytes", "magazine_blocks", "write_policy"], id="owned"
+        ),
+        pytest.param("shared", ["pool_bytes", "host_bytes", "write_policy"], id="shared"),
     ],
 )
 def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
     mode: str, names: list[str]
 ) -> None:
     """Settings without effect in a mode are named and left out, and all others stay as they were given."""
-    settings = ConnectorSettings(tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3)
+    settings = ConnectorSettings(
+        tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3, write_policy="write-through"
+    )
 
     left = settings.of_mode(mode)
 
     assert settings.without_effect(mode) == names
     assert left.without_effect(mode) == []
-    assert left == settings.model_copy(update=dict.fromkeys(names, 0))
+    defaults = {name: getattr(ConnectorSettings(), name) for name in names}
+    assert left == settings.model_copy(update=defaults)
     assert ConnectorSettings().without_effect(mode) == []
 
 
