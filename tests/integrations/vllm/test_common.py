@@ -17,6 +17,21 @@ for mode in hooks.MODES:
 say({mode: hooks.missing_hooks(mode) for mode in hooks.MODES})
 """
 
+MODULE_PATH: Final = """
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+name = "KVLeaseOffloadingConnector"
+had_plugin = name in KVConnectorFactory._registry
+KVConnectorFactory.get_connector_class(
+    KVTransferConfig(kv_connector=name, kv_connector_module_path="kvlease.integrations.vllm", kv_role="kv_both"))
+try:
+    rebuilt = sorted(MultiConnector.build_kv_connector_stats({name: {}}).data)
+except ValueError as error:
+    rebuilt = str(error)
+say([had_plugin, rebuilt])
+"""
+
 NAMES: Final = """
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from kvlease.integrations.vllm.plugin import register
@@ -180,7 +195,17 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all scripts in one process of the reference engine's Python; return what each prints."""
     folder = tmp_path_factory.mktemp("common")
     script = f"import json\nMODEL = {str(folder / 'model')!r}\n"
-    for name in ("HOOKS", "NAMES", "STATISTICS", "STEPS", "IDENTITY", "ROLES", "EVENTS", "TAKEN"):
+    for name in (
+        "HOOKS",
+        "MODULE_PATH",
+        "NAMES",
+        "STATISTICS",
+        "STEPS",
+        "IDENTITY",
+        "ROLES",
+        "EVENTS",
+        "TAKEN",
+    ):
         script += f"def say(what):\n    print('SAID', json.dumps([{name!r}, what]))\n"
         script += globals()[name]
     path = folder / "said.py"
@@ -196,6 +221,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_supported_release_has_every_hook(said: dict[str, Any]) -> None:
     """The engine's release that these tests run is supported."""
     assert said["HOOKS"] == {"offload": [], "owned": [], "shared": []}
+
+
+def test_connector_found_by_its_module_path_is_known_by_name(said: dict[str, Any]) -> None:
+    """Without the entry point, as VLLM_PLUGINS may leave it out, MultiConnector still rebuilds its statistics."""
+    assert said["MODULE_PATH"] == [False, ["KVLeaseOffloadingConnector"]]
 
 
 def test_plugin_registers_each_connector_once(said: dict[str, Any]) -> None:

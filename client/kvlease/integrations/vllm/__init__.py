@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvlease.integrations.vllm.hooks import require_hooks, warn_of_another_release
 from kvlease.integrations.vllm.logs import join_engine_log
+from kvlease.integrations.vllm.plugin import register
 
 if TYPE_CHECKING:
     from kvlease.integrations.vllm.offload.connector import KVLeaseOffloadingConnector
@@ -45,6 +46,8 @@ def __getattr__(name: str) -> Any:
     require_hooks(mode)
     join_engine_log()
     warn_of_another_release()
+    # VLLM_PLUGINS may leave out our entry point, and MultiConnector fails on statistics of a name that is unknown.
+    register()
     home = import_module(f"{__name__}.{mode}.{module}")
     value = globals()[name] = getattr(home, name)
     return value

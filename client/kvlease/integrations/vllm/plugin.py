@@ -1,7 +1,7 @@
 """Own the entry point of `vllm.general_plugins`, through which every vLLM process learns the connectors' names.
 
-Without it a connector is found only by its module path, and MultiConnector cannot rebuild its statistics, which it does
-by name.
+Without it a connector is found only by its module path, and its first use makes the names known, as MultiConnector
+rebuilds statistics by name.
 """
 
 import logging
