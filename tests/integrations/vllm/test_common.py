@@ -41,35 +41,6 @@ names = sorted(name for name in KVConnectorFactory._registry if name.startswith(
 say(names)
 """
 
-STATISTICS: Final = """
-import pickle, types, sys
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorStats
-from kvlease.integrations.vllm.stats import StatsSource, rebuilt
-
-class Known:
-    @classmethod
-    def build_kv_connector_stats(cls, data=None):
-        return rebuilt(data)
-
-sys.modules["known"] = types.SimpleNamespace(Known=Known)
-KVConnectorFactory.register_connector("Known", "known", "Known")
-source, stranger = StatsSource("Known"), StatsSource("Stranger")
-unwanted = StatsSource("Known", is_wanted=False)
-first = source.since({"calls": 3, "skipped": 0})
-both = MultiKVConnectorStats(data={"Known": pickle.loads(pickle.dumps(first))})
-again = MultiConnector.build_kv_connector_stats(json.loads(json.dumps(both.to_dict())))
-second = source.since({"calls": 5, "skipped": 1})
-again["Known"].aggregate(second)
-say({
-    "sum": again["Known"].reduce(),
-    "is_empty": again["Known"].is_empty(),
-    "unchanged": source.since({"calls": 5, "skipped": 1}),
-    "stranger": stranger.since({"calls": 1}),
-    "unwanted": unwanted.since({"calls": 1}),
-})
-"""
-
 STEPS: Final = """
 import pickle
 from kvlease.integrations.vllm.steps import StepsBack
@@ -199,7 +170,6 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "HOOKS",
         "MODULE_PATH",
         "NAMES",
-        "STATISTICS",
         "STEPS",
         "IDENTITY",
         "ROLES",
@@ -235,17 +205,6 @@ def test_plugin_registers_each_connector_once(said: dict[str, Any]) -> None:
         "KVLeaseOwnedConnector",
         "KVLeaseSharedConnector",
     ]
-
-
-def test_statistics_travel_below_multi_connector(said: dict[str, Any]) -> None:
-    """Counts under a registered name are rebuilt and added up; an unregistered one sends none, which would crash."""
-    assert said["STATISTICS"] == {
-        "sum": {"kvlease_calls": 5, "kvlease_skipped": 1},
-        "is_empty": False,
-        "unchanged": None,
-        "stranger": None,
-        "unwanted": None,
-    }
 
 
 def test_step_is_back_when_all_ranks_are(said: dict[str, Any]) -> None:

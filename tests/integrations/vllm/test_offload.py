@@ -204,6 +204,18 @@ def test_requests_that_end_unscheduled_are_forgotten(daemon: Daemon, tmp_path: P
     assert differences(again, reference(job, [PROMPTS[1]])) == []
 
 
+@pytest.mark.parametrize("stats", [True, False])
+def test_figures_are_among_the_engines_if_they_are_wanted(
+    stats: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """The engine's own metrics count the bytes that were stored, unless `stats` is off."""
+    with living(offloading(daemon, stats=stats), tmp_path) as life:
+        life.generate(PROMPTS[:1])
+        figures = life.metrics("vllm:kv_offload_store_bytes")
+
+    assert (sum(figures.values()) > 0) is stats
+
+
 def test_blocks_come_back_from_the_host_pool(daemon: Daemon, tmp_path: Path) -> None:
     """Blocks evicted to the host pool are brought back while their request waits, and the answer is the same."""
     others = [prompt(1040, seed=50 + index) for index in range(4)]

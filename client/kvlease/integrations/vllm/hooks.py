@@ -47,7 +47,9 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
     "offload": (
         _COMMON,
         {
-            f"{_BASE}:KVConnectorBase_V1": ("get_transfer_results", "get_block_ids_with_load_errors"),
+            f"{_BASE}:KVConnectorBase_V1": (
+                "get_block_ids_with_load_errors", "get_kv_connector_stats", "get_transfer_results",
+            ),
             "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector": (
                 "connector_scheduler", "connector_worker",
             ),

@@ -27,16 +27,3 @@ def register() -> None:
             KVConnectorFactory.register_connector(name, "kvlease.integrations.vllm", name)
         except ValueError:
             _logger.debug("The connector %s is already registered.", name)
-
-
-def is_registered(name: str) -> bool:
-    """Tell whether vLLM knows a connector by name in this process, and so in all processes of the engine."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import (  # noqa: PLC0415 - only inside of vLLM
-        KVConnectorFactory,
-    )
-
-    try:
-        KVConnectorFactory.get_connector_class_by_name(name)
-    except (ImportError, ValueError):
-        return False
-    return True

@@ -33,10 +33,10 @@ _NUMBERS: Final = (
 _TIERS: Final = ("host_bytes", "disk_bytes", "remote_bytes")
 _WITHOUT_EFFECT: Final[Mapping[str, tuple[str, ...]]] = {
     "offload": (),
-    "owned": ("pool_bytes", *_TIERS, "magazine_blocks", "write_policy"),
-    "shared": ("pool_bytes", *_TIERS, "write_policy"),
+    "owned": ("pool_bytes", *_TIERS, "magazine_blocks", "stats", "write_policy"),
+    "shared": ("pool_bytes", *_TIERS, "stats", "write_policy"),
 }
-"""Settings that have no effect in a mode; what is 0 or empty is not set."""
+"""Settings that have no effect in a mode."""
 
 
 class ConnectorSettings(BaseModel):
@@ -84,8 +84,7 @@ class ConnectorSettings(BaseModel):
     magazine_blocks: int = Field(0, ge=0)
     """Private blocks that an engine keeps in stock, offload or shared; 0 means what two steps need."""
     stats: bool = True
-    """Whether the connector reports figures with vLLM's own statistics, which needs vLLM to know the connector by
-    name."""
+    """Whether loads and stores are among vLLM's own statistics."""
 
     @classmethod
     def read(cls, extra: Mapping[str, Any] | None, others: Collection[str] = ()) -> Self:
@@ -106,8 +105,11 @@ class ConnectorSettings(BaseModel):
         return settings
 
     def without_effect(self, mode: str) -> list[str]:
-        """Return the names of the settings that are set but have no effect in a mode."""
-        return [name for name in _WITHOUT_EFFECT[mode] if getattr(self, name)]
+        """Return the names of the settings that are set to something but have no effect in a mode."""
+        fields = type(self).model_fields
+        return [
+            name for name in _WITHOUT_EFFECT[mode] if getattr(self, name) != fields[name].default
+        ]
 
     def of_mode(self, mode: str) -> Self:
         """Return the settings without those that have no effect in a mode, so that they cost no memory."""

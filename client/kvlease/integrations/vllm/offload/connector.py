@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorTransferResults,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
@@ -159,6 +160,11 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         with resets.first_of_its_step(self.scheduler):
             is_done: bool | None = super().reset_cache()
         return is_done
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return vLLM's own figures of loads and stores since the last call, if they are wanted."""
+        stats: KVConnectorStats | None = super().get_kv_connector_stats()
+        return stats if self._settings.stats else None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> _Parted:
         """Forget a request; if it ran its first step, what it stores of that step is planned in the next one."""

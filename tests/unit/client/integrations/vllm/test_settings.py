@@ -119,9 +119,11 @@ def test_address_that_hands_no_memory_over_is_refused() -> None:
     [
         pytest.param("offload", [], id="offload"),
         pytest.param(
-            "owned", ["pool_bytes", "host_bytes", "magazine_blocks", "write_policy"], id="owned"
+            "owned",
+            ["pool_bytes", "host_bytes", "magazine_blocks", "stats", "write_policy"],
+            id="owned",
         ),
-        pytest.param("shared", ["pool_bytes", "host_bytes", "write_policy"], id="shared"),
+        pytest.param("shared", ["pool_bytes", "host_bytes", "stats", "write_policy"], id="shared"),
     ],
 )
 def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
@@ -129,7 +131,12 @@ def test_settings_that_do_nothing_in_a_mode_are_named_and_left_out(
 ) -> None:
     """Settings without effect in a mode are named and left out, and all others stay as they were given."""
     settings = ConnectorSettings(
-        tenant="a", pool_bytes=1, host_bytes=2, magazine_blocks=3, write_policy="write-through"
+        tenant="a",
+        pool_bytes=1,
+        host_bytes=2,
+        magazine_blocks=3,
+        stats=False,
+        write_policy="write-through",
     )
 
     left = settings.of_mode(mode)
