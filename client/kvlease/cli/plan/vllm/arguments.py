@@ -12,6 +12,17 @@ from kvlease.errors import InvalidError
 _HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWER: Final = {letter: power for power, letter in enumerate("kmgt", 1)}
 
+_WITH_NO: Final = table.SWITCHES | table.IGNORED_SWITCHES | table.REFUSED
+_NAMES: Final = frozenset(
+    _WITH_NO
+    | table.IGNORED_LISTS
+    | table.VALUES
+    | table.IGNORED_VALUES
+    | {f"no-{name}" for name in _WITH_NO}
+    | {name.removeprefix("--") for name in table.ALIASES if name.startswith("--")}
+)
+"""The long names of all arguments, and of what switches them off."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Given:
@@ -86,6 +97,8 @@ def _read(left: list[str], given: Given, own: Collection[str]) -> None:
     name, is_joined, value = word.partition("=")
     # vLLM accepts underscores for dashes, and --config.part for one part of a JSON config.
     name, _, part = name.replace("_", "-").partition(".")
+    if name.startswith("--") and word.partition("=")[0] not in own:
+        name = f"--{_whole(name.removeprefix('--'))}"
     name = table.ALIASES.get(name, name.removeprefix("--"))
     is_yes = not name.startswith("no-")
     bare = name.removeprefix("no-")
@@ -102,6 +115,14 @@ def _read(left: list[str], given: Given, own: Collection[str]) -> None:
         _note(given, name, part, value)
     else:
         raise _refused(name, word, own)
+
+
+def _whole(name: str) -> str:
+    """Return the only argument that begins so, as vLLM's parser does; the name as it is, if there is not just one."""
+    if name in _NAMES:
+        return name
+    found = [one for one in _NAMES if one.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _note(given: Given, name: str, part: str, value: str) -> None:

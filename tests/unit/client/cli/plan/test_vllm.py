@@ -250,6 +250,27 @@ def test_level_of_optimisation_may_stand_behind_its_letter(word: str) -> None:
     assert read_arguments(["m", word]).ignored == ["optimization-level"]
 
 
+def test_name_may_be_cut_short_where_it_is_the_only_one() -> None:
+    """As in vLLM, the beginning of one argument's name alone means that argument."""
+    given = read_arguments(["m", "--max-num-seq", "4", "--no-enable-pref", "--device-memory-u=0.5"])
+
+    assert given.values == {"model": "m", "max-num-seqs": "4", "gpu-memory-utilization": "0.5"}
+    assert given.switches == {"enable-prefix-caching": False}
+
+
+@pytest.mark.parametrize(
+    ("word", "own"),
+    [
+        pytest.param("--max-num", (), id="of several"),
+        pytest.param("--device-memory", ["--device-memory"], id="ours"),
+    ],
+)
+def test_name_that_may_mean_another_is_refused(word: str, own: list[str]) -> None:
+    """The beginning of several names, and an option of ours, are taken for none of vLLM's."""
+    with pytest.raises(InvalidError, match="is not an argument of vllm serve"):
+        read_arguments(["m", word, "4"], own)
+
+
 def test_parts_of_a_config_are_put_together() -> None:
     """A dotted argument is one part of a config in JSON."""
     given = read_arguments(["m", "--kv-transfer-config.kv_connector", "KVLeaseOwnedConnector"])
