@@ -176,7 +176,11 @@ def parse_address(written: str) -> Address:
     except ValueError as error:
         raise InvalidError(message, resource="address") from error
     takes_path = _SCHEMES.get(parts.scheme)
-    if takes_path is None or (takes_path and (parts.netloc or not parts.path.startswith("/"))):
+    if (
+        takes_path is None
+        or "\0" in written
+        or (takes_path and (parts.netloc or not parts.path.startswith("/")))
+    ):
         raise InvalidError(message, resource="address")
     if takes_path:
         return Address(scheme=parts.scheme, path=parts.path)

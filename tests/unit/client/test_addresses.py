@@ -38,6 +38,7 @@ def test_address_reads_back_as_written(written: str) -> None:
         "http://host:99999",
         "http://h:1/path",
         "ftp://h:1",
+        "unix:///run/kvlease\0.sock",
         "http://[::1",
     ],
 )
