@@ -93,10 +93,11 @@ def _store(state: CacheState) -> bool:
     """Copy slots to the disk store; tell whether others had to leave it for them."""
     marks, host = state.dirt.store, state.host
     sources = _dirty_slots(state, marks, state.disk)[: _most(host)]
-    num_free = state.disk.num_free
+    num_known = len(state.disk.index)
     targets = disk_slots(state, len(sources))
+    has_left = len(state.disk.index) < num_known
     _start(state, Purpose.STORE, marks, sources[: len(targets)], targets)
-    return len(targets) > num_free
+    return has_left
 
 
 def _share(state: CacheState) -> None:

@@ -669,8 +669,12 @@ def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
     assert ids(the_copy(tick(cache, 4.0)).source_ids) == first
 
 
-def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> None:
-    """A load of a state takes a second block; once the state has left the disk, the call is served with one."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now(*, fails: bool) -> None:
+    """A load of a state takes a second block; once the state has left the disk, the call is served with one.
+
+    A state leaves for another copy, even if a slot is free, as long as that slot failed alone.
+    """
     cache = cache_of(STATE, num_blocks=5, num_slots=16, num_disk_slots=2, write_policy=THROUGH)
     on_disk(cache, chain(4))
     stores = []
@@ -692,7 +696,9 @@ def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> No
     )
     ticket = cache.handle(waiting, 0.0).ticket
 
-    landed = land(cache, stores[0])
+    if fails:
+        fail(cache, stores[0])
+    landed = tick(cache, 2.0) if fails else land(cache, stores[0])
 
     assert the_copy(landed).direction is Direction.STORE
     assert woken(landed, ticket, Reserved).disk_hit_tokens == 0
