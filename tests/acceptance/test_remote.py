@@ -41,6 +41,8 @@ pytestmark = pytest.mark.acceptance
 
 NUM_BLOCKS = 8
 NUM_TOKENS = NUM_BLOCKS * TOKENS_PER_BLOCK
+LONG = 2500
+"""Blocks of a prefix that is asked for in three packets."""
 PASSWORD = "correct-horse"
 PATIENCE_MS = 60_000
 """Milliseconds that a call lets the daemon wait; its wait for the store should be far shorter."""
@@ -178,6 +180,19 @@ def test_nodes_build_on_each_others_prefixes(nodes: tuple[Node, Node], redis: Re
             now.serving.until(lambda count=num_blocks: values.dbsize() == count)  # type: ignore[misc]
 
     assert hits == [2 * turn * TOKENS_PER_BLOCK for turn in range(4)]
+
+
+def test_long_prefix_comes_from_the_store_in_one_call(daemons: tuple[Serving, Serving]) -> None:
+    """A prefix of more blocks than one packet asks for is hit whole by the first call of another node."""
+    plan = replace(
+        inputs_of(remote=True, host_slots=LONG, device_blocks=LONG),
+        longest_request_tokens=LONG * TOKENS_PER_BLOCK,
+    )
+    with node(daemons[0], plan) as one, node(daemons[1], plan) as other:
+        one.compute(3, LONG)
+        one.serving.until(lambda: counter(one.client, "remote_stores") == LONG)
+
+        assert other.compute(3, LONG).remote_hit_tokens == LONG * TOKENS_PER_BLOCK
 
 
 @pytest.mark.parametrize(

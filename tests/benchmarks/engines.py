@@ -284,7 +284,7 @@ def throughput(folder: Path, modes: Sequence[str]) -> Iterator[Figure]:
 
 _MODELS: Final = {
     "llama": ("4 layers of 64", 7, 9),
-    "stout": ("8 layers of 512", 4, 2),
+    "stout": ("8 layers of 512", 4, 4),
 }
 """Models, with their engines' lives, and the rounds of each; beside the first one's short steps, every connector's work
 shows."""

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Final, Protocol
 
 import structlog
@@ -216,7 +217,7 @@ class Tiers:
         link.send(entry.pool, copy, with_checksums=entry.with_checksums)
 
     def probe(self, entry: CacheEntry, probe: Probe) -> None:
-        """Ask the remote store which labels it has; if it does not answer in time, answer that it has none."""
+        """Ask the remote store which labels it has; of those behind its answers in time, nothing is known."""
         assert probe.labels, "a probe asks for something"
         packet_bytes = protocol.LABELS_A_PACKET_MAX * BYTES_PER_LABEL
         parts = [
@@ -226,7 +227,7 @@ class Tiers:
         first = self._question + 1
         self._question += len(parts)
         numbers = range(first, first + len(parts))
-        deadline = loop.call_later(self._probe_seconds, self._give_up, first)
+        deadline = loop.call_later(self._probe_seconds, self._conclude, first)
         probing = _Probing(entry.pool, probe.probe_id, deadline, dict.fromkeys(numbers))
         self._probes |= dict.fromkeys(numbers, probing)
         link = self.links.get(Mover.REMOTE)
@@ -236,24 +237,21 @@ class Tiers:
                 break
         else:
             return
-        self._give_up(first)
+        self._conclude(first)
 
-    def _give_up(self, number: int) -> None:
+    def _conclude(self, number: int) -> None:
+        """Answer with what was told of the first labels, if anything was."""
         probing = self._probes.get(number)
         if probing is not None:
-            self._answer(probing, b"")
+            self._answer(probing, b"".join(filter(None, takewhile(bool, probing.told.values()))))
 
     def _told(self, told: Told) -> None:
         probing = self._probes.get(told.number)
         if probing is None:
             return
-        if not told.is_present:
-            self._answer(probing, b"")
-            return
         probing.told[told.number] = told.is_present
-        parts = [part for part in probing.told.values() if part is not None]
-        if len(parts) == len(probing.told):
-            self._answer(probing, b"".join(parts))
+        if not told.is_present or None not in probing.told.values():
+            self._conclude(told.number)
 
     def _answer(self, probing: _Probing, is_present: bytes) -> None:
         probing.deadline.cancel()

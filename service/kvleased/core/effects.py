@@ -6,7 +6,7 @@ Replies carry the same field names as the responses of `kvlease.v1`, so the adap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
@@ -76,11 +76,17 @@ class Silence(Enum):
     """Why the remote store said nothing about blocks that it may have."""
 
     OFF = "off"
-    """It did not work."""
     UNANSWERED = "unanswered"
     """The call asked it and got no answer."""
     UNASKED = "unasked"
     """The call asked it for as many blocks as a call may, and they came behind these."""
+
+
+class Untold(NamedTuple):
+    """From the key with which index on a remote store said nothing of a call's keys, and why."""
+
+    silence: Silence
+    first_key: int
 
 
 @message

@@ -24,7 +24,8 @@ from typing import Final
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
-from kvleased.core.effects import Tier
+from kvleased.core.effects import Tier, Untold
+from kvleased.core.ids import Ids
 from kvleased.core.tier.flights import Flight
 
 Waitable = Reserve | Extend | Reload
@@ -52,8 +53,8 @@ class Waiter:
     """Keys that the remote store said it has."""
     unserved_keys: frozenset[bytes] = NO_KEYS
     """Keys that the remote store said it has, but did not deliver as it should."""
-    num_keys_told: int | None = None
-    """Keys of its chain, from the first on, that the remote store's answer tells about; None for all, 0 without one."""
+    untold: Untold | None = None
+    """The keys of its chain of which the remote store says nothing; None if there are none."""
     brought: tuple[Flight, ...] = ()
     """Copies that earlier tries began; they may have brought a part of its prefix to the device."""
     tenant: int = 0
@@ -87,6 +88,8 @@ class Asking:
     waiter: Waiter
     keys: tuple[bytes, ...]
     """The keys that the store was asked for."""
+    positions: Ids
+    """The index of each of them in the call's chain."""
 
 
 class FairQueue:

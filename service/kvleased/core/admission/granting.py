@@ -160,10 +160,10 @@ def _begin(
 ) -> Lease:
     """Return a new lease, which has no blocks yet."""
     tokens, skipped, unserved_keys = prefix.tier_tokens, NO_TIERS, NO_KEYS
-    num_keys_told = None
+    untold = None
     if waiter is not None:
         skipped, unserved_keys = waiter.skipped, waiter.unserved_keys
-        num_keys_told = waiter.num_keys_told
+        untold = waiter.untold
         if waiter.brought and prefix.hit_tokens:
             tokens = attributed(state, prefix, waiter.brought)
     lease_id = state.history.moment = LeaseId(state.next_id())
@@ -180,7 +180,7 @@ def _begin(
         skipped=skipped,
         tiers_off=frozenset(state.tiers_off) if state.tiers_off else NO_TIERS,
         unserved_keys=unserved_keys,
-        num_keys_told=num_keys_told,
+        untold=untold,
         moving_to=NOWHERE,
         members=state.ranks.members_for(command.worker_id) if state.ranks.places else None,
     )

@@ -152,7 +152,7 @@ def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:
         deadline=lease.ticket_deadline,
         skipped=lease.skipped,
         unserved_keys=lease.unserved_keys,
-        num_keys_told=lease.num_keys_told,
+        untold=lease.untold,
         brought=lease.brought,
     )
     waiters = []

@@ -16,7 +16,7 @@ from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.blocks.records import NULL, LeaseRows
 from kvleased.core.commands import Fork, Reload, Reserve
-from kvleased.core.effects import Missed, Tier
+from kvleased.core.effects import Missed, Tier, Untold
 from kvleased.core.ids import Ids
 from kvleased.core.lease.charges import Charges
 from kvleased.core.lease.covering import Covering
@@ -61,8 +61,8 @@ class Lease:
     """Tiers that did not work when its prefix was looked for."""
     unserved_keys: frozenset[bytes] = frozenset()
     """Keys of failed copies from the remote store, which has no index."""
-    num_keys_told: int | None = None
-    """Keys of its call that the remote store told about: None for all of them, 0 if it was asked and did not answer."""
+    untold: Untold | None = None
+    """The keys of its call of which the remote store said nothing; None if there are none, or if it was not asked."""
     num_left_before: int = 0
     """Departures, as the history counts them, before the search for its prefix."""
     misses: tuple[Missed, ...] | None = None

@@ -26,7 +26,7 @@ from kvleased.core.blocks.history import DepartureReason, Digests, Numbers
 from kvleased.core.blocks.marks import WORDS_PER_KEY, key_words
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Explain, Reserve
-from kvleased.core.effects import Explained, Missed, Outcome, Reason, Silence, Tier
+from kvleased.core.effects import Explained, Missed, Outcome, Reason, Silence, Tier, Untold
 from kvleased.core.lease.leases import Lease
 from kvleased.core.state import TIER_NUMBERS, CacheState, split_keys
 
@@ -76,7 +76,7 @@ _NOT_LOOKED_FOR: Final = (_Code.FOREIGN, _Code.CACHED, _Code.SHORT)
 """What is known of missed blocks for which the remote store would not be asked."""
 
 
-class _Untold(NamedTuple):
+class _InDoubt(NamedTuple):
     """Which blocks the remote store may have without having told so, and why it did not tell."""
 
     silence: Silence | None
@@ -158,10 +158,10 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     runs: list[Missed] = []
     if len(ends):
         units = _units(state, lease, request, ends)
-        silence, num_keys_told = _silence(state, lease, request)
-        may_be_there = (ends > num_keys_told * hash_tokens) & ~np.isin(units.codes, _NOT_LOOKED_FOR)
-        untold = _Untold(silence, may_be_there)
-        runs = _runs(state, units, untold, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
+        silence, first_key = _untold(state, lease, request) or (None, 0)
+        may_be_there = (ends > first_key * hash_tokens) & ~np.isin(units.codes, _NOT_LOOKED_FOR)
+        in_doubt = _InDoubt(silence, may_be_there)
+        runs = _runs(state, units, in_doubt, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
         hit_tokens = int(ends[-1])
     # A call that sends no keys for some whole blocks does not look for those blocks.
     num_sent = len(words) * hash_tokens
@@ -179,16 +179,11 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     return _at_most(runs)
 
 
-def _silence(state: CacheState, lease: Lease, request: Reserve) -> tuple[Silence | None, int]:
-    """Return why the remote store did not say which blocks it has, and for how many of the first keys it did say.
-
-    The reason is None if it told about all keys, or was not to be asked.
-    """
+def _untold(state: CacheState, lease: Lease, request: Reserve) -> Untold | None:
+    """Return the keys of which the remote store said nothing; None if there are none, or if it was not to be asked."""
     if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in lease.tiers_off:
-        return Silence.OFF, 0
-    if lease.num_keys_told is None:
-        return None, 0
-    return Silence.UNASKED if lease.num_keys_told else Silence.UNANSWERED, lease.num_keys_told
+        return Untold(Silence.OFF, 0)
+    return lease.untold
 
 
 def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:
@@ -320,12 +315,12 @@ def _put(blocks: _Blocks, chosen: NDArray[np.bool_], code: _Code, tier: int) -> 
 
 
 def _runs(
-    state: CacheState, units: _Blocks, untold: _Untold, first_block: int, blocks_per_unit: int
+    state: CacheState, units: _Blocks, in_doubt: _InDoubt, first_block: int, blocks_per_unit: int
 ) -> list[Missed]:
     """Return runs of ends that have the same reason; the first run begins at `first_block`."""
     tenants = state.history.tenants(units.numbers)
     tenants[units.numbers == 0] = 0
-    silence, may_be_there = untold
+    silence, may_be_there = in_doubt
     columns = (units.codes, units.tiers, units.are_below, units.groups, tenants, may_be_there)
     differs = np.zeros(len(units.codes) - 1, np.bool_)
     for column in columns:

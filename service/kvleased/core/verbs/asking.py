@@ -16,7 +16,7 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.admission.refusals import superseded
 from kvleased.core.blocks.marks import key_words
 from kvleased.core.commands import Probed, Reserve
-from kvleased.core.effects import Done, Outcome, Probe, Tier
+from kvleased.core.effects import Done, Outcome, Probe, Silence, Tier, Untold
 from kvleased.core.frames import without_frames
 from kvleased.core.ids import Ids
 from kvleased.core.prefix.looking import EVERYWHERE, keys_at
@@ -31,7 +31,7 @@ from kvleased.core.verbs.seating import (
 )
 from kvleased.core.waiting import Asking
 
-LABELS_MAX: Final = 1024
+LABELS_MAX: Final = 4096
 """Blocks that a call asks the remote store for at most; blocks behind them are computed."""
 
 
@@ -41,8 +41,8 @@ class _Blocks(NamedTuple):
     keys: bytes
     positions: Ids
     """The index of each key in the chain."""
-    unasked_from: int | None = None
-    """The index in the chain from which on keys are too many to be asked for; None if none are."""
+    untold: Untold | None = None
+    """The keys behind these of which the store is not asked, because they are too many; None if there are none."""
 
 
 def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
@@ -56,10 +56,10 @@ def ask(state: CacheState, command: Reserve, now: float) -> Outcome | None:
     if not missing.keys:
         return None
     waiter = new_waiter(state, command, command.worker_id, now)
-    waiter.num_keys_told = missing.unasked_from
+    waiter.untold = missing.untold
     supersede_waiting(state, waiter)
     keys = tuple(split_keys(missing.keys))
-    state.asking[waiter.ticket] = Asking(waiter=waiter, keys=keys)
+    state.asking[waiter.ticket] = Asking(waiter=waiter, keys=keys, positions=missing.positions)
     tenant = state.workers[command.worker_id]
     labels = pack_labels(missing.keys, tenant, missing.positions)
     state.effects.append(Probe(probe_id=waiter.ticket, labels=labels))
@@ -98,8 +98,10 @@ def _missing(state: CacheState, command: Reserve) -> _Blocks:
     (missing,) = (~has).nonzero()
     missing = missing[behind.positions[missing].argsort(kind="stable")]
     asked, left = missing[:LABELS_MAX], missing[LABELS_MAX:]
-    unasked_from = int(behind.positions[left[0]]) if len(left) else behind.unasked_from
-    return _Blocks(keys_at(behind.keys, asked), behind.positions[asked], unasked_from)
+    untold = behind.untold
+    if len(left):
+        untold = Untold(Silence.UNASKED, int(behind.positions[left[0]]))
+    return _Blocks(keys_at(behind.keys, asked), behind.positions[asked], untold)
 
 
 def _behind(command: Reserve, prefix: Match) -> _Blocks:
@@ -107,8 +109,9 @@ def _behind(command: Reserve, prefix: Match) -> _Blocks:
     first = len(prefix.entries)
     after = first + LABELS_MAX
     keys = command.keys[first * BYTES_PER_KEY : after * BYTES_PER_KEY]
-    unasked_from = after if after * BYTES_PER_KEY < len(command.keys) else None
-    return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY), unasked_from)
+    has_more = after * BYTES_PER_KEY < len(command.keys)
+    untold = Untold(Silence.UNASKED, after) if has_more else None
+    return _Blocks(keys, np.arange(first, first + len(keys) // BYTES_PER_KEY), untold)
 
 
 def _in_groups(state: CacheState, command: Reserve, prefix: Match) -> _Blocks:
@@ -139,6 +142,9 @@ def probed(state: CacheState, command: Probed, now: float) -> Outcome:
     # An answer that is cut short tells nothing of the remaining keys.
     told = zip(asking.keys, command.is_present, strict=False)
     keys = frozenset(key for key, is_present in told if is_present)
+    if len(command.is_present) < len(asking.keys):
+        first_key = int(asking.positions[len(command.is_present)])
+        asking.waiter.untold = Untold(Silence.UNANSWERED, first_key)
     state.counters["remote_present"] += len(keys)
     _go_on(state, asking, keys, now)
     return Outcome(reply=Done())
@@ -158,7 +164,7 @@ def _go_on(state: CacheState, asking: Asking, remote_keys: frozenset[bytes], now
 
 
 def _go_on_unanswered(state: CacheState, asking: Asking, now: float) -> None:
-    asking.waiter.num_keys_told = 0
+    asking.waiter.untold = Untold(Silence.UNANSWERED, 0)
     _go_on(state, asking, frozenset(), now)
 
 

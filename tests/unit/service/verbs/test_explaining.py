@@ -263,7 +263,7 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         pytest.param(
             {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNASKED},
             "the host tier had them, but they could not be copied from there; compute them again; "
-            "the remote store may have them, but a call asks it for 1,024 blocks at most; with those before them on "
+            "the remote store may have them, but a call asks it for 4,096 blocks at most; with those before them on "
             "the node, a later call asks for these",
             id="remote store not asked",
         ),

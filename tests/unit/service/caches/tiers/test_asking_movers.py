@@ -52,6 +52,22 @@ async def test_probe_ends_when_its_time_is_up(node: Node, ends: dict[str, socket
     assert told == [c.TierChanged] * 3
 
 
+async def test_probe_whose_time_is_up_keeps_what_was_told_of_its_first_labels(
+    node: Node, ends: dict[str, socket.socket]
+) -> None:
+    """Of a question in three packets, the answers before the first one that is missing are believed."""
+    node.tiers.probe(
+        node.registry.cache("deep"), Probe(probe_id=9, labels=labels(2 * LABELS_MAX + 1))
+    )
+    first, _, third = map(Ask.decode, packets(ends["remote-mover"]))
+
+    ends["remote-mover"].send(Told(number=third.number, is_present=b"\1").encode())
+    ends["remote-mover"].send(Told(number=first.number, is_present=b"\1" * LABELS_MAX).encode())
+
+    expected = c.Probed(probe_id=9, is_present=b"\1" * LABELS_MAX)
+    assert await node.until() == [("deep", expected)]
+
+
 async def test_probe_without_a_mover_ends_at_once(node: Node) -> None:
     """A probe ends at once if its mover is not there."""
     node.tiers.probe(node.registry.cache("deep"), Probe(probe_id=9, labels=labels(1)))

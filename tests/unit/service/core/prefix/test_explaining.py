@@ -308,9 +308,25 @@ def test_blocks_that_the_remote_store_was_not_asked_for_are_told() -> None:
     assert untold.remote_silence is Silence.UNASKED
 
 
+def test_blocks_behind_an_answer_that_came_in_part_are_told() -> None:
+    """Of what the remote store told of in time, the unknown is told as such; of the rest, as possibly there."""
+    cache = a_remote_cache()
+    cached(cache, doc(2))
+    outcome = cache.handle(replace(a_patient_reserve(doc(6), "asked"), explain=True), 0.0)
+
+    ended = probed(cache, the_probe(outcome), 0, 0)
+
+    told, untold = woken(ended, outcome.ticket, Reserved).misses
+    assert (told.first_block, told.num_blocks, told.remote_silence) == (2, 2, None)
+    assert (untold.first_block, untold.num_blocks) == (4, 2)
+    assert untold.remote_silence is Silence.UNANSWERED
+
+
 def test_keys_that_some_group_was_not_asked_for_are_told() -> None:
     """In a cache of several groups the question ends where the first block of any group found no room in it."""
-    groups = [replace(one, table_blocks=2000, max_blocks=2000) for one in (FULL, WINDOW)]
+    groups = [
+        replace(one, table_blocks=LABELS_MAX, max_blocks=LABELS_MAX) for one in (FULL, WINDOW)
+    ]
     cache = cache_of(*groups, num_blocks=4 * LABELS_MAX, uses_remote=True)
     asked = replace(a_patient_reserve(doc(LABELS_MAX), "asked"), explain=True)
     outcome = cache.handle(asked, 0.0)
