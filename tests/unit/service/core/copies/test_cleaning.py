@@ -669,12 +669,8 @@ def test_slot_that_is_not_taken_does_not_hold_up_the_others() -> None:
     assert ids(the_copy(tick(cache, 4.0)).source_ids) == first
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now(*, fails: bool) -> None:
-    """A load of a state takes a second block; once the state has left the disk, the call is served with one.
-
-    A state leaves for another copy, even if a slot is free, as long as that slot failed alone.
-    """
+def waits_for_a_state_on_disk() -> tuple[Cache, int, Copy]:
+    """Return a cache with a call that waits to load a state, its ticket, and a copy to the disk that is under way."""
     cache = cache_of(STATE, num_blocks=5, num_slots=16, num_disk_slots=2, write_policy=THROUGH)
     on_disk(cache, chain(4))
     stores = []
@@ -695,14 +691,30 @@ def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now(*, fail
         worker_id=WORKER, request_id="r", keys=chain(4), num_tokens=8, wait_ms=WAIT_MS
     )
     ticket = cache.handle(waiting, 0.0).ticket
+    assert ticket is not None
+    return cache, ticket, stores[0]
 
-    if fails:
-        fail(cache, stores[0])
-    landed = tick(cache, 2.0) if fails else land(cache, stores[0])
+
+def test_call_whose_state_leaves_the_disk_is_served_if_it_needs_less_now() -> None:
+    """A load of a state takes a second block; once the state has left the disk, the call is served with one."""
+    cache, ticket, store = waits_for_a_state_on_disk()
+
+    landed = land(cache, store)
 
     assert the_copy(landed).direction is Direction.STORE
     assert woken(landed, ticket, Reserved).disk_hit_tokens == 0
     assert looked_up(cache, chain(4)) == (0, 0, 0)
+
+
+def test_call_whose_state_leaves_the_disk_beside_a_suspected_slot_is_served_at_once() -> None:
+    """A state leaves for another copy even if a slot is free, as long as that slot failed alone."""
+    cache, ticket, store = waits_for_a_state_on_disk()
+    fail(cache, store)
+
+    copied = tick(cache, 2.0)
+
+    assert the_copy(copied).direction is Direction.STORE
+    assert woken(copied, ticket, Reserved).disk_hit_tokens == 0
 
 
 def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
