@@ -6,12 +6,13 @@ Replies carry the same field names as the responses of `kvlease.v1`, so the adap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvlease.errors import KVLeaseError
 from kvlease.ids import CopyId, LeaseId, PinId, WorkerId
 from kvleased.core.magazine_replies import Exchanged, Inventoried
 from kvleased.core.message import message
+from kvleased.core.untold import Silence
 
 _NO_WORKER: Final = WorkerId(0)
 _NO_LEASE: Final = LeaseId(0)
@@ -70,23 +71,6 @@ class Reason(Enum):
     OTHER_TENANT = "other_tenant"
     BEHIND_A_MISS = "behind_a_miss"
     SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
-
-
-class Silence(Enum):
-    """Why the remote store said nothing about blocks that it may have."""
-
-    OFF = "off"
-    UNANSWERED = "unanswered"
-    """The call asked it and got no answer."""
-    UNASKED = "unasked"
-    """The call asked it for as many blocks as a call may, and they came behind these."""
-
-
-class Untold(NamedTuple):
-    """From the key with which index on a remote store said nothing of a call's keys, and why."""
-
-    silence: Silence
-    first_key: int
 
 
 @message

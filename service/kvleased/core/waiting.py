@@ -24,9 +24,10 @@ from typing import Final
 
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core.commands import Extend, Reload, Reserve
-from kvleased.core.effects import Tier, Untold
+from kvleased.core.effects import Tier
 from kvleased.core.ids import Ids
 from kvleased.core.tier.flights import Flight
+from kvleased.core.untold import Untold
 
 Waitable = Reserve | Extend | Reload
 

@@ -13,8 +13,9 @@ from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.calls.idempotency import Answer
 from kvleased.core import commands as c
 from kvleased.core import effects as e
-from kvleased.core.effects import Missed, Reason, Silence, Tier
+from kvleased.core.effects import Missed, Reason, Tier
 from kvleased.core.shape import WritePolicy
+from kvleased.core.untold import Silence
 from kvleased.core.verbs.asking import LABELS_MAX
 from kvleased.verbs.runner import Respond
 

@@ -47,7 +47,7 @@ def main(address: str, http: str, token: str) -> None:
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(address, on_doubt="raise"))
         for name, (blocks, slots, ghosts) in CACHES.items():
-            client.register(name, _inputs(name, blocks, slots), _options(ghosts))
+            client.register(name, inputs_of(name, blocks, slots), _options(ghosts))
             while client.get_cache(name).status != "ready":
                 time.sleep(0.02)
         talks = [
@@ -111,7 +111,8 @@ class Talk:
             count -= 1
 
 
-def _inputs(name: str, blocks: int, slots: int) -> PlanInputs:
+def inputs_of(name: str, blocks: int, slots: int) -> PlanInputs:
+    """Return a cache of small blocks."""
     return PlanInputs(
         layers=(FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32"),),
         tokens_per_block=TOKENS_PER_BLOCK,

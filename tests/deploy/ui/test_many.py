@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvlease import CacheOptions, Client, FullAttention, KVLeaseError, PlanInputs
+from kvlease import CacheOptions, Client, KVLeaseError
 from tests.acceptance.serving import Serving
 from tests.deploy.ui.browsing import Eyes, address_of
+from tests.deploy.ui.load import inputs_of
 
 pytestmark = pytest.mark.deploy
 
@@ -17,7 +18,6 @@ LONGEST = "w" * 63
 """The longest name of a cache, of one word."""
 TENANT = "t" * 128
 """The longest name of a tenant."""
-BYTES_PER_BLOCK = 16 * 2 * 2 * 16 * 4
 BESIDE = """['#leases', '#tenants', '#movers', '#refusals', '#ghosts'].map((one) => {
     const { scrollWidth, clientWidth } = document.querySelector(one);
     return scrollWidth - clientWidth;
@@ -36,7 +36,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(Client(serving.address("unix"), on_doubt="raise"))
             for name in (LONGEST, *(f"cache-{number}" for number in range(1, NUM_CACHES))):
-                client.register(name, _inputs(name), CacheOptions(ghosts=("adaptive",)))
+                client.register(name, inputs_of(name, 100, 50), CacheOptions(ghosts=("adaptive",)))
             serving.until(lambda: client.get_cache(LONGEST).status == "ready")
             worker = stack.enter_context(client.attach(LONGEST, tenant=TENANT))
             worker.reserve("request", num_tokens=160)
@@ -125,13 +125,3 @@ def test_lines_of_ghosts_are_explained_once(eyes: Eyes) -> None:
     )
 
     assert (lines, helps) == (NUM_CACHES, 1)
-
-
-def _inputs(name: str) -> PlanInputs:
-    return PlanInputs(
-        layers=(FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32"),),
-        tokens_per_block=16,
-        device_blocks=100,
-        host_bytes=50 * BYTES_PER_BLOCK,
-        model_digest=name,
-    )

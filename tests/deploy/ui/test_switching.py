@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlease import Client, FullAttention, PlanInputs, Worker
+from kvlease import Client, Worker
 from tests.acceptance.serving import Serving
 from tests.deploy.ui.browsing import Eyes, address_of
+from tests.deploy.ui.load import inputs_of
 
 pytestmark = pytest.mark.deploy
 
-BYTES_PER_BLOCK = 16 * 2 * 2 * 16 * 4
 NUM_TENANTS = 30
 """More than the legend has room for."""
 HELD = (0, 121, 91)
@@ -83,7 +83,7 @@ def test_transfers_of_another_cache_are_not_shown(looking: tuple[Eyes, Client]) 
 def test_use_of_a_deleted_cache_is_no_part_of_the_others(looking: tuple[Eyes, Client]) -> None:
     """When the chosen cache is deleted, the timelines of all others begin anew."""
     eyes, client = looking
-    client.register("going", _inputs("going"))
+    client.register("going", inputs_of("going", 100, 50))
     worker = client.attach("going")
     keys = worker.keys.chain(list(range(1600)), 16)
     lease = worker.reserve("all", keys=keys, num_tokens=1600, wait_ms=5000)
@@ -143,7 +143,7 @@ def test_refusals_of_a_deleted_cache_are_not_taken_back(looking: tuple[Eyes, Cli
 
 
 def _register(client: Client, serving: Serving, name: str) -> None:
-    client.register(name, _inputs(name))
+    client.register(name, inputs_of(name, 100, 50))
     serving.until(lambda: client.get_cache(name).status == "ready")
 
 
@@ -161,13 +161,3 @@ def _move(worker: Worker, number: int) -> None:
     with worker.reserve(f"request-{number}", keys=keys, num_tokens=160, wait_ms=5000) as lease:
         lease.commit(160, keys)
     worker.evict(keys=keys)
-
-
-def _inputs(name: str) -> PlanInputs:
-    return PlanInputs(
-        layers=(FullAttention(name="layer", num_kv_heads=2, head_size=16, dtype="float32"),),
-        tokens_per_block=16,
-        device_blocks=100,
-        host_bytes=50 * BYTES_PER_BLOCK,
-        model_digest=name,
-    )

@@ -16,7 +16,7 @@ from kvlease.groups import Counts
 from kvlease.ids import CopyId, LeaseId, WorkerId
 from kvleased.core.blocks.records import NULL, LeaseRows
 from kvleased.core.commands import Fork, Reload, Reserve
-from kvleased.core.effects import Missed, Tier, Untold
+from kvleased.core.effects import Missed, Tier
 from kvleased.core.ids import Ids
 from kvleased.core.lease.charges import Charges
 from kvleased.core.lease.covering import Covering
@@ -26,6 +26,7 @@ from kvleased.core.lease.naming import RowNames
 from kvleased.core.lease.phases import BEGINNINGS, MOVING, PHASE_TRANSITIONS, Phase
 from kvleased.core.lease.ranks import Member, Members
 from kvleased.core.tier.flights import Flight, TierTokens
+from kvleased.core.untold import Untold
 
 _ACTIVE: Final = Phase.ACTIVE
 

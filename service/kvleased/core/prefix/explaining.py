@@ -26,9 +26,10 @@ from kvleased.core.blocks.history import DepartureReason, Digests, Numbers
 from kvleased.core.blocks.marks import WORDS_PER_KEY, key_words
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Explain, Reserve
-from kvleased.core.effects import Explained, Missed, Outcome, Reason, Silence, Tier, Untold
+from kvleased.core.effects import Explained, Missed, Outcome, Reason, Tier
 from kvleased.core.lease.leases import Lease
 from kvleased.core.state import TIER_NUMBERS, CacheState, split_keys
+from kvleased.core.untold import Silence, Untold
 
 RUNS_MAX: Final = 64
 """Runs of misses in one answer."""

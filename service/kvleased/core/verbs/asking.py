@@ -16,13 +16,14 @@ from kvlease.ids import BYTES_PER_KEY
 from kvleased.core.admission.refusals import superseded
 from kvleased.core.blocks.marks import key_words
 from kvleased.core.commands import Probed, Reserve
-from kvleased.core.effects import Done, Outcome, Probe, Silence, Tier, Untold
+from kvleased.core.effects import Done, Outcome, Probe, Tier
 from kvleased.core.frames import without_frames
 from kvleased.core.ids import Ids
 from kvleased.core.prefix.looking import EVERYWHERE, keys_at
 from kvleased.core.prefix.search import Match, keys_of_groups, look_everywhere, match, positions_of
 from kvleased.core.state import CacheState, split_keys
 from kvleased.core.tier.labels import pack_labels
+from kvleased.core.untold import Silence, Untold
 from kvleased.core.verbs.seating import (
     check_call,
     new_waiter,

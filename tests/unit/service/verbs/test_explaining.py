@@ -18,7 +18,8 @@ from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.config.settings import Settings
-from kvleased.core.effects import Missed, Reason, Reserved, Silence, Tier
+from kvleased.core.effects import Missed, Reason, Reserved, Tier
+from kvleased.core.untold import Silence
 from kvleased.verbs.explaining import ANOTHER_TENANT, Explainer
 from tests.unit.service.conftest import Node, inputs, keys
 

@@ -22,10 +22,10 @@ from kvleased.core.effects import (
     Outcome,
     Reason,
     Reserved,
-    Silence,
     Tier,
 )
 from kvleased.core.prefix.explaining import RUNS_MAX
+from kvleased.core.untold import Silence
 from kvleased.core.verbs.asking import LABELS_MAX
 from tests.unit.service.core.builders import (
     EPOCH,

@@ -495,21 +495,25 @@ attempt(11)
 """
 
 
-def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> None:
-    """A full or read-only file system turns the store off with that reason, and leaves nothing behind."""
+def _ran_in_own_mounts(script: str, folder: Path) -> list[str]:
+    """Run a script that may mount file systems in a folder, and return the lines that it prints."""
     can = subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False)
     if can.returncode:
         pytest.skip(f"unshare is not permitted: {can.stderr.decode().strip()}")
-
     run = subprocess.run(
-        ["unshare", "-rmn", sys.executable, "-c", _IN_ITS_OWN_MOUNTS, str(tmp_path)],
+        ["unshare", "-rmn", sys.executable, "-c", script, str(folder)],
         capture_output=True,
         text=True,
         check=False,
     )
-
     assert run.stderr == ""
-    lines = run.stdout.splitlines()
+    return run.stdout.splitlines()
+
+
+def test_full_and_read_only_file_systems_turn_the_store_off(tmp_path: Path) -> None:
+    """A full or read-only file system turns the store off with that reason, and leaves nothing behind."""
+    lines = _ran_in_own_mounts(_IN_ITS_OWN_MOUNTS, tmp_path)
+
     assert "No space left" in lines[0]
     assert lines[1:4] == ["['lock']", "on", "['lock', 'tore']"]
     assert "disk_bytes_max" in lines[4]
@@ -553,19 +557,8 @@ attempt(place, 20)
 
 def test_unused_store_gives_way_on_a_full_file_system(tmp_path: Path) -> None:
     """At the second try the longest unused goes if the file system needs its bytes: no claimed one, none in vain."""
-    can = subprocess.run(["unshare", "-rmn", "true"], capture_output=True, check=False)
-    if can.returncode:
-        pytest.skip(f"unshare is not permitted: {can.stderr.decode().strip()}")
+    lines = _ran_in_own_mounts(_NEARLY_FULL, tmp_path)
 
-    run = subprocess.run(
-        ["unshare", "-rmn", sys.executable, "-c", _NEARLY_FULL, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert run.stderr == ""
-    lines = run.stdout.splitlines()
     assert [line for line in lines if "No space left" not in line] == [
         "[10] on",
         "[10, 20] on",
