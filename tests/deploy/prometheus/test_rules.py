@@ -87,7 +87,8 @@ def test_alert_fires(name: str, tmp_path: Path) -> None:
         "alertname": name,
         "exp_alerts": [_alert(name, case)],
     }
-    evaluate(tmp_path, case.fires, alert_rule_test=[expected])
+    for series in (case.fires, *case.also_fires):
+        evaluate(tmp_path, series, alert_rule_test=[expected])
 
 
 @pytest.mark.parametrize("name", ALERTS)

@@ -161,13 +161,15 @@ class DiskEngine(Engine):
                 self._check(tier, tier.store)
 
     def _check(self, tier: _Tier, store: StoreFile) -> None:
-        """Turn a store off if its path no longer leads to it."""
+        """Turn a store off if its path no longer leads to it; if it does, see that the limit is kept."""
         assert self._place is not None, "a store without a place"
         tier.next_try = time.monotonic() + self._seconds_between_looks
         try:
             self._place.check(store)
         except StoreError as error:
             self._turn_off(tier, str(error))
+        else:
+            self._place.keep_below_limit()
 
     def _look_on_a_little(self) -> None:
         """Look through a store a little further, so that a steady stream of blocks never keeps it from ending."""

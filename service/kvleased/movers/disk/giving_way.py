@@ -56,9 +56,7 @@ class Clearing:
         digest = _digest(name)
         is_first = not self._looks[digest]
         self._looks[digest] += 1
-        stores = dict(_stores(directory_fd))
-        unused = [one for one in stores if _digest(one) not in self._looks]
-        unused.sort(key=lambda one: stores[one].st_mtime_ns)
+        stores, unused = self._looked_through(directory_fd)
         ours = [one for one in unused if is_ours(one, directory_fd)]
         removable_bytes = sum(stores[one].st_size for one in ours)
         kept_bytes = sum(status.st_size for status in stores.values()) - removable_bytes
@@ -75,6 +73,25 @@ class Clearing:
             {one: stores[one].st_size for one in ours},
             max(above_bytes, lacking_bytes),
         )
+
+    def keep_below(self, directory_fd: int, bytes_max: int) -> None:
+        """Remove unused stores until all take no more than the limit, which may be lower than when they were made.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        stores, unused = self._looked_through(directory_fd)
+        above_bytes = sum(status.st_size for status in stores.values()) - bytes_max
+        if above_bytes > 0:
+            sizes = {one: stores[one].st_size for one in unused if is_ours(one, directory_fd)}
+            _remove_oldest(directory_fd, sizes, above_bytes)
+
+    def _looked_through(self, directory_fd: int) -> tuple[dict[str, os.stat_result], list[str]]:
+        """Return the files with names of stores, and which of them no cache uses, those unused for longest first."""
+        stores = dict(_stores(directory_fd))
+        unused = [one for one in stores if _digest(one) not in self._looks]
+        unused.sort(key=lambda one: stores[one].st_mtime_ns)
+        return stores, unused
 
 
 def remove(name: str, directory_fd: int) -> None:

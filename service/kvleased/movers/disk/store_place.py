@@ -111,6 +111,11 @@ class StorePlace:
             )
             raise StoreError(message)
 
+    def keep_below_limit(self) -> None:
+        """Remove unused stores until all take no more than the limit, when all caches have had time to open theirs."""
+        with suppress(OSError):
+            self._clearing.keep_below(self._directory_fd, self._limit_bytes())
+
     def _complaint(self, error: OSError, name: str) -> str:
         """Return which path the kernel objects to, why, and, if known, what to do about it."""
         said = error.filename if isinstance(error.filename, str) else name
@@ -295,12 +300,19 @@ class StorePlace:
             OSError: the file system does not say how large it is.
             StoreError: the stores in use, and files of others, leave too few bytes below the limit.
         """
-        bytes_max = self._bytes_max or disk_limit_bytes(self._directory_fd)
         try:
-            self._clearing.make_room(self._directory_fd, name, num_bytes, bytes_max)
+            self._clearing.make_room(self._directory_fd, name, num_bytes, self._limit_bytes())
         except TooFewBytesError as error:
             foreign = f"; {self._foreign(error.foreign)}" if error.foreign else ""
             raise StoreError(f"{error}{foreign}") from error
+
+    def _limit_bytes(self) -> int:
+        """Return the bytes that all stores may take together.
+
+        Raises:
+            OSError: the file system does not say how large it is.
+        """
+        return self._bytes_max or disk_limit_bytes(self._directory_fd)
 
     def _foreign(self, name: str) -> str:
         return f"{self._path / name} is in the way: it is not a store; move it away"

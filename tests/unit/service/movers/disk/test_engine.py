@@ -17,6 +17,7 @@ from kvleased.movers.disk.engine import DiskEngine
 from kvleased.movers.disk.store_place import StorePlace
 from kvleased.movers.protocol import Completion
 from tests.laws.disks import Driver, Pools, labels_of, payload_of
+from tests.unit.service.movers.remote.remote_node import wait_until
 
 POOLS = [
     pytest.param(Pools(), id="whole sectors"),
@@ -316,6 +317,24 @@ def test_store_gives_way_once_it_is_unmapped(tmp_path: Path) -> None:
         driver.until_on()
 
         assert not file.exists()
+
+
+def test_unused_store_goes_where_the_limit_was_lowered(tmp_path: Path) -> None:
+    """A store of an earlier life that is above the limit is removed soon after the start, without being in the way."""
+    directory, pools = tmp_path / "disk", Pools()
+    earlier = StorePlace(directory, 0)
+    earlier.open(replace(pools.shape, layout=bytes(32)))
+    earlier.leave()
+    unused = _file(directory)
+    with _served(directory, pools) as driver:
+        driver.until_on()
+        assert unused.exists()
+
+    with _served(directory, pools, pools.shape.file_bytes, seconds_between_looks=0.02) as driver:
+        driver.until_on()
+
+        wait_until(lambda: not unused.exists())
+        assert _file(directory) != unused
 
 
 def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:

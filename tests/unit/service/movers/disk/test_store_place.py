@@ -357,6 +357,26 @@ def test_no_store_gives_way_in_vain(directory: Path) -> None:
     assert _name(directory, other).exists()
 
 
+def test_unused_stores_give_way_to_a_lower_limit(directory: Path) -> None:
+    """After a restart with a lower limit, unused stores go until the rest fits; those in use and files of others stay."""
+    shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(4)]
+    with _entered(directory) as earlier:
+        for shape in shapes:
+            earlier.open(shape)
+    for number, shape in enumerate(shapes):
+        os.utime(_name(directory, shape), (100 + number, 100 + number))
+    (directory / "notes").write_text("mine")
+
+    with _entered(directory, 2 * SHAPE.file_bytes) as ours:
+        ours.open(shapes[0])
+        assert len(_files(directory)) == 4
+        ours.keep_below_limit()
+
+    kept = {_name(directory, shape).name for shape in (shapes[0], shapes[3])}
+    assert set(_files(directory)) == kept
+    assert (directory / "notes").exists()
+
+
 def test_store_that_was_only_read_counts_as_used(directory: Path) -> None:
     """A store is in use from its opening to its closing, also if nothing is written to it between the two."""
     with _entered(directory) as earlier:
