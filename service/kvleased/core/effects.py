@@ -57,7 +57,7 @@ class Tier(Enum):
     REMOTE = "remote"
 
 
-class Reason(Enum):
+class MissReason(Enum):
     """Why a block of a prefix was not found."""
 
     NEVER_COMMITTED = "never_committed"
@@ -79,7 +79,7 @@ class Missed:
 
     first_block: int
     num_blocks: int
-    reason: Reason
+    reason: MissReason
     tier: Tier | None = None
     """The tier that the blocks left last."""
     policy: str = ""

@@ -13,7 +13,7 @@ from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
 from kvleased.calls.idempotency import Answer
 from kvleased.core import commands as c
 from kvleased.core import effects as e
-from kvleased.core.effects import Missed, Reason, Tier
+from kvleased.core.effects import Missed, MissReason, Tier
 from kvleased.core.shape import WritePolicy
 from kvleased.core.untold import Silence
 from kvleased.core.verbs.asking import LABELS_MAX
@@ -34,33 +34,33 @@ _BELOW: Final = (
     "one, to load them"
 )
 """The sentence of blocks that a call which waits would get."""
-_LEFT: Final = (Reason.CLEARED, Reason.RESIZED, Reason.STORE_LOST)
+_LEFT: Final = (MissReason.CLEARED, MissReason.RESIZED, MissReason.STORE_LOST)
 """Reasons that do not matter if a lower tier has the blocks."""
 _SENTENCES: Final = {
-    Reason.CLEARED: "a clear took them from the {tier} tier{ago}; compute them again",
-    Reason.RESIZED: (
+    MissReason.CLEARED: "a clear took them from the {tier} tier{ago}; compute them again",
+    MissReason.RESIZED: (
         "a resize took them from the {tier} tier{ago}; a larger {tier} tier would keep them"
     ),
-    Reason.STORE_LOST: (
+    MissReason.STORE_LOST: (
         "the {tier} store was lost or replaced{ago}, and they with it; compute them again"
     ),
-    Reason.DROPPED: (
+    MissReason.DROPPED: (
         "the {tier} tier had them, but they could not be copied from there; compute them again"
     ),
-    Reason.CHECKSUM: (
+    MissReason.CHECKSUM: (
         "their bytes in the {tier} tier did not match their checksum and were thrown "
         "away{ago}; compute them again"
     ),
-    Reason.TIER_OFF: (
+    MissReason.TIER_OFF: (
         "the {tier} tier had them, but did not work then; kvlease caches says whether it works now"
     ),
-    Reason.OTHER_TENANT: (
+    MissReason.OTHER_TENANT: (
         "another tenant's blocks have these keys; derive keys from your own tenant's key"
     ),
-    Reason.BEHIND_A_MISS: (
+    MissReason.BEHIND_A_MISS: (
         "they are cached, but a prefix ends at the first block that is missing; see the run before this one"
     ),
-    Reason.SHORTER_THAN_A_BLOCK: (
+    MissReason.SHORTER_THAN_A_BLOCK: (
         "the last {tokens} cannot fill a block of {block_tokens} tokens, and only full blocks are kept"
     ),
 }
@@ -140,16 +140,16 @@ class Explainer:
 
     def _where(self, miss: Missed) -> str:
         has_groups = len(self._entry.plan.groups) > 1
-        is_of_one = miss.reason not in (Reason.BEHIND_A_MISS, Reason.SHORTER_THAN_A_BLOCK)
+        is_of_one = miss.reason not in (MissReason.BEHIND_A_MISS, MissReason.SHORTER_THAN_A_BLOCK)
         finds_some = self._entry.core.shape.shares_prefixes
         return f"in table group {miss.group}: " if has_groups and is_of_one and finds_some else ""
 
 
 def _why(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
     """Return what happened, and what to change."""
-    if miss.reason is Reason.EVICTED:
+    if miss.reason is MissReason.EVICTED:
         return _evicted(miss, now, tenant, entry)
-    if miss.reason is Reason.NEVER_COMMITTED:
+    if miss.reason is MissReason.NEVER_COMMITTED:
         return _never(miss, now, entry)
     if miss.is_below and miss.reason in _LEFT:
         return _BELOW.format(left=_ago(miss, now))

@@ -26,7 +26,7 @@ from kvleased.core.blocks.history import DepartureReason, Digests, Numbers
 from kvleased.core.blocks.marks import WORDS_PER_KEY, key_words
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Explain, Reserve
-from kvleased.core.effects import Explained, Missed, Outcome, Reason, Tier
+from kvleased.core.effects import Explained, Missed, MissReason, Outcome, Tier
 from kvleased.core.lease.leases import Lease
 from kvleased.core.state import TIER_NUMBERS, CacheState, split_keys
 from kvleased.core.untold import Silence, Untold
@@ -59,18 +59,18 @@ class _Code(IntEnum):
 
 
 _REASONS: Final = {
-    _Code.EVICTED: Reason.EVICTED,
-    _Code.DISPLACED: Reason.EVICTED,
-    _Code.CLEARED: Reason.CLEARED,
-    _Code.RESIZED: Reason.RESIZED,
-    _Code.STORE_LOST: Reason.STORE_LOST,
-    _Code.DAMAGED: Reason.CHECKSUM,
-    _Code.DROPPED: Reason.DROPPED,
-    _Code.CACHED: Reason.BEHIND_A_MISS,
-    _Code.FOREIGN: Reason.OTHER_TENANT,
-    _Code.TIER_OFF: Reason.TIER_OFF,
-    _Code.UNKNOWN: Reason.NEVER_COMMITTED,
-    _Code.SHORT: Reason.SHORTER_THAN_A_BLOCK,
+    _Code.EVICTED: MissReason.EVICTED,
+    _Code.DISPLACED: MissReason.EVICTED,
+    _Code.CLEARED: MissReason.CLEARED,
+    _Code.RESIZED: MissReason.RESIZED,
+    _Code.STORE_LOST: MissReason.STORE_LOST,
+    _Code.DAMAGED: MissReason.CHECKSUM,
+    _Code.DROPPED: MissReason.DROPPED,
+    _Code.CACHED: MissReason.BEHIND_A_MISS,
+    _Code.FOREIGN: MissReason.OTHER_TENANT,
+    _Code.TIER_OFF: MissReason.TIER_OFF,
+    _Code.UNKNOWN: MissReason.NEVER_COMMITTED,
+    _Code.SHORT: MissReason.SHORTER_THAN_A_BLOCK,
 }
 
 _NOT_LOOKED_FOR: Final = (_Code.FOREIGN, _Code.CACHED, _Code.SHORT)
@@ -173,7 +173,7 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
             Missed(
                 first_block=hit_tokens // hash_tokens,
                 num_blocks=-(-(end_tokens - hit_tokens) // hash_tokens),
-                reason=Reason.SHORTER_THAN_A_BLOCK,
+                reason=MissReason.SHORTER_THAN_A_BLOCK,
                 num_tokens=end_tokens - hit_tokens,
             )
         )

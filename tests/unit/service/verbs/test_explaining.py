@@ -18,12 +18,12 @@ from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.config.settings import Settings
-from kvleased.core.effects import Missed, Reason, Reserved, Tier
+from kvleased.core.effects import Missed, MissReason, Reserved, Tier
 from kvleased.core.untold import Silence
 from kvleased.verbs.explaining import ANOTHER_TENANT, Explainer
 from tests.unit.service.conftest import Node, inputs, keys
 
-MISSED = Missed(first_block=2, num_blocks=3, reason=Reason.EVICTED, tier=Tier.DEVICE)
+MISSED = Missed(first_block=2, num_blocks=3, reason=MissReason.EVICTED, tier=Tier.DEVICE)
 
 
 @pytest.fixture
@@ -182,60 +182,60 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             id="host",
         ),
         pytest.param(
-            {"reason": Reason.CLEARED, "last_left_at": HOUR_AGO, "first_left_at": HOUR_AGO},
+            {"reason": MissReason.CLEARED, "last_left_at": HOUR_AGO, "first_left_at": HOUR_AGO},
             "a clear took them from the device tier 1 h ago; compute them again",
             id="cleared",
         ),
         pytest.param(
-            {"reason": Reason.RESIZED, "tier": Tier.HOST},
+            {"reason": MissReason.RESIZED, "tier": Tier.HOST},
             "a resize took them from the host tier; a larger host tier would keep them",
             id="resized",
         ),
         pytest.param(
-            {"reason": Reason.STORE_LOST, "tier": Tier.DISK},
+            {"reason": MissReason.STORE_LOST, "tier": Tier.DISK},
             "the disk store was lost or replaced, and they with it; compute them again",
             id="store lost",
         ),
         pytest.param(
-            {"reason": Reason.RESIZED, "is_below": True},
+            {"reason": MissReason.RESIZED, "is_below": True},
             "they left the device, and a lower tier has them; reserve with a wait_ms, or a longer one, to load "
             "them",
             id="resized and below",
         ),
         pytest.param(
-            {"reason": Reason.DROPPED, "tier": Tier.HOST},
+            {"reason": MissReason.DROPPED, "tier": Tier.HOST},
             "the host tier had them, but they could not be copied from there; compute them again",
             id="dropped",
         ),
         pytest.param(
-            {"reason": Reason.CHECKSUM, "tier": Tier.HOST},
+            {"reason": MissReason.CHECKSUM, "tier": Tier.HOST},
             "their bytes in the host tier did not match their checksum and were thrown away; compute them again",
             id="checksum",
         ),
         pytest.param(
-            {"reason": Reason.TIER_OFF, "tier": Tier.HOST},
+            {"reason": MissReason.TIER_OFF, "tier": Tier.HOST},
             "the host tier had them, but did not work then; kvlease caches says whether it works now",
             id="tier off",
         ),
         pytest.param(
-            {"reason": Reason.OTHER_TENANT},
+            {"reason": MissReason.OTHER_TENANT},
             "another tenant's blocks have these keys; derive keys from your own tenant's key",
             id="other tenant",
         ),
         pytest.param(
-            {"reason": Reason.SHORTER_THAN_A_BLOCK, "num_tokens": 5},
+            {"reason": MissReason.SHORTER_THAN_A_BLOCK, "num_tokens": 5},
             "the last 5 tokens cannot fill a block of 4 tokens, and only full blocks are kept",
             id="short",
         ),
         pytest.param(
-            {"reason": Reason.NEVER_COMMITTED},
+            {"reason": MissReason.NEVER_COMMITTED},
             "no block has left this cache since it was registered, so these blocks were never committed, or only under "
             "another salt, adapter, tenant or layout, which gives different keys",
             id="never",
         ),
         pytest.param(
             {
-                "reason": Reason.NEVER_COMMITTED,
+                "reason": MissReason.NEVER_COMMITTED,
                 "num_remembered": 2_000,
                 "remembered_since": HOUR_AGO,
             },
@@ -244,25 +244,25 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             id="not remembered",
         ),
         pytest.param(
-            {"reason": Reason.BEHIND_A_MISS, "num_runs_left_out": 1, "num_blocks_left_out": 30},
+            {"reason": MissReason.BEHIND_A_MISS, "num_runs_left_out": 1, "num_blocks_left_out": 30},
             "they are cached, but a prefix ends at the first block that is missing; see the run before this one; 1 "
             "further run of 30 blocks not shown",
             id="left out",
         ),
         pytest.param(
-            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.OFF},
+            {"reason": MissReason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.OFF},
             "the host tier had them, but they could not be copied from there; compute them again; the remote store "
             "may have them, but did not work then; kvlease caches says whether it works now",
             id="remote store off",
         ),
         pytest.param(
-            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNANSWERED},
+            {"reason": MissReason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNANSWERED},
             "the host tier had them, but they could not be copied from there; compute them again; "
             "the remote store may have them, but did not answer this call; kvlease caches says whether it works",
             id="remote store silent",
         ),
         pytest.param(
-            {"reason": Reason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNASKED},
+            {"reason": MissReason.DROPPED, "tier": Tier.HOST, "remote_silence": Silence.UNASKED},
             "the host tier had them, but they could not be copied from there; compute them again; "
             "the remote store may have them, but a call asks it for 4,096 blocks at most; with those before them on "
             "the node, a later call asks for these",
@@ -328,7 +328,7 @@ async def test_departures_that_a_restart_forgot_are_told(
     async with node.life():
         await node.register()
 
-    told = await sentence(node, replace(MISSED, reason=Reason.NEVER_COMMITTED, **changes))
+    told = await sentence(node, replace(MISSED, reason=MissReason.NEVER_COMMITTED, **changes))
 
     assert told.startswith(before)
     assert after in told
@@ -357,7 +357,7 @@ async def test_cache_that_finds_no_prefix_says_so(node: Node) -> None:
         name="1", kind="cross_attention", num_kv_heads=1, head_size=16, dtype="float32"
     )
     engine = pb.EngineInputs(encoder_tokens_max=8)
-    miss = replace(MISSED, reason=Reason.NEVER_COMMITTED, tier=None)
+    miss = replace(MISSED, reason=MissReason.NEVER_COMMITTED, tier=None)
 
     told = await sentence(
         node, miss, layers=[*inputs().layers, cross], null_blocks=1, engine=engine
@@ -379,7 +379,7 @@ async def test_missing_state_is_told_with_where_states_are_kept(node: Node) -> N
         dtypes=["float32"],
     )
     engine = pb.EngineInputs(state_mode="align")
-    miss = replace(MISSED, reason=Reason.NEVER_COMMITTED, tier=None)
+    miss = replace(MISSED, reason=MissReason.NEVER_COMMITTED, tier=None)
     registered = {"layers": [*inputs().layers, state], "null_blocks": 1, "engine": engine}
 
     of_states = await sentence(node, replace(miss, group=1), **registered)

@@ -358,7 +358,7 @@ def test_no_store_gives_way_in_vain(directory: Path) -> None:
 
 
 def test_unused_stores_give_way_to_a_lower_limit(directory: Path) -> None:
-    """After a restart with a lower limit, unused stores go until the rest fits; those in use and files of others stay."""
+    """After a restart with a lower limit, unused stores go until the rest fits; those in use and others' files stay."""
     shapes = [replace(SHAPE, layout=bytes([number] * 32)) for number in range(4)]
     with _entered(directory) as earlier:
         for shape in shapes:
