@@ -19,8 +19,8 @@ from kvleased.core.effects import (
     Direction,
     Explained,
     Missed,
+    MissReason,
     Outcome,
-    Reason,
     Reserved,
     Tier,
 )
@@ -78,7 +78,7 @@ def told(cache: Cache, num_blocks: int, prefix: bytes, **others: Any) -> tuple[M
     return answer(cache.handle(command, 8.0), Reserved).misses
 
 
-def spans(misses: tuple[Missed, ...]) -> list[tuple[int, int, Reason]]:
+def spans(misses: tuple[Missed, ...]) -> list[tuple[int, int, MissReason]]:
     """Return the place, length and reason of each run of misses."""
     return [(one.first_block, one.num_blocks, one.reason) for one in misses]
 
@@ -100,7 +100,7 @@ def test_reserve_tells_misses_only_where_asked() -> None:
     lease = reserve(cache, 2, prefix=keys(1, 2))
 
     assert lease.misses == ()
-    assert spans(explain(cache, lease.lease_id).misses) == [(0, 2, Reason.NEVER_COMMITTED)]
+    assert spans(explain(cache, lease.lease_id).misses) == [(0, 2, MissReason.NEVER_COMMITTED)]
 
 
 def test_repeated_reserve_tells_what_the_first_would_have_told() -> None:
@@ -109,7 +109,7 @@ def test_repeated_reserve_tells_what_the_first_would_have_told() -> None:
     first = reserve(cache, 2, "asked", keys(1, 2))
     commit(cache, first.lease_id, keys(1, 2))
 
-    assert spans(told(cache, 2, keys(1, 2))) == [(0, 2, Reason.NEVER_COMMITTED)]
+    assert spans(told(cache, 2, keys(1, 2))) == [(0, 2, MissReason.NEVER_COMMITTED)]
 
 
 def test_unknown_keys_tell_how_much_is_remembered() -> None:
@@ -120,7 +120,7 @@ def test_unknown_keys_tell_how_much_is_remembered() -> None:
     (miss,) = told(cache, 2, keys(91, 92))
 
     assert (miss.reason, miss.num_remembered, miss.remembered_since) == (
-        Reason.NEVER_COMMITTED,
+        MissReason.NEVER_COMMITTED,
         3,
         5.0,
     )
@@ -133,7 +133,7 @@ def test_eviction_names_policy_tenant_and_time() -> None:
 
     (miss,) = told(cache, 8, keys(*range(8)))
 
-    assert (miss.first_block, miss.num_blocks, miss.reason) == (6, 2, Reason.EVICTED)
+    assert (miss.first_block, miss.num_blocks, miss.reason) == (6, 2, MissReason.EVICTED)
     assert (miss.tier, miss.policy, miss.tenant) == (Tier.DEVICE, "leaf-lru", TENANT)
     assert (miss.first_left_at, miss.last_left_at) == (3.0, 3.0)
     assert miss.num_remembered == 0
@@ -160,7 +160,7 @@ def test_evict_call_has_no_policy() -> None:
     (miss,) = told(cache, 4, keys(0, 1, 2, 3))
 
     assert (miss.reason, miss.tier, miss.policy, miss.tenant) == (
-        Reason.EVICTED,
+        MissReason.EVICTED,
         Tier.DEVICE,
         "",
         0,
@@ -174,7 +174,7 @@ def test_cached_blocks_behind_a_miss_are_told_apart() -> None:
 
     misses = told(cache, 3, keys(0, 1, 2))
 
-    assert spans(misses) == [(1, 1, Reason.EVICTED), (2, 1, Reason.BEHIND_A_MISS)]
+    assert spans(misses) == [(1, 1, MissReason.EVICTED), (2, 1, MissReason.BEHIND_A_MISS)]
     assert misses[1].tier is None
 
 
@@ -185,7 +185,7 @@ def test_blocks_below_are_missed_by_who_cannot_wait() -> None:
 
     (miss,) = told(cache, 2, keys(1, 2))
 
-    assert (miss.reason, miss.tier, miss.is_below) == (Reason.EVICTED, Tier.DEVICE, True)
+    assert (miss.reason, miss.tier, miss.is_below) == (MissReason.EVICTED, Tier.DEVICE, True)
 
 
 def test_blocks_that_came_to_a_lower_tier_unseen_were_evicted_too() -> None:
@@ -197,7 +197,7 @@ def test_blocks_that_came_to_a_lower_tier_unseen_were_evicted_too() -> None:
 
     (miss,) = told(after, 1, keys(1))
 
-    assert (miss.reason, miss.tier, miss.is_below) == (Reason.EVICTED, Tier.DEVICE, True)
+    assert (miss.reason, miss.tier, miss.is_below) == (MissReason.EVICTED, Tier.DEVICE, True)
     assert miss.last_left_at is None
 
 
@@ -213,8 +213,8 @@ def test_tier_that_is_off_is_named(is_on: bool) -> None:
 
     first, second = explain(cache, lease.lease_id).misses
 
-    assert (first.reason, first.tier) == (Reason.TIER_OFF, Tier.HOST)
-    assert second.reason is Reason.NEVER_COMMITTED
+    assert (first.reason, first.tier) == (MissReason.TIER_OFF, Tier.HOST)
+    assert second.reason is MissReason.NEVER_COMMITTED
 
 
 def test_tier_that_stops_after_the_grant_is_no_reason() -> None:
@@ -226,7 +226,7 @@ def test_tier_that_stops_after_the_grant_is_no_reason() -> None:
 
     (miss,) = explain(cache, lease.lease_id).misses
 
-    assert (miss.reason, miss.tier, miss.is_below) == (Reason.EVICTED, Tier.DEVICE, True)
+    assert (miss.reason, miss.tier, miss.is_below) == (MissReason.EVICTED, Tier.DEVICE, True)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_remote_store_that_is_off_is_told(
 
     unknown, behind = explain(cache, lease.lease_id).misses
 
-    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, silence)
-    assert (behind.reason, behind.remote_silence) == (Reason.BEHIND_A_MISS, None)
+    assert (unknown.reason, unknown.remote_silence) == (MissReason.NEVER_COMMITTED, silence)
+    assert (behind.reason, behind.remote_silence) == (MissReason.BEHIND_A_MISS, None)
 
 
 def ends_without_an_answer(cache: Cache, outcome: Outcome) -> Outcome:
@@ -289,8 +289,8 @@ def test_remote_store_that_did_not_answer_is_told(
     ended = end(cache, outcome)
 
     unknown, behind = woken(ended, outcome.ticket, Reserved).misses
-    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, silence)
-    assert (behind.reason, behind.remote_silence) == (Reason.BEHIND_A_MISS, None)
+    assert (unknown.reason, unknown.remote_silence) == (MissReason.NEVER_COMMITTED, silence)
+    assert (behind.reason, behind.remote_silence) == (MissReason.BEHIND_A_MISS, None)
 
 
 def test_blocks_that_the_remote_store_was_not_asked_for_are_told() -> None:
@@ -348,8 +348,11 @@ def test_who_starts_over_is_told_that_the_remote_store_did_not_answer() -> None:
     ended = fail(cache, the_copy(loading))
 
     dropped, unknown = woken(ended, outcome.ticket, Reserved).misses
-    assert (dropped.reason, dropped.tier) == (Reason.DROPPED, Tier.HOST)
-    assert (unknown.reason, unknown.remote_silence) == (Reason.NEVER_COMMITTED, Silence.UNANSWERED)
+    assert (dropped.reason, dropped.tier) == (MissReason.DROPPED, Tier.HOST)
+    assert (unknown.reason, unknown.remote_silence) == (
+        MissReason.NEVER_COMMITTED,
+        Silence.UNANSWERED,
+    )
 
 
 def test_cache_without_a_remote_store_tells_of_none() -> None:
@@ -373,32 +376,32 @@ def test_damaged_slot_is_a_checksum_miss() -> None:
     ended = land(cache, the_copy(outcome), failed=(0,))
 
     (miss,) = woken(ended, outcome.ticket, Reserved).misses
-    assert (miss.reason, miss.tier) == (Reason.CHECKSUM, Tier.HOST)
+    assert (miss.reason, miss.tier) == (MissReason.CHECKSUM, Tier.HOST)
 
 
 @pytest.mark.parametrize(
     ("command", "reason", "tier"),
     [
-        pytest.param(c.Clear(), Reason.CLEARED, Tier.DISK, id="clear"),
+        pytest.param(c.Clear(), MissReason.CLEARED, Tier.DISK, id="clear"),
         pytest.param(
-            c.Resize(tier=Tier.DEVICE, num_blocks=1), Reason.RESIZED, Tier.DEVICE, id="resize"
+            c.Resize(tier=Tier.DEVICE, num_blocks=1), MissReason.RESIZED, Tier.DEVICE, id="resize"
         ),
         pytest.param(
             c.Resize(tier=Tier.HOST, num_blocks=0),
-            Reason.RESIZED,
+            MissReason.RESIZED,
             Tier.HOST,
             id="resize of a host pool",
         ),
         pytest.param(
             c.TierChanged(tier=Tier.DISK, is_on=True, is_empty=True),
-            Reason.STORE_LOST,
+            MissReason.STORE_LOST,
             Tier.DISK,
             id="loss of a store",
         ),
     ],
 )
 def test_who_took_blocks_from_a_tier_is_told(
-    command: c.Command, reason: Reason, tier: Tier
+    command: c.Command, reason: MissReason, tier: Tier
 ) -> None:
     """What a clear, a resize or the loss of a store took has a reason of its own: no copy of it has failed."""
     cache = a_tiered_cache(2) if tier is Tier.DISK else a_cache(2)
@@ -423,7 +426,7 @@ def test_failed_copy_makes_a_block_useless() -> None:
     ended = fail(cache, the_copy(outcome))
 
     (miss,) = woken(ended, outcome.ticket, Reserved).misses
-    assert (miss.reason, miss.tier, miss.is_below) == (Reason.DROPPED, Tier.HOST, False)
+    assert (miss.reason, miss.tier, miss.is_below) == (MissReason.DROPPED, Tier.HOST, False)
 
 
 def test_value_that_the_remote_store_did_not_give_is_told() -> None:
@@ -435,8 +438,12 @@ def test_value_that_the_remote_store_did_not_give_is_told() -> None:
     ended = land(cache, fetch, failed=(0, 1))
 
     dropped, unknown = woken(ended, outcome.ticket, Reserved).misses
-    assert (dropped.reason, dropped.tier, dropped.num_blocks) == (Reason.DROPPED, Tier.REMOTE, 2)
-    assert (unknown.reason, unknown.num_blocks) == (Reason.NEVER_COMMITTED, 1)
+    assert (dropped.reason, dropped.tier, dropped.num_blocks) == (
+        MissReason.DROPPED,
+        Tier.REMOTE,
+        2,
+    )
+    assert (unknown.reason, unknown.num_blocks) == (MissReason.NEVER_COMMITTED, 1)
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["at the grant", "after it left"])
@@ -450,14 +457,14 @@ def test_stolen_key_is_of_no_use(is_late: bool) -> None:
 
     (miss,) = explain(cache, lease.lease_id).misses
 
-    assert (miss.reason, miss.tier) == (Reason.OTHER_TENANT, None)
+    assert (miss.reason, miss.tier) == (MissReason.OTHER_TENANT, None)
 
 
 @pytest.mark.parametrize(
-    ("holder", "reason"), [(WORKER, Reason.BEHIND_A_MISS), (STRANGER, Reason.OTHER_TENANT)]
+    ("holder", "reason"), [(WORKER, MissReason.BEHIND_A_MISS), (STRANGER, MissReason.OTHER_TENANT)]
 )
 def test_slot_under_a_stolen_key_is_no_reason_where_ones_own_is_below(
-    holder: WorkerId, reason: Reason
+    holder: WorkerId, reason: MissReason
 ) -> None:
     """What another tenant has in the host pool under a stolen key is the reason only of who has no block of its own."""
     cache = a_tiered_cache(16)
@@ -466,7 +473,7 @@ def test_slot_under_a_stolen_key_is_no_reason_where_ones_own_is_below(
 
     unknown, behind = told(cache, 2, keys(1, 2), wait_ms=WAIT_MS)
 
-    assert (unknown.reason, behind.reason) == (Reason.NEVER_COMMITTED, reason)
+    assert (unknown.reason, behind.reason) == (MissReason.NEVER_COMMITTED, reason)
 
 
 @pytest.mark.parametrize("put", [cached, on_host])
@@ -486,7 +493,7 @@ def test_departure_is_the_reason_though_another_tenant_stole_the_key(
 
     (miss,) = explain(cache, lease.lease_id).misses
 
-    assert (miss.reason, miss.tier, miss.last_left_at) == (Reason.CLEARED, Tier.DEVICE, 5.0)
+    assert (miss.reason, miss.tier, miss.last_left_at) == (MissReason.CLEARED, Tier.DEVICE, 5.0)
 
 
 def test_eviction_of_another_tenants_block_is_no_reason() -> None:
@@ -496,7 +503,7 @@ def test_eviction_of_another_tenants_block_is_no_reason() -> None:
     cache.handle(c.Evict(keys=keys(1)), 5.0)
     lease = reserve(cache, 1, prefix=keys(1), worker_id=STRANGER)
 
-    assert spans(explain(cache, lease.lease_id).misses) == [(0, 1, Reason.NEVER_COMMITTED)]
+    assert spans(explain(cache, lease.lease_id).misses) == [(0, 1, MissReason.NEVER_COMMITTED)]
 
 
 @pytest.mark.parametrize(
@@ -521,7 +528,7 @@ def test_tail_that_fills_no_block_is_told(
     misses = answer(cache.handle(command, 0.0), Reserved).misses
 
     assert [(one.first_block, one.num_blocks, one.num_tokens) for one in misses] == span
-    assert {one.reason for one in misses} <= {Reason.SHORTER_THAN_A_BLOCK}
+    assert {one.reason for one in misses} <= {MissReason.SHORTER_THAN_A_BLOCK}
 
 
 def test_answer_has_so_many_runs_at_most() -> None:
@@ -623,7 +630,7 @@ def test_group_that_limits_a_prefix_is_named() -> None:
 
     misses = told(cache, 4, keys(1, 2, 3, 4))
 
-    assert spans(misses) == [(1, 3, Reason.EVICTED)]
+    assert spans(misses) == [(1, 3, MissReason.EVICTED)]
     assert misses[0].group == 1
 
 
@@ -635,9 +642,9 @@ def test_groups_are_told_apart() -> None:
     misses = told(cache, 4, keys(1, 2, 3, 4))
 
     assert [(one.first_block, one.num_blocks, one.reason, one.group) for one in misses] == [
-        (1, 1, Reason.EVICTED, 0),
-        (2, 1, Reason.BEHIND_A_MISS, 0),
-        (3, 1, Reason.EVICTED, 1),
+        (1, 1, MissReason.EVICTED, 0),
+        (2, 1, MissReason.BEHIND_A_MISS, 0),
+        (3, 1, MissReason.EVICTED, 1),
     ]
 
 
@@ -650,8 +657,8 @@ def test_prefix_ends_where_blocks_of_all_groups_do() -> None:
     misses = told(cache, 5, keys(1, 2, 3, 4, 5))
 
     assert spans(misses) == [
-        (0, 4, Reason.NEVER_COMMITTED),
-        (4, 1, Reason.SHORTER_THAN_A_BLOCK),
+        (0, 4, MissReason.NEVER_COMMITTED),
+        (4, 1, MissReason.SHORTER_THAN_A_BLOCK),
     ]
 
 
@@ -664,7 +671,7 @@ def test_drafted_group_needs_a_block_more() -> None:
     (miss,) = told(cache, 3, keys(1, 2))
 
     assert (miss.first_block, miss.num_blocks) == (1, 1)
-    assert (miss.reason, miss.num_tokens) == (Reason.SHORTER_THAN_A_BLOCK, TOKENS_PER_BLOCK)
+    assert (miss.reason, miss.num_tokens) == (MissReason.SHORTER_THAN_A_BLOCK, TOKENS_PER_BLOCK)
 
 
 def test_cache_that_shares_nothing_finds_nothing() -> None:
@@ -672,12 +679,12 @@ def test_cache_that_shares_nothing_finds_nothing() -> None:
     cache = a_cache(8, shares_prefixes=False)
     cached(cache, keys(1, 2))
 
-    assert spans(told(cache, 2, keys(1, 2))) == [(0, 2, Reason.NEVER_COMMITTED)]
+    assert spans(told(cache, 2, keys(1, 2))) == [(0, 2, MissReason.NEVER_COMMITTED)]
 
 
 # A full log -----------------------------------------------------------------------------------------------------------
 
-Leaving = tuple[Reason, Tier, float]
+Leaving = tuple[MissReason, Tier, float]
 
 
 @dataclass
@@ -719,7 +726,11 @@ class Log:
         # If a block leaves both tiers at once, its departure from the device is the last one.
         for tier in (Tier.HOST, Tier.DEVICE):
             for key in before[tier] - after[tier]:
-                reason = Reason.CHECKSUM if tier is Tier.HOST and key in damaged else Reason.EVICTED
+                reason = (
+                    MissReason.CHECKSUM
+                    if tier is Tier.HOST and key in damaged
+                    else MissReason.EVICTED
+                )
                 self.left[key] = (reason, tier, self.now)
                 self.chosen[key] = _chosen(command, tier)
         return outcome
@@ -737,11 +748,11 @@ class Log:
         """Return the expected reason of each block of a request, as if all of them were missing."""
         there, found = self.there(), []
         for number in numbers:
-            reason, tier, at = self.left.get(number, (Reason.NEVER_COMMITTED, None, None))
+            reason, tier, at = self.left.get(number, (MissReason.NEVER_COMMITTED, None, None))
             if number in there[Tier.DEVICE] or (number in there[Tier.HOST] and request.wait_ms):
-                reason, tier, at = Reason.BEHIND_A_MISS, None, None
-            is_below = number in there[Tier.HOST] and reason is Reason.EVICTED
-            chosen = self.chosen.get(number) if reason is Reason.EVICTED else None
+                reason, tier, at = MissReason.BEHIND_A_MISS, None, None
+            is_below = number in there[Tier.HOST] and reason is MissReason.EVICTED
+            chosen = self.chosen.get(number) if reason is MissReason.EVICTED else None
             found.append((reason, tier, at, is_below, chosen))
         return found
 
