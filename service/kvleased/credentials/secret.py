@@ -11,6 +11,7 @@ from typing import Final
 from kvleased.system.directories import UnusableError
 
 NUM_BYTES: Final = 32
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _ADVICE: Final = "make one with: (umask 077; head -c 32 /dev/urandom > FILE)"
 
 
@@ -34,7 +35,8 @@ def _ensure(path: Path, other: Path | None) -> None:
         try:
             _make(path, _found(other) or secrets.token_bytes(NUM_BYTES))
         except OSError as error:
-            message = f"secret file {path} cannot be created: {error.strerror}; name another one with --secret-file"
+            full = "free some space there, or " if error.errno in _FULL else ""
+            message = f"secret file {path} cannot be created: {error.strerror}; {full}name another one with --secret-file"
             raise UnusableError(message) from error
         read(path)
 

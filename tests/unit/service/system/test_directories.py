@@ -209,6 +209,20 @@ def test_secret_on_huge_pages_is_asked_for_elsewhere(
     assert not list(private.iterdir())
 
 
+def test_secret_on_a_full_disk_asks_for_space(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start on a full file system says that space helps, not only another place."""
+
+    def write(fd: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, f"No space left for {len(content)} bytes in {fd}")
+
+    monkeypatch.setattr(os, "write", write)
+
+    with pytest.raises(UnusableError, match="free some space there, or name another one with"):
+        secret.ensure(private / "secret")
+
+
 def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None:
     """A secret in use is written again if its file has gone, so the next start finds it; an existing one is kept."""
     path = private / "secret"
