@@ -35,8 +35,10 @@ def _ensure(path: Path, other: Path | None) -> None:
         try:
             _make(path, _found(other) or secrets.token_bytes(NUM_BYTES))
         except OSError as error:
-            full = "free some space there, or " if error.errno in _FULL else ""
-            message = f"secret file {path} cannot be created: {error.strerror}; {full}name another one with --secret-file"
+            space = "free some space there, or " if error.errno in _FULL else ""
+            message = (
+                f"secret file {path} cannot be created: {error.strerror}; {space}name another one with --secret-file"
+            )
             raise UnusableError(message) from error
         read(path)
 
