@@ -36,9 +36,8 @@ def _ensure(path: Path, other: Path | None) -> None:
             _make(path, _found(other) or secrets.token_bytes(NUM_BYTES))
         except OSError as error:
             space = "free some space there, or " if error.errno in _FULL else ""
-            message = (
-                f"secret file {path} cannot be created: {error.strerror}; {space}name another one with --secret-file"
-            )
+            advice = f"{space}name another one with --secret-file"
+            message = f"secret file {path} cannot be created: {error.strerror}; {advice}"
             raise UnusableError(message) from error
         read(path)
 

@@ -29,7 +29,8 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
     """
     if Tier.HOST in state.tiers_off and _are_leaving(state, protected):
         return -1
-    blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state)
+    blocks = _blocks_coming(state, protected)
+    num_taken = _num_taken_back(state) + _num_taken_from(state, protected)
     if not state.is_limited:
         return num_available(state, tenant, protected) + len(blocks) - num_taken
     return available_to(state, tenant, protected, _use_without(state, blocks)) - num_taken
@@ -111,6 +112,25 @@ def _num_taken_back(state: CacheState) -> int:
             doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
             num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
             num_taken += _num_kept(state, lease)
+    return num_taken
+
+
+def _num_taken_from(state: CacheState, protected: Ids) -> int:
+    """Count the protected blocks that leases take back without their keys, so that the call needs others for them.
+
+    Nobody but the lease holds such a block, and the slot of another copy has its key, or may get it.
+    """
+    device, num_taken = state.device, 0
+    for flight in _under_way(state):
+        lease = state.leases.by_id.get(flight.lease_id or 0)
+        if lease is not None and lease.phase is Phase.EVICTING and _comes_back(lease):
+            blocks = flight.sources[np.isin(flight.sources, protected)]
+            is_doubled = np.isin(blocks, _taken_down_beside(state, lease))
+            is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
+            is_alone = device.holds[blocks] <= np.where(
+                is_doubled, _LEASE_AND_COPIES, _LEASE_AND_COPY
+            )
+            num_taken += int(np.count_nonzero((is_doubled | is_elsewhere) & is_alone))
     return num_taken
 
 

@@ -179,6 +179,25 @@ def test_lease_that_comes_back_takes_anew_a_shared_block_whose_key_has_another_s
     assert why(refused(cache, a_reserve(2, "r"))) == ("blocks", ("num_tokens=4 wait_ms=2000",))
 
 
+def test_lease_that_comes_back_may_lose_the_key_that_a_call_finds() -> None:
+    """A prefix leaves the device with a lease if another copy's slot gets its key: then the call needs a block more."""
+    cache = a_cache(4, write_policy=WritePolicy.WRITE_THROUGH)
+    lease = committed(cache, keys(1), "first")
+    (written_through,) = cache._state.flights
+    other = reserve(cache, 1, "other")
+    reserve(cache, 2, "held")
+    evict(cache, other.lease_id)
+    call = a_reserve(2, "r", keys(1))
+    assert why(refused(cache, call)) == ("copies", ("wait_ms=2000",))
+
+    evict(cache, lease.lease_id)
+    cache.handle(a_reload(lease.lease_id), 0.0)
+
+    assert why(refused(cache, call)) == ("blocks", ())
+    cache.handle(c.CopyDone(copy_id=written_through), 0.0)
+    assert why(refused(cache, call)) == ("blocks", ())
+
+
 def test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps() -> None:
     """A block that a lost copy may still read does not come free with its lease, which needs another in its place."""
     cache = a_cache(6)
