@@ -106,12 +106,11 @@ def _num_taken_back(state: CacheState) -> int:
     if it does not find that block again, and a lost copy or another lease keeps it.
     """
     num_taken = 0
-    for lease in state.leases.by_id.values():
-        if lease.phase is Phase.EVICTING and _comes_back(lease):
-            blocks = state.leases.blocks_of(lease)
-            doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
-            num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
-            num_taken += _num_kept(state, lease)
+    for lease in _coming_back(state):
+        blocks = state.leases.blocks_of(lease)
+        doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
+        num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
+        num_taken += _num_kept(state, lease)
     return num_taken
 
 
@@ -121,16 +120,15 @@ def _num_taken_from(state: CacheState, protected: Ids) -> int:
     Nobody but the lease holds such a block, and the slot of another copy has its key, or may get it.
     """
     device, num_taken = state.device, 0
-    for flight in _under_way(state):
-        lease = state.leases.by_id.get(flight.lease_id or 0)
-        if lease is not None and lease.phase is Phase.EVICTING and _comes_back(lease):
-            blocks = flight.sources[np.isin(flight.sources, protected)]
-            is_doubled = np.isin(blocks, _taken_down_beside(state, lease))
-            is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
-            is_alone = device.holds[blocks] <= np.where(
-                is_doubled, _LEASE_AND_COPIES, _LEASE_AND_COPY
-            )
-            num_taken += int(np.count_nonzero((is_doubled | is_elsewhere) & is_alone))
+    for lease in _coming_back(state):
+        for flight in _under_way(state):
+            if flight.lease_id == lease.lease_id:
+                blocks = flight.sources[np.isin(flight.sources, protected)]
+                is_doubled = np.isin(blocks, _taken_down_beside(state, lease))
+                is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
+                num_own = np.where(is_doubled, _LEASE_AND_COPIES, _LEASE_AND_COPY)
+                is_lost = (is_doubled | is_elsewhere) & (device.holds[blocks] <= num_own)
+                num_taken += int(np.count_nonzero(is_lost))
     return num_taken
 
 
@@ -156,6 +154,12 @@ def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
         if one.direction is Direction.OFFLOAD and one.lease_id != lease.lease_id
     ]
     return np.concatenate([NOWHERE, *sources])
+
+
+def _coming_back(state: CacheState) -> list[Lease]:
+    """Return the leases that move down and come back at once."""
+    leases = state.leases.by_id.values()
+    return [one for one in leases if one.phase is Phase.EVICTING and _comes_back(one)]
 
 
 def _comes_back(lease: Lease) -> bool:

@@ -16,6 +16,7 @@ from kvlease.errors import (
     InvalidError,
     KVLeaseError,
     LayoutMismatchError,
+    NeverFitsError,
     NotYoursError,
     RefusedError,
     StaleError,
@@ -37,6 +38,8 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _STARTING_PAUSE_SECONDS: Final = 0.2
 """Seconds between tries, at most, while the daemon makes the cache's memory."""
 _DOUBLINGS_MAX: Final = 20
+_LASTING: Final = (InvalidError, LayoutMismatchError, NeverFitsError)
+"""Refusals that stay as they are until the engine's or the daemon's settings change, or an operator deletes a cache."""
 _ENDED: Final = "the daemon has lost the memory of this engine's cache"
 
 
@@ -53,6 +56,8 @@ class Attacher:
         """Why there is no attachment; empty if there is one."""
         self.is_starting = False
         """Whether the daemon is making the cache's memory."""
+        self.is_refused = False
+        """Whether the last refusal is one that no wait helps against."""
         self.is_gone = False
         """Whether the last attached cache has ended with its memory; another cache may now have its name."""
         self.stop = threading.Event()
@@ -80,9 +85,9 @@ class Attacher:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the first attachment, as long as the settings allow."""
+        """Wait for the first attachment, as long as the settings allow and a wait may help."""
         started_at = time.monotonic()
-        while self.found is None:
+        while self.found is None and not self.is_refused:
             most = self._settings.start_seconds
             if self.is_starting:
                 most = max(most, self._settings.populate_seconds)
@@ -183,6 +188,7 @@ class Attacher:
     def _attached(self, attachment: Attachment) -> None:
         """Hand over an attachment, and log it."""
         self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
+        self.is_refused = False
         self._had = attachment.plan
         self._num_failures = 0
         self._guard.recover()
@@ -225,6 +231,7 @@ class Attacher:
         """Note why there is no attachment, and log it if the reason is new."""
         self._num_failures += 1
         self.is_starting = isinstance(error, StartingError)
+        self.is_refused = isinstance(error, _LASTING)
         was_away = self._guard.is_away
         if isinstance(error, ANSWERS) and not self.is_starting:
             self._guard.end_outage()
@@ -255,6 +262,8 @@ class Attacher:
     def _tries(self) -> str:
         """When attaching is tried again, in words."""
         if self._terms.ends_with_start and self._had is None:
+            if self.is_refused:
+                return "at the engine's next start"
             return (
                 f"for up to {self._settings.start_seconds:g} s, and then at the engine's next start"
             )
