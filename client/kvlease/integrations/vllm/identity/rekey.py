@@ -14,8 +14,6 @@ from typing import Final
 
 from blake3 import blake3
 
-from kvlease.ids import BYTES_PER_KEY
-
 BYTES_PER_GROUP: Final = 4
 """Bytes of the group's number, big endian, which vLLM writes after a hash."""
 
@@ -72,38 +70,11 @@ class Rekeyer:
             keys += self.each(hashes[first:end], int.from_bytes(mark, "big"))
         return keys
 
-    def grow(self, group: int = 0) -> "RequestKeys":
-        """Return the keys of a request; they are made as its hashes come."""
-        return RequestKeys(self, group)
-
     def _hasher(self, group: int) -> blake3:
         context = self._context + group.to_bytes(BYTES_PER_GROUP, "big")
         subkey = blake3(context, key=self._tenant_key).digest()
         hasher = self._hashers[group] = blake3(key=subkey)
         return hasher
-
-
-class RequestKeys:
-    """The keys of one request in one group; each hash is turned into a key once."""
-
-    def __init__(self, rekeyer: Rekeyer, group: int) -> None:
-        """Begin with no keys; use `Rekeyer.grow` to make one."""
-        self._rekeyer = rekeyer
-        self._group = group
-        self._keys = bytearray()
-
-    @property
-    def num_keys(self) -> int:
-        """Hashes that were turned into keys so far."""
-        return len(self._keys) // BYTES_PER_KEY
-
-    def upto(self, hashes: Sequence[bytes], num_blocks: int | None = None, first: int = 0) -> bytes:
-        """Return the packed keys of a request from block `first` up to `num_blocks`; its hashes only ever grow."""
-        end = len(hashes) if num_blocks is None else min(num_blocks, len(hashes))
-        num_keys = self.num_keys
-        if end > num_keys:
-            self._keys += self._rekeyer.keys(hashes[num_keys:end], self._group)
-        return bytes(self._keys[first * BYTES_PER_KEY : end * BYTES_PER_KEY])
 
 
 class RememberedKeys:

@@ -1,7 +1,5 @@
 """Laws of keys made from vLLM's hashes: equal where everything is equal, and else different."""
 
-import itertools
-
 import pytest
 
 from kvlease.ids import BYTES_PER_KEY
@@ -61,24 +59,6 @@ def test_key_of_a_hash_with_its_group_is_that_of_the_two(num_bytes: int) -> None
     key = rekeyer.key(block_hash + (5).to_bytes(4, "big"))
 
     assert key == rekeyer.keys([block_hash], 5)
-
-
-def test_request_turns_each_hash_once_and_gives_any_part() -> None:
-    """However a request grows and is asked, its keys are those of its hashes, place by place, each made once."""
-    rekeyer = Rekeyer(TENANT_KEY, DIGEST)
-    whole = split(rekeyer.keys(HASHES, 1))
-    request = rekeyer.grow(1)
-    counted: list[int] = []
-    make = rekeyer.keys
-    rekeyer.keys = lambda hashes, group=0: (counted.append(len(list(hashes))), make(hashes, group))[
-        1
-    ]  # type: ignore[assignment,func-returns-value,method-assign]
-
-    for end, first in itertools.product((3, 11, 5, 40, 60), (0, 2)):
-        hashes = HASHES[: max(end, request.num_keys)]
-        assert split(request.upto(hashes, end, first)) == whole[first : min(end, 40)]
-
-    assert sum(counted) == request.num_keys == 40
 
 
 @pytest.mark.parametrize("groups", [(), (3, 3, 3), (0, 1, 1, 0)], ids=["none", "one", "several"])
