@@ -177,6 +177,22 @@ def test_a_control_process_that_starts_beside_a_store_that_is_off(
             lease.release()
 
 
+def test_what_is_left_of_a_store_is_found_again(tmp_path: Path, disk_dir: Path) -> None:
+    """A store whose file is cut off in use has all that was not cut off again, and no slot is retired for the rest."""
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        fill(serving, small())
+        (store,) = disk_dir.glob("*.store")
+        with attached(serving, small()) as (client, worker):
+            os.truncate(store, store.stat().st_size - NUM_BLOCKS * BYTES_PER_SECTOR)
+            serving.until(lambda: counter(client, "disk_slots_forgotten") == NUM_BLOCKS)
+            serving.until(lambda: status(client, "disk") == "ready")
+            assert counter(client, "slots_adopted") == NUM_BLOCKS
+            lease = compute(worker, prompt(0, BLOCKS_PER_PROMPT))
+            assert lease.disk_hit_tokens == TOKENS_PER_PROMPT
+            lease.release()
+            assert not counter(client, "disk_failures")
+
+
 def test_a_new_store_in_the_place_of_the_old_one_is_filled_anew(
     tmp_path: Path, disk_dir: Path
 ) -> None:

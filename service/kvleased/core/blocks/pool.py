@@ -263,6 +263,9 @@ class Pool:
         generations = self.records.generation[ids]
         generations += _ONE
         self.records.generation[ids] = generations
+        self._set_free(ids, event)
+
+    def _set_free(self, ids: Ids, event: Event) -> None:
         advance(self._transitions, self.records.state, ids, event)
         if self.owners is not None:
             self.owners.free(ids)
@@ -325,16 +328,12 @@ class Pool:
     def evict(self, ids: Ids, why: DepartureReason = DepartureReason.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
         assert self.holds[ids].tobytes() == _PACKED_HOLDERS[0] * len(ids), "evicting a held block"
-        self._note(ids, why)
-        self.order.evicted(ids)
-        self.index.discard(ids)
+        self._leave(ids, why)
         self._free_up(ids, _EVICT)
 
     def retract(self, ids: Ids) -> None:
         """Make READY blocks private to their only holder, and their keys unknown to this tier."""
-        self._note(ids, DepartureReason.DISPLACED)
-        self.order.evicted(ids)
-        self.index.discard(ids)
+        self._leave(ids, DepartureReason.DISPLACED)
         self.change(ids, Event.RETRACT)
 
     def retire(self, ids: Ids) -> None:
@@ -351,21 +350,21 @@ class Pool:
         self.free.set(free[self.records.state[free] == State.FREE])
 
     def forget_all(self) -> int:
-        """Take all findable blocks for lost, and return how many they were.
-
-        Blocks that nobody holds become free at once, retired ones too; the others when they are let go of.
-        """
+        """Take all findable blocks for lost and return how many; held and retired ones become free once let go of."""
         (lost,) = (self.records.state == _READY).nonzero()
-        idle = self.holds[lost] == 0
-        self.evict(lost[idle], DepartureReason.STORE_LOST)
-        held = lost[~idle]
-        self._note(held, DepartureReason.STORE_LOST)
-        self.order.evicted(held)
-        self.index.discard(held)
+        is_held = self.holds[lost] > 0
+        self._leave(lost, DepartureReason.STORE_LOST)
+        # Under a new generation, what the store still has could not be taken over.
+        self._set_free(lost[~is_held], _EVICT)
         (retired,) = (self.records.state == State.BAD).nonzero()
-        self.change(np.concatenate([held, retired]), Event.FORGET)
+        self.change(np.concatenate([lost[is_held], retired]), Event.FORGET)
         self._free_up(retired[self.holds[retired] == 0], Event.PROVE)
         return len(lost)
+
+    def _leave(self, ids: Ids, why: DepartureReason) -> None:
+        self._note(ids, why)
+        self.order.evicted(ids)
+        self.index.discard(ids)
 
     def _note(self, ids: Ids, why: DepartureReason) -> None:
         """Remember that the keys of READY blocks leave this tier."""

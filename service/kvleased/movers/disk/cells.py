@@ -13,6 +13,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from kvlease import disk_file
+from kvlease.geometry import floor_div
 from kvlease.units import BYTES_PER_DISK_HEADER
 from kvleased.core.tier.labels import LABEL
 
@@ -122,6 +123,11 @@ class StoreShape:
     def slot_offset_bytes(self, slot: int) -> int:
         """Return where a slot's bytes start."""
         return self.payload_offset_bytes + slot * self.stride_bytes
+
+    def num_slots_within(self, num_bytes: int) -> int:
+        """Return how many slots, from the first on, lie within so many first bytes of the file."""
+        payload_bytes = max(0, num_bytes - self.payload_offset_bytes)
+        return min(self.num_slots, floor_div(payload_bytes, self.stride_bytes))
 
 
 def is_head(cell: bytes) -> bool:

@@ -29,6 +29,8 @@ STORES_OF_A_SHAPE_MAX: Final = 16
 _LOCK: Final = "stores.lock"
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _BYTES_PER_STAT_BLOCK: Final = 512
+_CLEARED_BYTES: Final = 1 << 20
+"""Bytes that are cleared in one call."""
 
 
 class StorePlace:
@@ -255,6 +257,7 @@ class StorePlace:
                 write_whole(fd, [shape.head(file_id)], 0)
                 if status.st_size > shape.file_bytes:
                     os.ftruncate(fd, shape.file_bytes)
+                _forget_cut_off(fd, shape, status.st_size)
                 status = os.fstat(fd)
             if status.st_size < shape.file_bytes or _is_sparse(status):
                 self._make_room(shape.file_bytes - status.st_size, name)
@@ -363,6 +366,14 @@ def _checked_store(fd: int, path: Path, shape: StoreShape) -> tuple[bytes, os.st
     if file_id is None:
         raise StoreError(f"{path} is in the way: it is not a store of this cache; remove it")
     return file_id, status
+
+
+def _forget_cut_off(fd: int, shape: StoreShape, num_bytes: int) -> None:
+    """Clear the cells that are left of slots whose bytes are not: each of these would be found, and then be retired."""
+    first = shape.cell_offset_bytes(shape.num_slots_within(num_bytes))
+    end = min(num_bytes, shape.cell_offset_bytes(shape.num_slots))
+    for offset in range(first, end, _CLEARED_BYTES):
+        write_whole(fd, [bytes(min(_CLEARED_BYTES, end - offset))], offset)
 
 
 def _lock(fd: int, complaint: str) -> None:

@@ -637,6 +637,22 @@ def test_another_store_has_nothing_of_what_was_there() -> None:
     assert cache.check() == []
 
 
+def test_what_is_left_of_the_store_is_taken_over() -> None:
+    """Of a store that lost only some of its bytes, all is found again but what had left it before."""
+    cache = a_tiered_cache()
+    on_disk(cache, keys(9), first_slot=8)
+    cache.handle(c.Clear(), 0.0)
+    on_disk(cache, doc(3))
+
+    replaced(cache)
+    adopt(cache, [8, 0, 1, 2], labels_of(keys(9)) + labels_of(doc(3)))
+
+    assert looked_up(cache, doc(3)) == (0, 0, 3)
+    assert looked_up(cache, keys(9)) == (0, 0, 0)
+    assert cache.census().counters["slots_not_adopted"] == 1
+    assert cache.check() == []
+
+
 def test_loads_under_way_end_by_their_own_answers_when_the_store_is_replaced() -> None:
     """Verified blocks are granted; slots that were read are free once the load lets go of them, damaged or not."""
     cache = a_tiered_cache()

@@ -509,6 +509,9 @@ def test_truncated_store_loses_only_what_was_cut_off(
     ) as driver:
         _stored(driver)
         driver.until_on()
+        driver.look()
+        driver.found.clear()
+        driver.has_looked = False
         for num_bytes in lengths:
             os.truncate(_file(tmp_path / "disk"), num_bytes)
 
@@ -520,6 +523,7 @@ def test_truncated_store_loses_only_what_was_cut_off(
         driver.until_on()
         done = driver.load(SLOTS, labels_of(SLOTS), BLOCKS)
 
+        assert sorted(driver.look()) == sorted(set(SLOTS) - set(lost))
         assert done.failed == tuple(sorted(SLOTS.index(slot) for slot in lost))
         assert _file(tmp_path / "disk").stat().st_size == _SHAPE.file_bytes
         _stored(driver)
