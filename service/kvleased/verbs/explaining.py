@@ -210,13 +210,11 @@ def _never(miss: Missed, now: float, entry: CacheEntry) -> str:
     anew = entry.recovered_at
     began = "it was registered" if anew is None else f"the daemon restarted{_span(now - anew)} ago"
     if miss.remembered_since is None:
-        gone = "" if anew is None else "gone before that, or "
-        return f"no block has left this cache since {began}, so these blocks were {gone}{others}"
-    if anew is not None:
-        others = f"gone before {began}, or {others}"
+        return f"no block has left this cache since {began}, so these blocks were gone before that, or {others}"
+    gone = "that" if anew is None else began
     return (
         f"none of the last {_count(miss.num_remembered, 'block')} that left, the first of them"
-        f"{_span(now - miss.remembered_since)} ago, has these keys; they were {others}"
+        f"{_span(now - miss.remembered_since)} ago, has these keys; they were gone before {gone}, or {others}"
     )
 
 

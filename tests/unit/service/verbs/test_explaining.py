@@ -229,8 +229,8 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {"reason": MissReason.NEVER_COMMITTED},
-            "no block has left this cache since it was registered, so these blocks were never committed, or only under "
-            "another salt, adapter, tenant or layout, which gives different keys",
+            "no block has left this cache since it was registered, so these blocks were gone before that, or never "
+            "committed, or only under another salt, adapter, tenant or layout, which gives different keys",
             id="never",
         ),
         pytest.param(
@@ -239,8 +239,9 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
                 "num_remembered": 2_000,
                 "remembered_since": HOUR_AGO,
             },
-            "none of the last 2,000 blocks that left, the first of them 1 h ago, has these keys; they were never "
-            "committed, or only under another salt, adapter, tenant or layout, which gives different keys",
+            "none of the last 2,000 blocks that left, the first of them 1 h ago, has these keys; they were gone "
+            "before that, or never committed, or only under another salt, adapter, tenant or layout, which gives "
+            "different keys",
             id="not remembered",
         ),
         pytest.param(
