@@ -32,6 +32,7 @@ _ONE_OF_MANY: Final = (
 _ADVICE: Final[Mapping[type[Exception], str]] = {
     AuthenticationError: "correct the user and password in remote_url",
     BusyLoadingError: "wait; nothing else needs to be done",
+    MasterDownError: "mend its link to its primary, or name that in remote_url",
     NoPermissionError: "grant the user +get +getrange +strlen +set +unlink +expire ~kvlease:*",
     OutOfMemoryError: "raise maxmemory, or set a maxmemory-policy that evicts, such as allkeys-lru",
     ReadOnlyError: "name its primary in remote_url",
@@ -46,12 +47,22 @@ IF_NO_TLS: Final = "use redis:// in remote_url if its port does not use TLS"
 _IF_TLS: Final = "use rediss:// in remote_url if its port uses TLS"
 _IF_NOT_THERE: Final = "start it, or correct the address in remote_url"
 _IF_UNKNOWN: Final = "correct the host in remote_url, or what resolves its name"
+_IF_OUT_OF_DATE: Final = "renew the server's certificate, or set the clock of this node"
+_IF_NOT_ACCEPTED: Final = (
+    "name a certificate that the server accepts, with ssl_certfile and ssl_keyfile in remote_url"
+)
 _BY_WORDS: Final[Mapping[str, str]] = {
     "'select' command": "grant the user +select, or use database 0 in remote_url",
     "DB index is out of range": "use a database that the server has, such as 0, in remote_url",
+    "certificate has expired": _IF_OUT_OF_DATE,
+    "certificate is not yet valid": _IF_OUT_OF_DATE,
     "CERTIFICATE_VERIFY_FAILED": (
         "name its authority with ssl_ca_certs in remote_url, and use the host name that the certificate has"
     ),
+    "ALERT_CERTIFICATE_REQUIRED": _IF_NOT_ACCEPTED,
+    "ALERT_CERTIFICATE_EXPIRED": _IF_NOT_ACCEPTED,
+    "ALERT_BAD_CERTIFICATE": _IF_NOT_ACCEPTED,
+    "ALERT_UNKNOWN_CA": _IF_NOT_ACCEPTED,
     "WRONG_VERSION_NUMBER": IF_NO_TLS,
     "Connection refused": _IF_NOT_THERE,
     f"Error {errno.ENOENT} connecting to": _IF_NOT_THERE,
@@ -59,7 +70,7 @@ _BY_WORDS: Final[Mapping[str, str]] = {
     "No address associated with hostname": _IF_UNKNOWN,
     "Temporary failure in name resolution": _IF_UNKNOWN,
 }
-"""What to do, by a part of what a server, the system or TLS says."""
+"""What to do, by a part of what a server, the system or TLS says; the first that is found counts."""
 
 
 def said(error: Exception, secret: str = "") -> str:

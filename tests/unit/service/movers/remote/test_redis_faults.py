@@ -17,7 +17,11 @@ CLUSTER = "it is a node of a Redis cluster, which has only some values; name a s
     [
         pytest.param("MOVED 1 host:2", f"{CLUSTER} (1 host:2)", id="moved"),
         pytest.param("CLUSTERDOWN none", f"{CLUSTER} (none)", id="cluster down"),
-        pytest.param("MASTERDOWN its link is down", "its link is down", id="stale replica"),
+        pytest.param(
+            "MASTERDOWN its link is down",
+            "its link is down; mend its link to its primary, or name that in remote_url",
+            id="stale replica",
+        ),
         pytest.param(
             "READONLY no writes.", "no writes; name its primary in remote_url", id="replica"
         ),
@@ -76,6 +80,23 @@ def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
             "Error -3 connecting to nowhere:1. Temporary failure in name resolution.",
             "correct the host in remote_url, or what resolves its name",
             id="no resolver",
+        ),
+        pytest.param(
+            "Error 1 connecting to redis:1. [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate "
+            "has expired (_ssl.c:1006).",
+            "renew the server's certificate, or set the clock of this node",
+            id="expired",
+        ),
+        pytest.param(
+            "Error 1 connecting to redis:1. [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed "
+            "certificate (_ssl.c:1006).",
+            "name its authority with ssl_ca_certs in remote_url, and use the host name that the certificate has",
+            id="unknown authority",
+        ),
+        pytest.param(
+            "Error while reading from redis:1 : (1, '[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] certificate required')",
+            "name a certificate that the server accepts, with ssl_certfile and ssl_keyfile in remote_url",
+            id="no certificate of ours",
         ),
     ],
 )
