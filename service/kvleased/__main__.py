@@ -215,7 +215,10 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         return 0
     logs.import_structlog()
     from kvleased.control.process import main as control  # noqa: PLC0415
+    from kvleased.memory import host_directory  # noqa: PLC0415
 
+    if arguments.directory_fd >= 0:
+        host_directory.stay_in(arguments.directory_fd)
     return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned)
 
 
@@ -223,15 +226,17 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     from pathlib import Path  # noqa: PLC0415
 
     from kvleased.supervision.epochs import Epochs  # noqa: PLC0415
-    from kvleased.supervision.processes import DISK_MOVER, movers_of  # noqa: PLC0415
+    from kvleased.supervision.processes import CONTROL, DISK_MOVER, movers_of  # noqa: PLC0415
     from kvleased.supervision.supervisor import Supervisor  # noqa: PLC0415
     from kvleased.telemetry.notifying import VARIABLE, Notifier  # noqa: PLC0415
 
     for fd in (settings_fd, *lock_fds):
         os.set_inheritable(fd, False)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
-    # The last lock is on the directory of disk stores: its descriptor stays right even if the path leads elsewhere.
+    # A lock's descriptor stays right even if the path leads elsewhere: the first is host_dir's, the last disk_dir's.
     directory_fds = {DISK_MOVER: lock_fds[-1]} if settings["disk_dir"] else {}
+    if settings["host_dir"]:
+        directory_fds[CONTROL] = lock_fds[0]
     supervisor = Supervisor(
         settings_fd,
         settings["drain_seconds"],

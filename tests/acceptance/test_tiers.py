@@ -23,6 +23,7 @@ from kvlease import (
     PlanInputs,
     UnavailableError,
     Worker,
+    WrongStateError,
 )
 from tests.acceptance.serving import SECONDS_TO_START, Serving, pool_of, served
 
@@ -227,6 +228,29 @@ def test_host_pool_above_half_of_the_limit_is_registered_again(
                 _ready(serving, client, inputs, CacheOptions())
         finally:
             _kill_all(serving)
+
+
+@needs_memory
+def test_host_pools_stay_in_the_directory_of_the_start(tmp_path: Path, host_dir: Path) -> None:
+    """No host pool is made in a directory that took the place of the first, also after a restart; put back, it is."""
+    elsewhere = host_dir.with_name(host_dir.name + "-elsewhere")
+    with (
+        served(tmp_path / "run", "--host-dir", str(host_dir)) as serving,
+        Client(serving.address("unix"), on_doubt="raise") as client,
+    ):
+        host_dir.rename(elsewhere)
+        host_dir.mkdir(mode=0o700)
+        for is_restarted in (False, True):
+            if is_restarted:
+                epoch = client.stats().epoch
+                serving.kill_control()
+                serving.until(lambda epoch=epoch: client.stats().epoch != epoch)  # type: ignore[misc]
+            with pytest.raises(WrongStateError, match="is not the directory that the daemon was"):
+                client.register("main", INPUTS)
+            assert not list(host_dir.iterdir())
+        host_dir.rmdir()
+        elsewhere.rename(host_dir)
+        _ready(serving, client, INPUTS, CacheOptions())
 
 
 @pytest.mark.thorough

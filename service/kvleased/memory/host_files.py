@@ -21,6 +21,7 @@ from typing import Final
 from blake3 import blake3
 
 from kvleased.memory import cpu
+from kvleased.memory.host_directory import opened
 from kvleased.telemetry import logs
 
 HEAD_BYTES: Final = 4096
@@ -89,11 +90,12 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
     """Open the files of a host pool, or make them.
 
     Raises:
+        OtherDirectoryError: the directory is not the one of the daemon's start, or others may use it.
         NoRoomError: the directory has no room for them.
         UnusableError: they exist, but cannot be opened or read; a ForbiddenError if they are not this user's alone.
         OSError: they cannot be made for another reason.
     """
-    with _opened(directory) as dir_fd:
+    with opened(directory) as dir_fd:
         try:
             found = _find(directory, dir_fd, identity, sizes)
         except _ForeignError as error:
@@ -104,7 +106,7 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
 
 def delete_files(directory: Path, identity: bytes) -> None:
     """Delete the files of a host pool."""
-    with _opened(directory) as dir_fd:
+    with opened(directory) as dir_fd:
         _unlink(dir_fd, identity)
 
 
@@ -112,7 +114,7 @@ def unclaimed(directory: Path, identities: Collection[bytes]) -> dict[str, int]:
     """Return the names of other host pools' files in the directory, and the bytes that each takes."""
     claimed = {_name(identity, kind) for identity in identities for kind in (_SLOTS, _RECORDS)}
     found = {}
-    with _opened(directory) as dir_fd, os.scandir(dir_fd) as entries:
+    with opened(directory) as dir_fd, os.scandir(dir_fd) as entries:
         for entry in entries:
             is_ours = _SLOTS in entry.name or _RECORDS in entry.name
             if is_ours and entry.name not in claimed:
@@ -147,15 +149,6 @@ def tell_unclaimed(directory: Path, identities: Collection[bytes]) -> None:
             advice="a cache that is registered again exactly as before finds its files again; delete the files of any "
             "other cache or size, because they use memory",
         )
-
-
-@contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _name(identity: bytes, kind: str) -> str:

@@ -156,7 +156,7 @@ class Supervisor:
 
     def _start_control(self) -> None:
         self._epoch = self.epochs.begin()
-        started = self._spawn(CONTROL, "keeper", {})
+        started = self._spawn(CONTROL, "keeper", self._directory_of(CONTROL))
         if started is None:
             self._failures[CONTROL] += 1
             if not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
@@ -182,15 +182,17 @@ class Supervisor:
         )
 
     def _start_mover(self, role: str) -> None:
-        has_directory = role in self._directory_fds
-        directory = {"directory": self._directory_fds[role]} if has_directory else {}
-        started = self._spawn(role, "link", directory)
+        started = self._spawn(role, "link", self._directory_of(role))
         if started is None:
             return
         self._generations[role] += 1
         message = {"op": "mover", "role": role, "generation": self._generations[role]}
         with started[1] as ours:
             self._send(message, [ours.fileno()])
+
+    def _directory_of(self, role: str) -> dict[str, int]:
+        has_directory = role in self._directory_fds
+        return {"directory": self._directory_fds[role]} if has_directory else {}
 
     def _spawn(
         self, role: str, link_name: str, inherited: Mapping[str, int]

@@ -18,6 +18,7 @@ from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.core.shape import CacheShape
 from kvleased.memory import cpu, host_files, regions
+from kvleased.memory.host_directory import OtherDirectoryError
 from kvleased.memory.limits import disk_limit_bytes, memory_limit_bytes
 from kvleased.movers.gpu.device_link import GpuRegion
 from kvleased.movers.plans import pool_map
@@ -206,7 +207,7 @@ class Maker:
 
         Raises:
             PoolFullError: the memory cannot be had.
-            WrongStateError: the files of the host pool are not this user's alone.
+            WrongStateError: the files of the host pool or their directory are not this user's alone.
         """
         packed, digest = regions.packed_plan(planned)
         fds: dict[str, int] = {}
@@ -246,7 +247,7 @@ class Maker:
         except OSError as error:
             is_there = isinstance(error, host_files.UnusableError)
             done = "used" if is_there else "made"
-            is_forbidden = isinstance(error, host_files.ForbiddenError)
+            is_forbidden = isinstance(error, host_files.ForbiddenError | OtherDirectoryError)
             raise (WrongStateError if is_forbidden else PoolFullError)(
                 f"the host pool's files cannot be {done} in {self._settings.host_dir}: {error.strerror}",
                 resource="host_dir",

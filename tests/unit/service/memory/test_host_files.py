@@ -4,17 +4,20 @@ import errno
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvleased.memory import cpu, host_files
+from kvleased.memory import cpu, host_directory, host_files
 from kvleased.memory.cpu import map_region
+from kvleased.memory.host_directory import OtherDirectoryError
 from kvleased.memory.host_files import (
     HEAD_BYTES,
     HostFiles,
@@ -111,8 +114,7 @@ def _huge_pages() -> Path | None:
 @pytest.mark.skipif(_huge_pages() is None, reason="there are no huge pages to be had")
 def test_files_of_huge_pages_are_whole_pages() -> None:
     """On huge pages files have whole pages, and are found, mapped and given back like others."""
-    directory = _huge_pages()
-    assert directory is not None
+    directory = Path(tempfile.mkdtemp(dir=_huge_pages()))
     files = open_files(directory, ONE, SIZES)
     try:
         region = map_region(files.slots_fd, SIZES.slots_bytes)
@@ -123,6 +125,7 @@ def test_files_of_huge_pages_are_whole_pages() -> None:
     finally:
         _close(files)
         delete_files(directory, ONE)
+        directory.rmdir()
 
 
 def test_other_caches_have_other_files(tmp_path: Path) -> None:
@@ -390,6 +393,47 @@ def test_directory_that_is_gone_is_an_error_of_the_system(tmp_path: Path) -> Non
         open_files(tmp_path / "gone", ONE, SIZES)
 
 
+@pytest.fixture
+def entered(tmp_path: Path) -> Iterator[Path]:
+    """Have this process stay in a directory, as the control process does."""
+    directory = tmp_path / "host"
+    directory.mkdir(mode=0o700)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    host_directory.stay_in(fd)
+    yield directory
+    host_directory._entered.clear()
+    os.close(fd)
+
+
+def test_no_other_directory_takes_the_place_of_the_first(entered: Path) -> None:
+    """Files are made in the directory that was entered alone, or in one made after that was removed."""
+    _open(entered)
+    entered.rename(entered.with_name("elsewhere"))
+    entered.mkdir(mode=0o700)
+
+    with pytest.raises(OtherDirectoryError, match="put that back, or restart the daemon"):
+        _open(entered)
+    assert not list(entered.iterdir())
+
+    entered.rmdir()
+    entered.with_name("elsewhere").rename(entered)
+    assert _open(entered)
+    shutil.rmtree(entered)
+    entered.mkdir(mode=0o700)
+    assert not _open(entered)
+
+
+def test_directory_that_others_may_enter_gets_no_files(tmp_path: Path) -> None:
+    """A directory that was opened to others is refused, with what to do, until it is private again."""
+    tmp_path.chmod(0o750)
+
+    with pytest.raises(OtherDirectoryError, match=r"its mode is 0750.*chmod 0700"):
+        _open(tmp_path)
+
+    tmp_path.chmod(0o700)
+    assert not _open(tmp_path)
+
+
 def test_nothing_is_left_of_files_that_cannot_be_made(tmp_path: Path) -> None:
     """A pool larger than a file can be leaves nothing behind."""
     with pytest.raises(OSError, match=r"large|Invalid"):
@@ -431,7 +475,7 @@ def test_no_failing_call_loses_files(
     num_failed = 0
     for failing_call in range(1, 100):
         directory = tmp_path / str(failing_call)
-        directory.mkdir()
+        directory.mkdir(mode=0o700)
         if had_files:
             files = open_files(directory, ONE, SIZES)
             os.pwrite(files.slots_fd, b"bytes", 4096)
