@@ -344,9 +344,7 @@ def _check_private(status: os.stat_result, path: Path) -> None:
         )
         raise StoreError(message)
     if not is_directory and status.st_nlink > 1:
-        raise StoreError(
-            f"{path} is in the way: it has another name too (a hard link); move it away"
-        )
+        raise StoreError(f"{path} has another name too (a hard link); remove that name")
 
 
 def _new_file_id() -> bytes:
