@@ -22,6 +22,7 @@ from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.holdings import holdings
 from kvleased.core.tenancy.tenants import num_owed, pinned_by_tenant, victims
+from kvleased.counted import are, counted
 
 _LATER: Final = "try again when leases have ended, or drain the cache"
 _SOON: Final = "try again in a moment"
@@ -62,8 +63,9 @@ def check_owed(state: CacheState, shape: CacheShape) -> None:
     need = sum(pinned.values()) + num_owed(shape.tenants, pinned)
     if need > shape.usable_blocks:
         msg = (
-            f"{sum(pinned.values())} blocks are pinned and {need - sum(pinned.values())} more are guaranteed to "
-            f"tenants, but only {shape.usable_blocks} can be granted; unpin some, or lower the minima"
+            f"{are(sum(pinned.values()), 'block')} pinned and "
+            f"{are(need - sum(pinned.values()), 'more block')} guaranteed to tenants, but only "
+            f"{shape.usable_blocks} can be granted; unpin some, or lower the minima"
         )
         raise PoolFullError(
             msg, resource="tenant_minima", need=need, available=shape.usable_blocks,
@@ -140,8 +142,8 @@ def _in_use(state: CacheState, command: Resize, pool: Pool, count: int) -> PoolF
     told = ", ".join(f"{num_blocks} {name.replace('_', ' ')}" for name, num_blocks in held.items())
     advice = "; ".join(dict.fromkeys(_ADVICE[name] for name in held))
     msg = (
-        f"{count} blocks would have to leave the {command.tier.value} pool, but only {pool.num_available} can: among "
-        f"the others are {told}; {advice}"
+        f"{counted(count, 'block')} would have to leave the {command.tier.value} pool, but only {pool.num_available} "
+        f"can: among the others are {told}; {advice}"
     )
     return PoolFullError(
         msg, resource=_NAMES[command.tier], need=count, available=pool.num_available,

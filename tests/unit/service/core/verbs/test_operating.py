@@ -361,6 +361,8 @@ def test_cached_blocks_leave_and_held_ones_do_not() -> None:
     assert "leases" not in str(refused.value)
 
     assert resize(cache, 2).num_evicted == 4
+    with pytest.raises(PoolFullError, match="1 block would have to leave the device pool"):
+        resize(cache, 1)
     assert cache.census().counters["blocks_cleared"] == 4
     assert cache.check() == []
 
