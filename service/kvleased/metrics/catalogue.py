@@ -335,12 +335,13 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         ),
         _counter(
             "slots_adopted",
-            "Blocks that an earlier life left in the disk store and that are findable again.",
+            "Blocks that an earlier life, or damage to its file, left in the disk store and that are findable again.",
             "cache",
         ),
         _counter(
             "disk_slots_forgotten",
-            "Blocks that were lost with the disk store, which has been replaced by another.",
+            "Blocks that were forgotten because the disk store's file was replaced or damaged; those found again are "
+            "adopted.",
             "cache",
         ),
     ),
