@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from kvlease._checks import check_type
 from kvlease.errors import InvalidError
@@ -74,7 +74,7 @@ class Credentials:
             # Read here first, because OpenSSL does not say which file is missing.
             _content(path)
         try:
-            context.load_cert_chain(self.cert_file, self.key_file or None)
+            context.load_cert_chain(self.cert_file, self.key_file or None, ask_for_no_phrase)
         except OSError as error:
             message = (
                 f"{' and '.join(files)} cannot be used: {error.strerror or error}; name the PEM files of a certificate "
@@ -86,8 +86,13 @@ class Credentials:
         """Return the contents of the files of authority, key and certificate, in the order that gRPC takes them.
 
         Raises:
-            InvalidError: a file cannot be read.
+            InvalidError: a file cannot be read, or the certificate and its key do not fit.
         """
+        if self.cert_file:
+            import ssl  # noqa: PLC0415 - loaded only where TLS is used
+
+            # gRPC would say of a key that it cannot use only that the daemon cannot be reached.
+            self._show_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         authority, key, certificate = (
             _content(path) if path else None
             for path in (self.ca_file, self.key_file or self.cert_file, self.cert_file)
@@ -97,6 +102,18 @@ class Credentials:
 
 NO_CREDENTIALS: Final = Credentials()
 """Nothing to show."""
+
+
+def ask_for_no_phrase() -> NoReturn:
+    """Refuse a key that needs a pass phrase, for which OpenSSL would ask at the terminal, and wait.
+
+    Raises:
+        OSError: always.
+    """
+    raise OSError(
+        "the key is encrypted, and nobody is asked for its pass phrase; write it without one, with "
+        "(umask 077; openssl pkey -in KEY -out FILE)"
+    )
 
 
 def from_environment() -> Credentials:

@@ -1,11 +1,14 @@
 """Own TLS: the files that servers need for it, and the role that a client's certificate gives."""
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from kvlease.credentials import ask_for_no_phrase
 from kvleased.access.roles import Role
 from kvleased.system.directories import UnusableError
 
@@ -57,15 +60,17 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(self.cert_file, self.key_file)
-            if self.client_ca_file is not None:
+        with _told_of(self.cert_file):
+            # Read here first, because OpenSSL does not say which of the two is missing.
+            self.cert_file.read_bytes()
+        with _told_of(self.key_file):
+            self.key_file.read_bytes()
+        with _told_of(self.cert_file, self.key_file):
+            context.load_cert_chain(self.cert_file, self.key_file, ask_for_no_phrase)
+        if self.client_ca_file is not None:
+            with _told_of(self.client_ca_file):
                 context.load_verify_locations(self.client_ca_file)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:
-            reason = error.strerror or str(error)
-            message = f"TLS cannot be served with {self.cert_file} and {self.key_file}: {reason}"
-            raise UnusableError(message) from error
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
 
@@ -91,6 +96,16 @@ def expires_at(cert_file: Path) -> float | None:
     """Return the second since 1970 at which the first certificate of a PEM file ends; None if it cannot be read."""
     found = validity(cert_file)
     return None if found is None else found.ends_at
+
+
+@contextmanager
+def _told_of(*files: Path) -> Iterator[None]:
+    """Turn the failure of what uses files into one that names them."""
+    try:
+        yield
+    except OSError as error:
+        names, reason = " and ".join(map(str, files)), error.strerror or error
+        raise UnusableError(f"TLS cannot be served with {names}: {reason}") from error
 
 
 def _validity(der: bytes) -> Validity:

@@ -268,6 +268,54 @@ def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path)
             TlsFiles(cert_file=cert, key_file=key, client_ca_file=None).context()
 
 
+@pytest.mark.parametrize("role", ["cert_file", "key_file", "client_ca_file"])
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_file_that_cannot_be_used_is_the_one_named(
+    authority: Authority, tmp_path: Path, role: str, text: str | None
+) -> None:
+    """The refusal of a missing file names it alone, and that of an authority not the certificate."""
+    made, file = authority.sign("named"), tmp_path / "wrong.pem"
+    if text is not None:
+        file.write_text(text)
+    files = {
+        "cert_file": made.cert_file,
+        "key_file": made.key_file,
+        "client_ca_file": authority.cert_file,
+    }
+
+    with pytest.raises(UnusableError, match=f"{file}: |{file} and |and {file}") as refused:
+        TlsFiles(**(files | {role: file})).context()
+
+    is_alone = text is None or role == "client_ca_file"
+    assert is_alone is not (" and " in str(refused.value))
+
+
+def test_encrypted_key_is_refused_and_asks_nobody(authority: Authority, tmp_path: Path) -> None:
+    """A key with a pass phrase is refused with what to write instead; OpenSSL would wait for someone to type it."""
+    made, encrypted = authority.sign("encrypted"), tmp_path / "encrypted.key"
+    command = [
+        "openssl",
+        "pkey",
+        "-in",
+        made.key_file,
+        "-out",
+        encrypted,
+        "-aes128",
+        "-passout",
+        "pass:phrase",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+
+    with pytest.raises(UnusableError, match=r"encrypted\.key: the key is encrypted.*openssl pkey"):
+        TlsFiles(cert_file=made.cert_file, key_file=encrypted, client_ca_file=None).context()
+    shown = Credentials(cert_file=str(made.cert_file), key_file=str(encrypted))
+    for read in (shown.tls, shown.pem):
+        with pytest.raises(
+            InvalidError, match=r"encrypted\.key.*the key is encrypted.*openssl pkey"
+        ):
+            read()
+
+
 def _write(path: Path, text: str, mode: int) -> None:
     path.write_text(text)
     path.chmod(mode)

@@ -88,7 +88,7 @@ def said_by_none(error: Exception, secret: str = "") -> str:
 
 def unusable_file(files: str, error: OSError) -> RedisConnectionError:
     """Return the error for the files of a certificate, key or authority, which redis-py would not name."""
-    return _UnusableFileError(f"{files}: {error.strerror or type(error).__name__}")
+    return _UnusableFileError(f"{files}: {error.strerror or error}")
 
 
 def _advice(error: Exception) -> str:

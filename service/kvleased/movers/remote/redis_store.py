@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from kvlease.credentials import ask_for_no_phrase
 from kvleased.config.addresses import TLS_FILES, RemoteUrl
 from kvleased.movers.remote import redis_faults
 from kvleased.movers.remote.store import (
@@ -207,7 +208,7 @@ class _TlsConnection(SSLConnection):
         context.check_hostname = self.check_hostname
         if self.certfile or self.keyfile:
             try:
-                context.load_cert_chain(self.certfile, self.keyfile)
+                context.load_cert_chain(self.certfile, self.keyfile, ask_for_no_phrase)
             except OSError as error:
                 files = " and ".join(filter(None, (self.certfile, self.keyfile)))
                 raise redis_faults.unusable_file(files, error) from None
