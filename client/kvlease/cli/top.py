@@ -116,7 +116,7 @@ class Top(App[None]):
     def action_pause(self) -> None:
         """Pause or resume."""
         self.is_paused = not self.is_paused
-        self.sub_title = "paused" if self.is_paused else self.cache
+        self._entitle()
 
     def action_next_cache(self) -> None:
         """Show the next cache."""
@@ -168,7 +168,7 @@ class Top(App[None]):
         names = [one.cache for one in moment.caches]
         if names and self.cache not in names:
             self.cache = names[0]
-        self.sub_title = self.cache
+        self._entitle()
         history = [(one.seconds, one.stats) for one in self.moments]
         found: dict[str, RenderableType] = {
             "summary": parts.summary(moment.stats, moment.caches, self.cache),
@@ -181,6 +181,11 @@ class Top(App[None]):
             self.query_one(f"#{name}", Static).update(part)
         for name in parts.LISTS:
             self._fill(name, parts.rows(name, moment.lists.get(name)))
+
+    def _entitle(self) -> None:
+        """Say which cache is shown, and whether it stands still."""
+        said = [self.cache] if self.cache else []
+        self.sub_title = ", ".join([*said, "paused"] if self.is_paused else said)
 
     def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
         table = self._table(name)

@@ -59,8 +59,8 @@ _NAMES_MAX: Final = 8
 """Most caches that one line names."""
 _ROWS_OF_SQUARES: Final = 4
 _NAME_COLUMNS: Final = 12
-_TENANT_CHARACTERS_MAX: Final = 24
-"""Most characters that are shown of a tenant's name, so that the numbers beside it fit 80 columns."""
+_TENANT_COLUMNS_MAX: Final = 24
+"""Most columns that a tenant's name takes, so that the numbers beside it fit 80 columns."""
 
 
 def summary(stats: Stats, caches: Sequence[CacheInfo], cache: str) -> RenderableType:
@@ -254,10 +254,9 @@ def _timeline(words: str, shares: Sequence[float | None], columns: int) -> Text:
 
 def _shortened(name: str) -> str:
     """Return a name as it is printed, with an ellipsis for what is too long."""
-    shown = printable(name)
-    return (
-        shown if len(shown) <= _TENANT_CHARACTERS_MAX else f"{shown[: _TENANT_CHARACTERS_MAX - 1]}…"
-    )
+    shown = Text(printable(name))
+    shown.truncate(_TENANT_COLUMNS_MAX, overflow="ellipsis")
+    return shown.plain
 
 
 def _bar(share: float) -> str:

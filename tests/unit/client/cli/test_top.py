@@ -107,13 +107,17 @@ async def test_pause_stops_reading_and_r_reads() -> None:
         await top.workers.wait_for_complete()
         await pilot.press("p")
         top._tick()
-        assert (told.num_read, top.sub_title) == (1, "paused")
+        assert (told.num_read, top.sub_title) == (1, "demo, paused")
 
         await pilot.press("r")
         await top.workers.wait_for_complete()
         assert told.num_read == 2
+        await pilot.press("c")
+        await top.workers.wait_for_complete()
+        assert top.sub_title == "other, paused"
         await pilot.press("p")
         assert not top.is_paused
+        assert top.sub_title == "other"
 
 
 async def test_r_reads_once_at_a_time() -> None:
@@ -239,6 +243,7 @@ async def test_of_many_tenants_those_with_the_most_blocks_are_shown() -> None:
     [
         pytest.param("n" * 24, "n" * 24, id="fits"),
         pytest.param("n" * 25, "n" * 23 + "…", id="too-long"),
+        pytest.param("日本" * 12, "日本" * 5 + "日 …", id="two-columns-each"),
         pytest.param("\u202e" * 8, "\\u202e" * 3 + "\\u202…", id="escaped"),
     ],
 )
