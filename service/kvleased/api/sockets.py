@@ -67,7 +67,7 @@ def listen_beyond(host: str, port: int) -> socket.socket:
     except OSError as error:
         if host == _ALL_OF_V6 and error.errno in _NO_V6:
             return listen_beyond(_ALL_OF_V4, port)
-        raise named(error, f"{host}:{port}") from error
+        raise named(error, address_of(host, port)) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

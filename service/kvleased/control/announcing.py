@@ -1,10 +1,12 @@
-"""Own how the daemon announces its addresses: as an event of its log, and at a terminal also as text for people."""
+"""Own how the daemon announces its addresses, or that it has none: in its log, and at a terminal as text for people."""
 
+import errno
 import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from time import process_time
+from typing import Final
 
 import structlog
 
@@ -12,6 +14,8 @@ from kvlease._runtime import PAGE_FILE
 from kvleased.config.settings import Settings
 
 _LOG = structlog.get_logger()
+_NO_SUCH_ADDRESS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
+"""Errors if no interface has an address, or if a link-local one does not say which interface."""
 
 
 def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
@@ -27,6 +31,22 @@ def announce(epoch: int, addresses: Mapping[str, str], seconds: float) -> None:
         lines = "".join(f"  {name:<13} {address}\n" for name, address in addresses.items())
         sys.stdout.write(f"kvleased is ready after {seconds:.2f} s (epoch {epoch})\n{lines}")
         sys.stdout.flush()
+
+
+def tell_of_no_place(error: OSError) -> None:
+    """Log which address, port or socket cannot be had, and what to do."""
+    advice = "stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir"
+    if error.errno in _NO_SUCH_ADDRESS:
+        advice = (
+            "give --tcp-host or --probe-host an address that this machine has, or 0.0.0.0 or :: for all of them; a "
+            "link-local one has its interface behind it, as in fe80::1%eth0"
+        )
+    _LOG.error(
+        "cannot_listen",
+        error=error.strerror or str(error),
+        address=error.filename or "",
+        advice=advice,
+    )
 
 
 def leave_page(directory: Path, addresses: Mapping[str, str]) -> None:

@@ -20,7 +20,14 @@ from kvleased.access import tokens
 from kvleased.config.settings import PATHS, Settings
 from kvleased.config.tenant_settings import TenantSettings
 from kvleased.control import risks
-from kvleased.control.announcing import addresses_of, announce, bracketed, grpc_on_tcp, leave_page
+from kvleased.control.announcing import (
+    addresses_of,
+    announce,
+    bracketed,
+    grpc_on_tcp,
+    leave_page,
+    tell_of_no_place,
+)
 from kvleased.control.presence import Presence
 from kvleased.daemon import Daemon
 from kvleased.movers.batches import Moved
@@ -114,7 +121,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     try:
         _check_free(settings)
     except OSError as error:
-        return _cannot_listen(error)
+        tell_of_no_place(error)
+        return os.EX_CONFIG
     try:
         renewal, served = _renewal(daemon, metrics, keeper, servers, kept)
     except UnusableError as error:
@@ -131,7 +139,8 @@ async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) 
     try:
         rest, addresses = await _start(servers, daemon, metrics, stop, served)
     except OSError as error:
-        return _cannot_listen(error)
+        tell_of_no_place(error)
+        return os.EX_CONFIG
     except UnusableError as error:
         return _cannot_start(error)
     _watch_places(daemon, metrics, local, servers)
@@ -213,17 +222,6 @@ async def _start(
     if settings.is_on_gpu:
         await _await_device(daemon, stop)
     return rest, addresses_of(settings, rest.http_port, grpc_port, probe_port)
-
-
-def _cannot_listen(error: OSError) -> int:
-    """Log which port or socket cannot be had, and what to do; return the exit status."""
-    _LOG.error(
-        "cannot_listen",
-        error=error.strerror or str(error),
-        address=error.filename or "",
-        advice="stop what listens there, or choose another --http-port, --grpc-port, --probe-port or --runtime-dir",
-    )
-    return os.EX_CONFIG
 
 
 def _cannot_start(error: UnusableError) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kvleased.api.sockets import listen_beyond
 from kvleased.config.settings import Settings
-from kvleased.control.announcing import addresses_of, announce, leave_page
+from kvleased.control.announcing import addresses_of, announce, leave_page, tell_of_no_place
 
 
 def addresses(tmp_path: Path, **changes: Any) -> dict[str, str]:
@@ -101,3 +102,29 @@ def test_address_that_cannot_be_left_ends_nothing(tmp_path: Path) -> None:
 
     (line,) = lines
     assert (line["event"], line["log_level"]) == ("page_address_not_left", "warning")
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "advice"),
+    [
+        pytest.param(
+            "192.0.2.1", "192.0.2.1:7072", "an address that this machine has", id="absent"
+        ),
+        pytest.param(
+            "2001:db8::1", "[2001:db8::1]:7072", "an address that this machine has", id="IPv6"
+        ),
+        pytest.param("127.0.0.1", "127.0.0.1:", "stop what listens there", id="taken"),
+    ],
+)
+def test_advice_is_about_what_is_wrong(host: str, shown: str, advice: str) -> None:
+    """Another port is of no use if it is the address that the machine does not have."""
+    with listen_beyond("127.0.0.1", 0) as other, capture_logs() as lines:
+        port = other.getsockname()[1] if host == "127.0.0.1" else 7072
+        with pytest.raises(OSError) as refused:  # noqa: PT011 -- its words are the kernel's
+            listen_beyond(host, port)
+        tell_of_no_place(refused.value)
+
+    (line,) = lines
+    assert line["event"] == "cannot_listen"
+    assert line["address"].startswith(shown)
+    assert advice in line["advice"]
