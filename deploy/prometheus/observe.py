@@ -182,8 +182,12 @@ def _running(command: list[str], url: str) -> "Iterator[subprocess.Popen[bytes]]
 
 def _answers(url: str) -> bool:
     context = from_environment().tls() if url.startswith("https:") else None
+    # As Prometheus, past the proxies that the environment names for other machines.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
     try:
-        with urllib.request.urlopen(url, timeout=2, context=context):  # noqa: S310 - as it was named
+        with opener.open(url, timeout=2):
             return True
     except OSError:
         return False

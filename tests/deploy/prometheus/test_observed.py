@@ -160,7 +160,10 @@ def test_address_that_prometheus_cannot_read_is_refused(address: str, says: str)
 
 @pytest.mark.parametrize("is_by_socket", [True, False], ids=["by its socket", "by its address"])
 def test_daemon_that_is_named_is_observed(tmp_path: Path, is_by_socket: bool) -> None:
-    """Its socket's or REST address, over TLS, is enough to observe a daemon; its token lies beside the socket."""
+    """Its socket's or REST address, over TLS, is enough to observe a daemon; its token lies beside the socket.
+
+    What the environment says of proxies is for other machines.
+    """
     authority = Authority(tmp_path)
     pair = authority.sign("server")
     options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
@@ -171,6 +174,8 @@ def test_daemon_that_is_named_is_observed(tmp_path: Path, is_by_socket: bool) ->
             **os.environ,
             "KVLEASE_ADDRESS": serving.address("unix") if is_by_socket else rest,
             "KVLEASE_CA_FILE": str(authority.cert_file),
+            "http_proxy": "http://127.0.0.1:9",
+            "https_proxy": "http://127.0.0.1:9",
         }
         if not is_by_socket:
             env["KVLEASE_TOKEN_FILE"] = str(tmp_path / "run" / "reader.token")
