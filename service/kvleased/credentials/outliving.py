@@ -73,7 +73,12 @@ def begin(
         copies.keep(TOKENS, keyring.words)
 
     def took_certificate(files: TlsFiles) -> None:
-        take_certificate(files)
+        try:
+            take_certificate(files)
+        except OSError as error:
+            # Each server reads the files anew, and one may have gone since they were tried.
+            message = f"TLS cannot be served with {files.cert_file} and {files.key_file}: {error.strerror or error}"
+            raise UnusableError(message) from error
         _copy(files, copies)
 
     _begin_tokens(settings, copies, renewal, took_tokens)

@@ -1,6 +1,7 @@
 """Laws of copies of credentials: a control process that cannot use the files goes on with its predecessor's copies."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +27,7 @@ class Lives:
         self.store = Store()
         self.renewal = Renewal()
         self.keyring = Keyring({})
+        self.take_certificate: Callable[[TlsFiles], None] = lambda _: None
 
     def keep(self, name: str, fd: int, metadata: dict[str, str]) -> None:
         """Keep a descriptor, as the supervisor does for the link."""
@@ -43,7 +45,7 @@ class Lives:
         """Begin the next life; return the settings that it serves by."""
         self.renewal = Renewal()
         copies = Copies(cast(KeeperLink, self), self.kept())
-        return begin(self.settings, copies, self.renewal, self._take, lambda _: None)
+        return begin(self.settings, copies, self.renewal, self._take, self.take_certificate)
 
     def _take(self, keyring: Keyring) -> None:
         self.keyring = keyring
@@ -131,3 +133,20 @@ def test_copies_show_no_secret(lives: Lives) -> None:
     assert lives.keyring.words[Role.READER.value] not in told
     assert "PRIVATE" not in told
     assert repr(Copies(cast(KeeperLink, lives), [])) == "<Copies of nothing>"
+
+
+def test_file_that_goes_while_it_is_taken_ends_no_watch(lives: Lives) -> None:
+    """A server that finds a file gone, which was there a moment before, is served by the next look."""
+    gone: list[OSError] = [FileNotFoundError("gone")]
+
+    def take(_: TlsFiles) -> None:
+        if gone:
+            raise gone.pop()
+
+    lives.take_certificate = take
+    lives.next()
+
+    lives.renewal.look(is_told=True)
+    assert lives.renewal.stale["certificate"]
+    lives.renewal.look(is_told=True)
+    assert not lives.renewal.stale["certificate"]
