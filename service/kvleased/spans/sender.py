@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from kvleased.config.addresses import without_credentials
 from kvleased.telemetry import logs
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class SpanSender(SpanExporter):
     def __init__(self, exporter: SpanExporter, url: str) -> None:
         """Take OpenTelemetry's own exporter, and the address that it sends spans to."""
         self._exporter = exporter
-        self._url = url
+        self._url = without_credentials(url)
         self._reason = _Reason()
         self._num_lost = 0
         """Spans that were lost since some were last taken."""
@@ -58,7 +59,7 @@ class SpanSender(SpanExporter):
                 "warning",
                 "spans_lost",
                 endpoint=self._url,
-                error=self._reason.last,
+                error=without_credentials(self._reason.last),
                 advice="see that the collector at trace_endpoint answers; spans are lost until it takes them",
             )
         self._num_lost += num_spans

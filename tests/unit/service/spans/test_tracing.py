@@ -101,6 +101,25 @@ def test_collector_that_does_not_answer_holds_up_no_stop(
     assert "spans_lost" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "127.0.0.1:99999"])
+def test_password_of_a_collector_is_not_logged(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """What the log says of a collector has neither its user nor its password."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(logs, "line", lambda *_, **fields: lines.append(fields))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    spans = Tracing(endpoint=f"http://somebody:secret@{host}", file=None, epoch=5)
+    spans.start()
+
+    spans.call("reserve", "local", PARENT).end()
+    spans.provider.force_flush()
+    spans.stop()
+
+    assert lines
+    assert lines[0]["endpoint"] == f"http://***@{host}/v1/traces"
+    assert "secret" not in str(lines)
+
+
 def test_collector_that_is_down_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches are lost, the log has one line when losses begin, with the reason, and one at their end."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
