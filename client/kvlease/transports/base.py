@@ -152,10 +152,15 @@ class Address:
         """The source of the token of calls that have none of their own."""
         return Bearer(self.credentials, self.host, self.port, runtime_directory())
 
+    @property
+    def place(self) -> str:
+        """Host and port as in URLs, with an address of IPv6 in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
     def __str__(self) -> str:
         """Write the address as it is given."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{self.path or f'{host}:{self.port}'}"
+        return f"{self.scheme}://{self.path or self.place}"
 
 
 def parse_address(written: str) -> Address:

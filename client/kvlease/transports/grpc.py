@@ -224,7 +224,7 @@ def _open(kind: Any, address: Address) -> Any:
 
 
 def _target(address: Address) -> str:
-    return f"unix://{address.path}" if address.path else f"{address.host}:{address.port}"
+    return f"unix://{address.path}" if address.path else address.place
 
 
 def _multi_callable(channel: Any, verb: str) -> Any:

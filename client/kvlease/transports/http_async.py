@@ -105,5 +105,5 @@ class AsyncHttpTransport:
         return self._address.credentials.tls() if self._address.has_tls else True
 
     def _url(self, path: str) -> str:
-        host = "localhost" if self._address.path else f"{self._address.host}:{self._address.port}"
+        host = "localhost" if self._address.path else self._address.place
         return f"{'https' if self._address.has_tls else 'http'}://{host}{path}"

@@ -1,14 +1,18 @@
 """Laws of addresses."""
 
+import asyncio
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from kvlease import Client, InvalidError
+from kvlease import AsyncClient, Client, Credentials, InvalidError
 from kvlease.transports.base import default_address, parse_address
 from kvleased import probing
+from kvleased.access.roles import Role
 from kvleased.config.sources import load
+from tests.unit.api.guarded import guarded
 
 
 @pytest.mark.parametrize(
@@ -125,3 +129,21 @@ def test_client_refuses_options_that_no_call_can_honour(options: dict[str, float
     """A deadline must be positive and finite, and a doubt must be a miss or an error."""
     with pytest.raises(InvalidError):
         Client("unix:///nowhere.sock", **options)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+async def test_either_client_calls_an_address_of_ipv6(scheme: str) -> None:
+    """The address that a daemon on IPv6's loopback announces, brackets and all, is enough for both clients."""
+    with tempfile.TemporaryDirectory(prefix="kvl") as directory:
+        async with guarded(Path(directory) / "run", tcp_host="::1") as found:
+            port = found.rest.http_port if scheme == "http" else found.grpc.grpc_port
+            shown = Credentials(token=found.tokens[Role.READER])
+            address = f"{scheme}://[::1]:{port}"
+
+            def caches() -> int:
+                with Client(address, credentials=shown, deadline_seconds=10) as client:
+                    return len(client.list_caches())
+
+            assert await asyncio.to_thread(caches) == 1
+            async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:
+                assert len(await client.list_caches()) == 1
