@@ -6,6 +6,7 @@ Over Unix sockets none are needed: the daemon sees which user calls.
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -34,7 +35,6 @@ _OF_ANOTHER_HOST: Final = ("mismatch", "Hostname")
 _OPERATORS: Final = "operator.token"
 _READERS: Final = "reader.token"
 """Token files that a daemon of this user writes to its runtime directory."""
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _TOKEN_FORM: Final = "a token is one word of printable ASCII characters"  # noqa: S105 -- says what one is
 _LISTENS: Final = "0A"
 """The state of a listening socket in the kernel's tables."""
@@ -140,7 +140,7 @@ def readers_file(named: str, host: str, port: int, directory: Path) -> str:
     if found := named or os.environ.get(TOKEN_FILE_VARIABLE, ""):
         return found
     # As for an operator's token: anybody's program might listen there.
-    if host not in _LOOPBACK or not _is_own(port):
+    if not _is_loopback(host) or not _is_own(port):
         message = (
             f"no daemon of this user listens at {host}:{port}; start it without --no-listen-tcp, pass its address "
             "with --address http://HOST:PORT, or name the file of a reader's token for that address with --token-file "
@@ -196,7 +196,7 @@ class Bearer:
     @property
     def token(self) -> str:
         """The token; empty if there is none."""
-        if self._given or self._host not in _LOOPBACK:
+        if self._given or not _is_loopback(self._host):
             return self._given
         return self._found
 
@@ -240,6 +240,13 @@ def _is_own(port: int) -> bool:
             if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
                 users.add(int(rest[3]))
     return bool(users) and users <= {0, os.getuid()}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _content(path: str) -> bytes:

@@ -96,6 +96,17 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
+def names_loopback(host: str) -> bool:
+    """Tell whether a Host header means this machine: a web page may have a name lead to loopback, but no address."""
+    name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return is_loopback(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+
+
 def private_directory(path: Path) -> None:
     """Make a directory that only this user can enter, or accept one that belongs to this user or root.
 

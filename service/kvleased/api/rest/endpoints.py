@@ -26,11 +26,11 @@ from kvleased.api.rest.bodies import refusal_of, require_plain, schema_of
 from kvleased.api.rest.conversion import to_json
 from kvleased.api.rest.routes import NUMBERS, Route
 from kvleased.api.seam import Backend, Observer
-from kvleased.api.sockets import Peer
+from kvleased.api.sockets import Peer, names_loopback
 from kvleased.calls import checks
 
-LOCAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
-"""The names of loopback; any other Host header may be a web page's whose own name was made to lead to loopback."""
+_USUAL_NAMES: Final = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
+"""The usual names of loopback; another may be a web page's own, which was made to lead to loopback."""
 
 _OK: Final = 200
 _CREATED: Final = 201
@@ -246,8 +246,11 @@ def _caller(request: Request) -> tuple[Caller, bytes]:
 
 def _check_hosts(hosts: list[bytes]) -> None:
     """Refuse a request that names another host than loopback's; one of HTTP/1.0 may name none."""
-    if hosts and hosts[0].rpartition(b":")[0] not in LOCAL_NAMES and hosts[0] not in LOCAL_NAMES:
-        raise InvalidError("address the daemon as localhost or 127.0.0.1", resource="host")
+    if not hosts or hosts[0].rpartition(b":")[0] in _USUAL_NAMES or hosts[0] in _USUAL_NAMES:
+        return
+    if not names_loopback(hosts[0].decode("latin-1")):
+        message = "address the daemon as localhost, or by an address of loopback such as 127.0.0.1"
+        raise InvalidError(message, resource="host")
 
 
 def _token(header: bytes) -> str:

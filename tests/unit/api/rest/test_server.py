@@ -199,7 +199,19 @@ async def test_number_out_of_range_is_refused_by_its_name(served: Served) -> Non
     assert answer.json["detail"].startswith("limit is ")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:7070"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:7070",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "::1",
+        "[",
+        ":1",
+        "127.1",
+    ],
+)
 async def test_page_of_another_host_is_refused(served: Served, host: str) -> None:
     """A host name that a web page made resolve to loopback does not reach the daemon over TCP."""
     answer = await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
@@ -208,8 +220,8 @@ async def test_page_of_another_host_is_refused(served: Served, host: str) -> Non
 
 
 async def test_tcp_is_loopback(served: Served) -> None:
-    """Over TCP, REST answers at 127.0.0.1 under each of its names."""
-    for host in ("127.0.0.1", "localhost:1", "[::1]:7070"):
+    """Over TCP, REST answers under each name and address of loopback, as --tcp-host may be any of these."""
+    for host in ("127.0.0.1", "localhost:1", "[::1]:7070", "LocalHost", "127.0.0.2:7070", "[0::1]"):
         assert (
             await http(served, "GET", "/v1/stats", headers={"Host": host}, over_tcp=True)
         ).status == 200
