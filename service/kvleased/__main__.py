@@ -215,11 +215,9 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         return 0
     logs.import_structlog()
     from kvleased.control.process import main as control  # noqa: PLC0415
-    from kvleased.memory import host_directory  # noqa: PLC0415
 
-    if arguments.directory_fd >= 0:
-        host_directory.stay_in(arguments.directory_fd)
-    return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned)
+    directory_fd = None if arguments.directory_fd < 0 else arguments.directory_fd
+    return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned, directory_fd)
 
 
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:

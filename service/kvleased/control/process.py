@@ -78,7 +78,9 @@ class Renewable(Protocol):
         """Take another certificate; raise UnusableError and keep the old one if it cannot be used."""
 
 
-def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
+def main(
+    settings_fd: int, keeper_fd: int, spawned: float, host_directory_fd: int | None = None
+) -> int:
     """Run the control process over inherited descriptors; return its exit status."""
     # A terminal sends its signals to all processes; the supervisor turns them into a SIGTERM.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -87,9 +89,10 @@ def main(settings_fd: int, keeper_fd: int, spawned: float) -> int:
     keep_freed_memory()
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
+    keeper = KeeperLink(socket.socket(fileno=keeper_fd), host_directory_fd)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(serve(settings, socket.socket(fileno=keeper_fd), spawned))
+            return runner.run(serve(settings, keeper, spawned))
         except HandoverError as error:
             return _cannot_take_over(error)
 
@@ -104,14 +107,13 @@ def read_settings(settings_fd: int) -> Settings:
     return Settings.model_construct(**values | paths | {"tenants": tenants})
 
 
-async def serve(settings: Settings, keeper_sock: socket.socket, spawned: float) -> int:
+async def serve(settings: Settings, keeper: KeeperLink, spawned: float) -> int:
     """Serve until SIGTERM, then drain; raises HandoverError if what the supervisor kept does not arrive whole."""
     from kvleased.api.local.listener import LocalServer  # noqa: PLC0415 -- what takes over comes first
     from kvleased.metrics import Metrics  # noqa: PLC0415
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    keeper = KeeperLink(keeper_sock)
     epoch, kept, notes = keeper.take_over()
     metrics = Metrics()
     metrics.epoch, metrics.control_restarts = epoch, keeper.restarts

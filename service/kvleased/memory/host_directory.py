@@ -11,22 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_entered: list[int] = []
-"""The directory that the daemon was started with, if this process was given it."""
-
 
 class OtherDirectoryError(OSError):
     """The path does not lead to the directory that the daemon was started with, or others may use that."""
 
 
-def stay_in(fd: int) -> None:
-    """Have the directory be this one from now on; the descriptor stays right even if the path leads elsewhere."""
-    _entered[:] = [fd]
-
-
 @contextmanager
-def opened(directory: Path) -> Iterator[int]:
+def opened(directory: Path, started_fd: int | None = None) -> Iterator[int]:
     """Open the directory for as long as the context lasts.
+
+    `started_fd` is the directory that the daemon was started with; a descriptor stays right wherever the path leads.
 
     Raises:
         OtherDirectoryError: it is another one, or others may use it.
@@ -34,15 +28,14 @@ def opened(directory: Path) -> Iterator[int]:
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _check(directory, os.fstat(fd))
+        _check(directory, os.fstat(fd), started_fd)
         yield fd
     finally:
         os.close(fd)
 
 
-def _check(directory: Path, status: os.stat_result) -> None:
-    before = [os.fstat(fd) for fd in _entered]
-    if not all(_may_be(status, one) for one in before):
+def _check(directory: Path, status: os.stat_result, started_fd: int | None) -> None:
+    if started_fd is not None and not _may_be(status, os.fstat(started_fd)):
         reason = "it is not the directory that the daemon was started with; put that back, or restart the daemon"
         raise OtherDirectoryError(errno.ESTALE, reason, str(directory))
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:

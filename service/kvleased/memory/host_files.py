@@ -86,8 +86,10 @@ class _ForeignError(Exception):
     """A file under the right name is not ours."""
 
 
-def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
-    """Open the files of a host pool, or make them.
+def open_files(
+    directory: Path, identity: bytes, sizes: HostSizes, started_fd: int | None = None
+) -> HostFiles:
+    """Open the files of a host pool, or make them; `started_fd` is the directory that the daemon was started with.
 
     Raises:
         OtherDirectoryError: the directory is not the one of the daemon's start, or others may use it.
@@ -95,7 +97,7 @@ def open_files(directory: Path, identity: bytes, sizes: HostSizes) -> HostFiles:
         UnusableError: they exist, but cannot be opened or read; a ForbiddenError if they are not this user's alone.
         OSError: they cannot be made for another reason.
     """
-    with opened(directory) as dir_fd:
+    with opened(directory, started_fd) as dir_fd:
         try:
             found = _find(directory, dir_fd, identity, sizes)
         except _ForeignError as error:

@@ -239,17 +239,17 @@ class Maker:
         self, fds: dict[str, int], name: str, planned: CachePlan, options: pb.CacheOptions
     ) -> bool:
         """Open the files of a host pool, have the supervisor keep them, and tell whether they existed before."""
-        assert self._settings.host_dir is not None, "asked before"
+        directory, started_fd = self._settings.host_dir, self._keeper.host_directory_fd
+        assert directory is not None, "asked before"
         identity = self._identity(Tier.HOST, name, planned, options)
         sizes = regions.host_sizes(planned, self._shape_of(planned, options))
         try:
-            files = host_files.open_files(self._settings.host_dir, identity, sizes)
+            files = host_files.open_files(directory, identity, sizes, started_fd)
         except OSError as error:
             is_there = isinstance(error, host_files.UnusableError)
-            done = "used" if is_there else "made"
             is_forbidden = isinstance(error, host_files.ForbiddenError | OtherDirectoryError)
             raise (WrongStateError if is_forbidden else PoolFullError)(
-                f"the host pool's files cannot be {done} in {self._settings.host_dir}: {error.strerror}",
+                f"the host pool's files cannot be {'used' if is_there else 'made'} in {directory}: {error.strerror}",
                 resource="host_dir",
                 need=getattr(error, "need_bytes", None),
                 available=getattr(error, "free_bytes", None),

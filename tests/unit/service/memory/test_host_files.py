@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvleased.memory import cpu, host_directory, host_files
+from kvleased.memory import cpu, host_files
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_directory import OtherDirectoryError
 from kvleased.memory.host_files import (
@@ -34,9 +34,14 @@ ONE, OTHER = bytes([1]) * 32, bytes([2]) * 32
 NAME = (bytes([1]) * 16).hex()
 
 
-def _open(directory: Path, identity: bytes = ONE, sizes: HostSizes = SIZES) -> bool:
+def _open(
+    directory: Path,
+    identity: bytes = ONE,
+    sizes: HostSizes = SIZES,
+    started_fd: int | None = None,
+) -> bool:
     """Open the files, close them again and tell whether they were found."""
-    files = open_files(directory, identity, sizes)
+    files = open_files(directory, identity, sizes, started_fd)
     _close(files)
     return files.is_found
 
@@ -393,34 +398,26 @@ def test_directory_that_is_gone_is_an_error_of_the_system(tmp_path: Path) -> Non
         open_files(tmp_path / "gone", ONE, SIZES)
 
 
-@pytest.fixture
-def entered(tmp_path: Path) -> Iterator[Path]:
-    """Have this process stay in a directory, as the control process does."""
-    directory = tmp_path / "host"
-    directory.mkdir(mode=0o700)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    host_directory.stay_in(fd)
-    yield directory
-    host_directory._entered.clear()
-    os.close(fd)
-
-
-def test_no_other_directory_takes_the_place_of_the_first(entered: Path) -> None:
-    """Files are made in the directory that was entered alone, or in one made after that was removed."""
-    _open(entered)
-    entered.rename(entered.with_name("elsewhere"))
-    entered.mkdir(mode=0o700)
+def test_no_other_directory_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Files are made in the directory of the start alone, or in one made after that was removed."""
+    first = tmp_path / "host"
+    first.mkdir(mode=0o700)
+    started_fd = os.open(first, os.O_RDONLY | os.O_DIRECTORY)
+    _open(first, started_fd=started_fd)
+    first.rename(first.with_name("elsewhere"))
+    first.mkdir(mode=0o700)
 
     with pytest.raises(OtherDirectoryError, match="put that back, or restart the daemon"):
-        _open(entered)
-    assert not list(entered.iterdir())
+        _open(first, started_fd=started_fd)
+    assert not list(first.iterdir())
 
-    entered.rmdir()
-    entered.with_name("elsewhere").rename(entered)
-    assert _open(entered)
-    shutil.rmtree(entered)
-    entered.mkdir(mode=0o700)
-    assert not _open(entered)
+    first.rmdir()
+    first.with_name("elsewhere").rename(first)
+    assert _open(first, started_fd=started_fd)
+    shutil.rmtree(first)
+    first.mkdir(mode=0o700)
+    assert not _open(first, started_fd=started_fd)
+    os.close(started_fd)
 
 
 def test_directory_that_others_may_enter_gets_no_files(tmp_path: Path) -> None:
