@@ -24,6 +24,10 @@ VLLM_SETTINGS: Final = frozenset(
     }
 )
 """Names in the extra config that vLLM's offloading itself reads."""
+VLLM_TRUTHS: Final = frozenset(
+    {"canonical_layout", "offload_prompt_only", "self_describing_kv_events"}
+)
+"""Those of them that are true or false; vLLM takes any text but an empty one for true, even "false"."""
 _PRODUCER: Final = "kv_producer"
 _LOCAL: Final = "unix://"
 _NUMBERS: Final = (
@@ -93,14 +97,22 @@ class ConnectorSettings(BaseModel):
         Raises:
             InvalidError: a name is unknown or a value is out of range; the message names all of them.
         """
-        own = {name: value for name, value in (extra or {}).items() if name not in others}
+        given = dict(extra or {})
+        wrong = [
+            f"{name}: Input should be true or false, without quotation marks, not {value!r}"
+            for name, value in given.items()
+            if name in VLLM_TRUTHS and name in others and isinstance(value, str)
+        ]
+        settings = None
         try:
-            settings = cls(**own)
+            settings = cls(**{name: given[name] for name in given if name not in others})
         except ValidationError as error:
-            wrong = "; ".join(
+            wrong += [
                 f"{'.'.join(map(str, one['loc']))}: {_said(one, others)}" for one in error.errors()
-            )
-            raise InvalidError(f"kv_connector_extra_config: {wrong}", resource="settings") from None
+            ]
+        if settings is None or wrong:
+            message = f"kv_connector_extra_config: {'; '.join(wrong)}"
+            raise InvalidError(message, resource="settings")
         settings._check_address()
         return settings
 

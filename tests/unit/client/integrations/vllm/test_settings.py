@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from kvlease.errors import InvalidError
-from kvlease.integrations.vllm.settings import ConnectorSettings, require_role
+from kvlease.integrations.vllm.settings import (
+    VLLM_SETTINGS,
+    VLLM_TRUTHS,
+    ConnectorSettings,
+    require_role,
+)
 
 
 def test_nothing_said_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +66,23 @@ def test_settings_that_the_engine_reads_are_left_to_it() -> None:
     settings = ConnectorSettings.read({"spec_name": "X", "tenant": "a"}, {"spec_name"})
 
     assert settings.tenant == "a"
+
+
+@pytest.mark.parametrize("name", sorted(VLLM_TRUTHS))
+@pytest.mark.parametrize("word", ["false", "no", "0", "true", ""])
+def test_word_that_the_engine_would_take_for_true_is_refused(name: str, word: str) -> None:
+    """To vLLM every text but an empty one is true, even "false", so no text is let through to it."""
+    with pytest.raises(
+        InvalidError, match=f"{name}: .*true or false, .* not '{word}'; pool_byte: "
+    ):
+        ConnectorSettings.read({name: word, "pool_byte": 1}, VLLM_SETTINGS)
+
+
+@pytest.mark.parametrize("value", [True, False, 0, 1])
+def test_truth_is_left_to_the_engine(value: object) -> None:
+    """What vLLM takes for what it says is left to it."""
+    for name in VLLM_TRUTHS:
+        assert ConnectorSettings.read({name: value}, VLLM_SETTINGS) == ConnectorSettings.read({})
 
 
 @pytest.mark.parametrize(
