@@ -188,6 +188,21 @@ def new_requests_are_known_by_their_first_block(address: str) -> None:
         assert client.stats("laws").caches[0].counters["magazine_keys_missed"] == 4
 
 
+def what_no_step_told_is_told_at_the_end(address: str) -> None:
+    """Blocks that were written in an engine's last step are published when it ends, and the next engine finds them."""
+    bench = Bench(address)
+    keys = bench.keys(0, 4)
+    context = bench.request("a", keys)
+    bench.step()
+    job, stored = bench.begin_store(context, keys)
+    bench.end_store(job, context, stored, failed=False)
+
+    bench.manager.shutdown()
+
+    again = Bench(address)
+    assert again.looked_up(again.request("b", keys), keys) == [HIT] * 4
+
+
 def news_wait_for_stores_that_are_under_way(address: str) -> None:
     """News of a store waits, but not for ever, for stores that end soon, to share one exchange."""
     bench = Bench(address)
@@ -422,6 +437,7 @@ def main() -> None:
             requests_ask_once,
             absent_requests_ask_nobody,
             new_requests_are_known_by_their_first_block,
+            what_no_step_told_is_told_at_the_end,
             news_wait_for_stores_that_are_under_way,
             news_are_told_while_the_engine_computes,
             a_reset_forgets_what_was_not_told,

@@ -276,6 +276,7 @@ def test_reset_follows_a_reset_amid_a_store(daemon: Daemon, tmp_path: Path) -> N
         "requests_ask_once",
         "absent_requests_ask_nobody",
         "new_requests_are_known_by_their_first_block",
+        "what_no_step_told_is_told_at_the_end",
         "news_wait_for_stores_that_are_under_way",
         "news_are_told_while_the_engine_computes",
         "a_reset_forgets_what_was_not_told",

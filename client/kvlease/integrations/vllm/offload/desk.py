@@ -158,8 +158,10 @@ class Desk:
         return self._session.guard.shield(work, default, what)
 
     def close(self) -> None:
-        """Detach, once what is on its way has arrived."""
+        """Detach, once what is on its way has arrived and what no step has told is told."""
         self._hear()
+        if self.books.is_due:
+            self.exchange()
         self._session.close()
 
     def _exchange_once(
