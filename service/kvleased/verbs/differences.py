@@ -10,14 +10,14 @@ from kvlease.spec import LayerSpec
 _NAMED_MAX: Final = 12
 """Most differences that are named; further ones are counted."""
 _VALUE_CHARACTERS_MAX: Final = 64
-_DERIVED: Final = ("layout_fingerprint", "waste")
-"""Fields that are derived from the others; they come last."""
+_DERIVED: Final = ("layout_fingerprint", "waste", "capacity_tokens")
+"""Fields that follow from the others; they are named only where no other differs."""
 
 
 def plan_differences(old: CachePlan, new: CachePlan) -> list[str]:
     """Return the differences of two plans, such as "groups[0].spec.head_size (64, not 128)"; empty if equal."""
-    found = list(differences(old, new))
-    found.sort(key=lambda text: text.startswith(_DERIVED))
+    every = list(differences(old, new))
+    found = [one for one in every if not one.startswith(_DERIVED)] or every
     if len(found) > _NAMED_MAX:
         found[_NAMED_MAX:] = [f"{len(found) - _NAMED_MAX} more fields"]
     return found
