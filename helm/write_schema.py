@@ -11,7 +11,7 @@ from typing import Any, Final
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 
-from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings
+from kvlease.integrations.vllm.settings import VLLM_SETTINGS, VLLM_TRUTHS, ConnectorSettings
 from kvleased.config.setting_kinds import BYTES_MAX, TENANT_CHARACTERS_MAX, WRITTEN
 from kvleased.config.settings import Settings
 from kvleased.config.tenant_settings import TenantSettings
@@ -84,7 +84,9 @@ def connector() -> dict[str, Any]:
     return {
         "type": "object",
         "additionalProperties": False,
-        "properties": _properties(ConnectorSettings) | {name: {} for name in sorted(VLLM_SETTINGS)},
+        "properties": _properties(ConnectorSettings)
+        | {name: {} for name in sorted(VLLM_SETTINGS)}
+        | {name: {"type": "boolean"} for name in VLLM_TRUTHS},
     }
 
 
