@@ -80,7 +80,7 @@ class Resized:
     num_evicted: int
     """Cached blocks that the resize dropped."""
     bytes_given_back: int
-    """Bytes of the pool's memory that were given back to the system."""
+    """Bytes of the pool's memory that the system has back, by this resize and earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

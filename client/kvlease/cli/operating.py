@@ -232,7 +232,7 @@ def resize(
     lost = counted(found.num_evicted, "cached block")
     say(
         f"{room} can be {can}, {parked}; {lost} {'was' if found.num_evicted == 1 else 'were'} dropped, and "
-        f"{found.bytes_given_back:,} bytes were given back"
+        f"{found.bytes_given_back:,} bytes are given back"
     )
 
 

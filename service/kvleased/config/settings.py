@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -268,6 +269,20 @@ class Settings(NetworkSettings):
     @classmethod
     def _known_address(cls, url: object) -> object:
         return check_address(url)
+
+    @field_validator("trace_endpoint")
+    @classmethod
+    def _with_a_host(cls, url: str) -> str:
+        try:
+            is_whole = not url or bool(urlsplit(url).hostname and urlsplit(url).port != 0)
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            message = (
+                "it has no host, or a port beyond 1 to 65535; write it like http://127.0.0.1:4318"
+            )
+            raise ValueError(message)
+        return url
 
     @field_validator("control_silent_seconds_max")
     @classmethod

@@ -177,13 +177,13 @@ def test_cache_is_named_in_either_way(
         pytest.param(
             "device",
             1,
-            "1 block can be granted, 1 is out of use; 1 cached block was dropped, and 8 bytes were given back\n",
+            "1 block can be granted, 1 is out of use; 1 cached block was dropped, and 8 bytes are given back\n",
             id="one block",
         ),
         pytest.param(
             "host",
             2,
-            "2 slots can be used, 2 are out of use; 2 cached blocks were dropped, and 8 bytes were given back\n",
+            "2 slots can be used, 2 are out of use; 2 cached blocks were dropped, and 8 bytes are given back\n",
             id="two slots",
         ),
     ],

@@ -64,6 +64,18 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
             id="name of a host",
         ),
         pytest.param(
+            "--trace-endpoint",
+            "http://collector:99999",
+            "it has no host, or a port beyond 1 to 65535; write it like http://127.0.0.1:4318",
+            id="port beyond",
+        ),
+        pytest.param(
+            "--trace-endpoint",
+            "http://:4318",
+            "it has no host, or a port beyond 1 to 65535; write it like http://127.0.0.1:4318",
+            id="endpoint without a host",
+        ),
+        pytest.param(
             "--max-pins",
             "a\nb",
             "it is 'a\\nb'; write a whole number from 1 to 1,048,576",
