@@ -270,6 +270,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- if lt $lease (mulf 2 $heartbeat) -}}
 {{- fail (printf "settings.lease_seconds (%v) must be at least twice settings.heartbeat_seconds (%v)" $lease $heartbeat) -}}
 {{- end -}}
+{{- $tick := float64 (default 0.25 $values.settings.tick_seconds) -}}
+{{- if gt $tick $lease -}}
+{{- fail (printf "settings.tick_seconds (%v) must be at most settings.lease_seconds (%v)" $tick $lease) -}}
+{{- end -}}
 {{- if ge (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB) -}}
 {{- fail (printf "engine.shmMiB (%d) must be less than engine.resources.memoryMiB (%d), which it is part of" (int $values.engine.shmMiB) (int $values.engine.resources.memoryMiB)) -}}
 {{- end -}}

@@ -298,6 +298,12 @@ class Settings(NetworkSettings):
         if lease_seconds < 2 * heartbeat_seconds:
             message = f"lease_seconds ({lease_seconds}) must be at least twice heartbeat_seconds ({heartbeat_seconds})"
             raise ValueError(message)
+        if self.tick_seconds > lease_seconds:
+            message = (
+                f"tick_seconds ({self.tick_seconds}) must be at most lease_seconds ({lease_seconds}), because leases and "
+                "waits end at a tick"
+            )
+            raise ValueError(message)
         return self
 
     @model_validator(mode="after")

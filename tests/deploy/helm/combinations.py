@@ -334,6 +334,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"engine": {"args": ["--kv-transfer-config", "{}"]}}, "set engine.connectorConfig instead"),
     "no way to upgrade, written long": ({"engine": {"maxSurge": 0, "maxUnavailable": "00%"}}, "/engine/maxUnavailable"),
     "lease shorter than two heartbeats": ({"settings": {"lease_seconds": 5}}, "lease_seconds (5)"),
+    "ticks too far apart": ({"settings": {"tick_seconds": 31}}, "tick_seconds (31)"),
     "heartbeats too far apart": ({"settings": {"heartbeat_seconds": 20}}, "heartbeat_seconds (20)"),
     "files of a store without a secret": (
         {**_HOST, "remote": {"url": "rediss://x?ssl_ca_certs=/ca.crt"}}, "in remote.filesSecret"),

@@ -70,6 +70,7 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--remote-url", "redis://:pw@h/one"], "number of a database", id="database"),
         pytest.param(["--remote-url", "unix://:pw@"], "the path of a socket", id="no socket"),
         pytest.param(["--remote-uri", "redis://:pw@host"], "remote-uri", id="misspelt address"),
+        pytest.param(["--tick-seconds", "31"], "at most --lease-seconds (30.0)", id="late ticks"),
         pytest.param(["--remote-ms-max", "0"], "--remote-ms-max", id="no time"),
         pytest.param(
             ["--host-dir", "/a/../b", "--disk-dir", "/b"], "the same directory", id="one directory"
