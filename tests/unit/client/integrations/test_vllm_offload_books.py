@@ -56,7 +56,7 @@ def write(opened: Books, row: int, number: int, position: int = 0) -> None:
     """Have a job store into a row of the stock, and end the job."""
     (got,) = opened.write(1)
     assert got == row
-    assert opened.is_written(row)
+    assert opened.end_write(row)
     opened.written.append(Written(row=row, name=name(number), position=position))
 
 
@@ -119,7 +119,7 @@ def test_a_lost_answer_is_made_good(is_carried_out: bool) -> None:
     assert opened.stock == ([4, 7] if is_carried_out else [4])
     assert [one.row for one in opened.written] == ([] if is_carried_out else [6])
     assert opened.leaving == ([] if is_carried_out else [10])
-    assert opened.is_written(5)
+    assert opened.end_write(5)
 
 
 def test_rows_that_are_held_no_more_are_lost() -> None:

@@ -36,8 +36,8 @@ class Absences:
             self._note_new(seeker, first, keys)
             return
 
-    def misses(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> bool:
-        """Tell whether a request's key is surely a miss, and note that answer; `keys` are all keys of the request.
+    def note_miss(self, seeker: Seeker, key: OffloadKey, keys: Collection[OffloadKey]) -> bool:
+        """Note it if a request's key is surely a miss, and tell whether it is; `keys` are all keys of the request.
 
         A request that asks for a second key, as one with windows does, searching from the end, has all its keys
         checked.

@@ -117,7 +117,7 @@ class Books:
         self._writing.update(rows)
         return rows
 
-    def is_written(self, row: Row) -> bool:
+    def end_write(self, row: Row) -> bool:
         """Note that a job has stored into a row; return whether we may still publish the row."""
         if row in self._writing:
             self._writing.remove(row)
@@ -126,7 +126,7 @@ class Books:
 
     def unwrite(self, row: Row) -> None:
         """Note that a job has ended and left its row without useful content; the row returns to the stock."""
-        if self.is_written(row):
+        if self.end_write(row):
             self.stock.append(row)
 
     # Exchanges

@@ -73,8 +73,8 @@ class Desk:
         """Whether there is anything to tell the daemon, or to hear of what it was told; rows may come at any time."""
         return self.is_ready and (self.books.is_due or self._is_news_underway)
 
-    def is_due(self, *, can_wait: bool) -> bool:
-        """Tell whether an exchange is due at a step's end; if it can wait, a later step makes it.
+    def come_due(self, *, can_wait: bool) -> bool:
+        """Count a step's end, and tell whether an exchange is due at it; if it can wait, a later step makes it.
 
         It can wait if the step has new requests, so that no first token waits for news of other requests, and if stores
         are unfinished, which will bring more news soon. Any exchange made before then carries the news as well.

@@ -139,7 +139,7 @@ class PoolManager(OffloadingManager):
             if not success or row in self._spoiled:
                 self._spoiled.discard(row)
                 books.unwrite(row)
-            elif books.is_written(row):
+            elif books.end_write(row):
                 position = req_context.get_offload_key_position(key) or 0
                 books.written.append(Written(row=row, name=name, position=position))
                 if self._has_events:
@@ -274,7 +274,7 @@ class PoolManager(OffloadingManager):
             keys[key] = None
             return LookupResult.RETRY
         positions = context._offload_key_positions  # noqa: SLF001 - probed at import; there is no other list
-        if desk.absences.misses(seeker, key, positions):
+        if desk.absences.note_miss(seeker, key, positions):
             self._arrivals.forget((context.req_id,))
             return MISS
         self._ask(desk, [one for one in positions if one not in seeker.answers], seeker)
@@ -347,7 +347,7 @@ class PoolManager(OffloadingManager):
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
         names = [name for _, _, own in waiting for name in own]
-        is_due = bool(names or take or desk.is_due(can_wait=can_wait)) and desk.is_ready
+        is_due = bool(names or take or desk.come_due(can_wait=can_wait)) and desk.is_ready
         if is_due and not waiting:
             desk.begin(take)
             return

@@ -130,7 +130,7 @@ class Dealer:
         # Detach, because an empty magazine would still count when blocks are dealt out in shares.
         self._session.close()
 
-    def misses(self, names: Sequence[bytes], deciding: Sequence[bytes]) -> bool:
+    def note_miss(self, names: Sequence[bytes], deciding: Sequence[bytes]) -> bool:
         """Tell without a call whether surely nothing of a prefix is cached, and if so, note that it was missed.
 
         `deciding` are the names without which no other name can be used. If it returns False, the daemon must be asked.

@@ -223,7 +223,7 @@ class Steering:
         if not missing or not self._is_worth_asking(self._last_sought) or not self._dealer.is_ready:
             return
         names = list(missing)
-        if self._dealer.misses(names, self._prefixes.deciding(names)):
+        if self._dealer.note_miss(names, self._prefixes.deciding(names)):
             self._asked.add(self._last_sought)
             return
         if self._is_paused or not self._pace.may_call:
