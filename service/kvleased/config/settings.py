@@ -300,8 +300,8 @@ class Settings(NetworkSettings):
             raise ValueError(message)
         if self.tick_seconds > lease_seconds:
             message = (
-                f"tick_seconds ({self.tick_seconds}) must be at most lease_seconds ({lease_seconds}), because leases and "
-                "waits end at a tick"
+                f"tick_seconds ({self.tick_seconds}) must be at most lease_seconds ({lease_seconds}), because leases "
+                "and waits end at a tick"
             )
             raise ValueError(message)
         return self

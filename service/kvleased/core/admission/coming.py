@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvleased.core.admission.room import num_available, num_slots_available
 from kvleased.core.blocks.pool import Pool
@@ -19,6 +20,9 @@ _LEASE_AND_COPY: Final = 2
 """Holders of a block that a lease on its way down shares with nobody, and that one copy brings down."""
 _LEASE_AND_COPIES: Final = 3
 """Holders of a block that a lease on its way down shares with nobody, and that two copies bring down."""
+_BEYOND: Final = np.iinfo(np.intp).max
+"""No block has so high a number."""
+_NONE: Final = np.zeros(0, np.bool_)
 
 
 def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
@@ -29,8 +33,7 @@ def num_soon(state: CacheState, tenant: int, protected: Ids) -> int:
     """
     if Tier.HOST in state.tiers_off and _are_leaving(state, protected):
         return -1
-    blocks = _blocks_coming(state, protected)
-    num_taken = _num_taken_back(state) + _num_taken_from(state, protected)
+    blocks, num_taken = _blocks_coming(state, protected), _num_taken_back(state, protected)
     if not state.is_limited:
         return num_available(state, tenant, protected) + len(blocks) - num_taken
     return available_to(state, tenant, protected, _use_without(state, blocks)) - num_taken
@@ -98,62 +101,61 @@ def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
     ]
 
 
-def _num_taken_back(state: CacheState) -> int:
-    """Count the blocks that leases take when they come back, beyond those that they left.
+def _num_taken_back(state: CacheState, protected: Ids) -> int:
+    """Count the blocks that leases take when they come back, beyond those that they left to a call.
 
     Blocks that a lease shares with others stay with them. It needs such a block a second time if another copy brings it
     down at the same time: of the two slots one has no key, and may be the lease's. It also needs a block a second time
-    if it does not find that block again, and a lost copy or another lease keeps it.
+    if it does not find that block again, and a lost copy or another lease keeps it. From a call it takes a protected
+    block that nobody else holds, if the block comes back without its key; then the call needs another one.
     """
-    num_taken = 0
-    for lease in _coming_back(state):
-        blocks = state.leases.blocks_of(lease)
-        doubled = blocks[np.isin(blocks, _taken_down_beside(state, lease))]
-        num_taken += int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
-        num_taken += _num_kept(state, lease)
-    return num_taken
+    back = _coming_back(state)
+    if not back:
+        return 0
+    device, beside = state.device, _Beside(state)
+    owners, blocks = _joined([(one.lease_id, state.leases.blocks_of(one)) for one in back])
+    doubled = blocks[beside.have(owners, blocks)]
+    num_taken = int(np.count_nonzero(device.holds[doubled] > _LEASE_AND_COPIES))
+    coming = {one.lease_id for one in back}
+    down = [one for one in _under_way(state) if one.lease_id in coming]
+    owners, blocks = _joined([(one.lease_id or 0, one.sources) for one in down])
+    # Their slots get no keys: the blocks had none when the copies began, or other slots have the keys by now.
+    is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
+    is_unfindable = ~np.concatenate([_NONE, *(one.keyed for one in down)]) | is_elsewhere
+    holds, is_doubled = device.holds[blocks], beside.have(owners, blocks)
+    num_taken += int(np.count_nonzero(is_unfindable & (holds > _LEASE_AND_COPY)))
+    is_lost = is_doubled & (holds <= _LEASE_AND_COPIES) | is_elsewhere & (holds <= _LEASE_AND_COPY)
+    return num_taken + int(np.count_nonzero(is_lost & np.isin(blocks, protected)))
 
 
-def _num_taken_from(state: CacheState, protected: Ids) -> int:
-    """Count the protected blocks that leases take back without their keys, so that the call needs others for them.
+class _Beside:
+    """Which blocks are brought to the host pool by copies other than a lease's own."""
 
-    Nobody but the lease holds such a block, and the slot of another copy has its key, or may get it.
-    """
-    device, num_taken = state.device, 0
-    for lease in _coming_back(state):
-        for flight in _under_way(state):
-            if flight.lease_id == lease.lease_id:
-                blocks = flight.sources[np.isin(flight.sources, protected)]
-                is_doubled = np.isin(blocks, _taken_down_beside(state, lease))
-                is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
-                num_own = np.where(is_doubled, _LEASE_AND_COPIES, _LEASE_AND_COPY)
-                is_lost = (is_doubled | is_elsewhere) & (device.holds[blocks] <= num_own)
-                num_taken += int(np.count_nonzero(is_lost))
-    return num_taken
+    def __init__(self, state: CacheState) -> None:
+        """Look at all copies once."""
+        offloads = [one for one in state.flights.values() if one.direction is Direction.OFFLOAD]
+        # The last entry is there so that every block has a place.
+        end = [(0, np.array([_BEYOND]))]
+        owners, blocks = _joined([(one.lease_id or 0, one.sources) for one in offloads] + end)
+        order = np.lexsort((owners, blocks))
+        self._blocks, firsts, counts = np.unique(
+            blocks[order], return_index=True, return_counts=True
+        )
+        self._first_owners = owners[order][firsts]
+        self._last_owners = owners[order][firsts + counts - 1]
 
-
-def _num_kept(state: CacheState, lease: Lease) -> int:
-    """Count the blocks that a lease will not find again, and that do not become free when it leaves them.
-
-    Their slots get no keys: the blocks had none when the copies began, or other slots have the keys by now.
-    """
-    device, num_kept = state.device, 0
-    for flight in _under_way(state):
-        if flight.lease_id == lease.lease_id:
-            is_elsewhere = state.host.index.find(device.keys_of(flight.sources)) >= 0
-            unfindable = flight.sources[~flight.keyed | is_elsewhere]
-            num_kept += int(np.count_nonzero(device.holds[unfindable] > _LEASE_AND_COPY))
-    return num_kept
+    def have(self, owners: Ids, blocks: Ids) -> NDArray[np.bool_]:
+        """Tell for each block of a lease whether some other's copy brings it down."""
+        places = np.searchsorted(self._blocks, blocks)
+        is_others = (self._first_owners[places] != owners) | (self._last_owners[places] != owners)
+        are_beside: NDArray[np.bool_] = (self._blocks[places] == blocks) & is_others
+        return are_beside
 
 
-def _taken_down_beside(state: CacheState, lease: Lease) -> Ids:
-    """Return the blocks that copies other than the lease's own bring to the host pool."""
-    sources = [
-        one.sources
-        for one in state.flights.values()
-        if one.direction is Direction.OFFLOAD and one.lease_id != lease.lease_id
-    ]
-    return np.concatenate([NOWHERE, *sources])
+def _joined(parts: list[tuple[int, Ids]]) -> tuple[Ids, Ids]:
+    """Return all blocks of several lists, and with each block the number of its list."""
+    owners = [np.full(len(blocks), number, np.int64) for number, blocks in parts]
+    return np.concatenate([NOWHERE, *owners]), np.concatenate([NOWHERE, *(one for _, one in parts)])
 
 
 def _coming_back(state: CacheState) -> list[Lease]:
