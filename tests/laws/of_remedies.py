@@ -33,6 +33,11 @@ def what_lost_copies_keep_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coming, "_num_kept", lambda *_: 0)
 
 
+def key_that_a_lease_brings_back_is_counted_on(patch: pytest.MonkeyPatch) -> None:
+    """A longer wait is named for a prefix that leaves the device and comes back without its key."""
+    patch.setattr(coming, "_num_lost", lambda *_: 0)
+
+
 def late_call_is_taken_for_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A longer wait for copies is named to a call whose tenant may no longer have as much."""
     patch.setattr(refusals, "is_granted_again", lambda *_: True)

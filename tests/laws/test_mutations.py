@@ -93,6 +93,9 @@ _NOTICED_BY: dict[Mutation, Callable[[], None]] = {
     of_remedies.what_lost_copies_keep_is_taken_for_room: (
         remedies.test_lease_that_comes_back_takes_anew_what_a_lost_copy_keeps
     ),
+    of_remedies.key_that_a_lease_brings_back_is_counted_on: (
+        remedies.test_lease_that_comes_back_may_lose_the_key_that_a_call_finds
+    ),
     of_remedies.those_are_passed_who_no_longer_are: (
         remedies.test_call_that_room_is_made_for_comes_behind_those_that_limits_alone_had_kept
     ),

@@ -1,11 +1,12 @@
 """Own how much room there will be without anybody's doing: when the copies in flight have ended."""
 
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease.ids import LeaseId
 from kvleased.core.admission.room import num_available, num_slots_available
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.effects import Direction, Tier
@@ -101,31 +102,65 @@ def _left_by_leases(state: CacheState, flights: list[Flight]) -> list[Ids]:
     ]
 
 
+class _Descent(NamedTuple):
+    """The blocks that the copies of leases bring down which come back at once; one entry each."""
+
+    blocks: Ids
+    has_no_key: NDArray[np.bool_]
+    is_elsewhere: NDArray[np.bool_]
+    """Whether another slot has the block's key by now."""
+    is_doubled: NDArray[np.bool_]
+    """Whether another copy brings the block down, too, whose slot may get its key."""
+
+
 def _num_taken_back(state: CacheState, protected: Ids) -> int:
     """Count the blocks that leases take when they come back, beyond those that they left to a call.
 
     Blocks that a lease shares with others stay with them. It needs such a block a second time if another copy brings it
-    down at the same time: of the two slots one has no key, and may be the lease's. It also needs a block a second time
-    if it does not find that block again, and a lost copy or another lease keeps it. From a call it takes a protected
-    block that nobody else holds, if the block comes back without its key; then the call needs another one.
+    down at the same time: of the two slots one has no key, and may be the lease's.
     """
     back = _coming_back(state)
     if not back:
         return 0
-    device, beside = state.device, _Beside(state)
+    beside = _Beside(state)
     owners, blocks = _joined([(one.lease_id, state.leases.blocks_of(one)) for one in back])
     doubled = blocks[beside.have(owners, blocks)]
-    num_taken = int(np.count_nonzero(device.holds[doubled] > _LEASE_AND_COPIES))
-    coming = {one.lease_id for one in back}
-    down = [one for one in _under_way(state) if one.lease_id in coming]
+    num_taken = int(np.count_nonzero(state.device.holds[doubled] > _LEASE_AND_COPIES))
+    descent = _descent_of(state, {one.lease_id for one in back}, beside)
+    return num_taken + _num_kept(state, descent) + _num_lost(state, descent, protected)
+
+
+def _descent_of(state: CacheState, lease_ids: set[LeaseId], beside: "_Beside") -> _Descent:
+    down = [one for one in _under_way(state) if one.lease_id in lease_ids]
     owners, blocks = _joined([(one.lease_id or 0, one.sources) for one in down])
-    # Their slots get no keys: the blocks had none when the copies began, or other slots have the keys by now.
-    is_elsewhere = state.host.index.find(device.keys_of(blocks)) >= 0
-    is_unfindable = ~np.concatenate([_NONE, *(one.keyed for one in down)]) | is_elsewhere
-    holds, is_doubled = device.holds[blocks], beside.have(owners, blocks)
-    num_taken += int(np.count_nonzero(is_unfindable & (holds > _LEASE_AND_COPY)))
-    is_lost = is_doubled & (holds <= _LEASE_AND_COPIES) | is_elsewhere & (holds <= _LEASE_AND_COPY)
-    return num_taken + int(np.count_nonzero(is_lost & np.isin(blocks, protected)))
+    return _Descent(
+        blocks=blocks,
+        has_no_key=~np.concatenate([_NONE, *(one.keyed for one in down)]),
+        is_elsewhere=state.host.index.find(state.device.keys_of(blocks)) >= 0,
+        is_doubled=beside.have(owners, blocks),
+    )
+
+
+def _num_kept(state: CacheState, descent: _Descent) -> int:
+    """Count the blocks that leases will not find again, and that do not become free when these leave them.
+
+    Their slots get no keys, and a lost copy or another lease keeps the blocks: the leases need them a second time.
+    """
+    is_unfindable = descent.has_no_key | descent.is_elsewhere
+    return int(
+        np.count_nonzero(is_unfindable & (state.device.holds[descent.blocks] > _LEASE_AND_COPY))
+    )
+
+
+def _num_lost(state: CacheState, descent: _Descent, protected: Ids) -> int:
+    """Count the protected blocks that leases bring back without their keys, so that the call needs others for them.
+
+    Nobody but the lease holds such a block, and another slot has its key, or may get it.
+    """
+    holds = state.device.holds[descent.blocks]
+    is_lost = descent.is_doubled & (holds <= _LEASE_AND_COPIES)
+    is_lost |= descent.is_elsewhere & (holds <= _LEASE_AND_COPY)
+    return int(np.count_nonzero(is_lost & np.isin(descent.blocks, protected)))
 
 
 class _Beside:
