@@ -25,7 +25,7 @@ class TierInfo:
     """"ready", "scanning" (it is reading what an earlier life left), "degraded" (it works, but all its slots are
     retired) or "off" (every lookup in it is a miss)."""
     reason: str
-    """Why it is off or degraded; empty otherwise."""
+    """Why it is off or degraded, or that its file was deleted; empty otherwise."""
     num_slots: int
     """Slots of the tier; 0 if it does not count them."""
     num_found: int

@@ -68,6 +68,8 @@ class CacheEntry:
     """Bytes of both pools whose memory was given back because their blocks are parked."""
     stores: dict[Tier, Status] = field(default_factory=dict)
     """Whether the disk and remote store work, as far as the cache uses them; the host pool only once it has failed."""
+    is_host_deleted: bool = False
+    """Whether a file of its host pool in `host_dir` was found deleted: then the pool does not outlive the container."""
     num_found: Counter[Tier] = field(default_factory=Counter)
     """Slots that were left by an earlier life of the container and whose blocks were found again, by tier."""
     is_scanned: bool = False

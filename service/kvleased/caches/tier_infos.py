@@ -18,6 +18,10 @@ OFF: Final = "off"
 
 _HOST_WORKS: Final = Status(is_on=True)
 """The status of a host pool of which nothing else was heard."""
+_DELETED: Final = (
+    "its file in host_dir was deleted: it is used on, but does not outlive the container; to have one that does, "
+    "delete the cache and register it again"
+)
 _NEVER_HEARD_OF: Final = Status(is_on=False, reason="its mover is being started")
 
 
@@ -44,6 +48,8 @@ def tier_info(entry: "CacheEntry", tier: Tier) -> pb.TierInfo:
             f"{are(num_retired, 'slot')} retired, and no others are in use: their bytes were wrong or could not be "
             "written; find out what is wrong with the memory or the disk, delete the cache and register it again"
         )
+    elif tier is Tier.HOST and entry.is_host_deleted:
+        info.reason = _DELETED
     return info
 
 

@@ -87,6 +87,7 @@ class Tiers:
         self._keeper = keeper
         self._probe_seconds = settings.remote_ms_max / 1000
         self._purge_seconds = settings.mover_seconds_max
+        self._has_host_files = settings.host_dir is not None
         self._watches = {
             mover: MoverWatch(mover, settings.mover_seconds_max) for mover in _CALLED_OFF
         }
@@ -121,14 +122,14 @@ class Tiers:
         return {mover.value: link.figures(now) for mover, link in self.links.items()}
 
     def tick(self, now: float) -> None:
-        """Give up what is overdue, and look for movers that hang and for host pools that were cut off."""
+        """Give up what is overdue, and look for movers that hang and at the files of host pools."""
         for link in self.links.values():
             link.tick(now)
         for mover, watch in self._watches.items():
             if mover in self.links:
                 self._watch(self.links[mover], watch, now)
         for entry in self._registry:
-            if host_watch.look(entry):
+            if host_watch.look(entry, is_in_files=self._has_host_files):
                 entry.stores[Tier.HOST] = host_watch.CUT_OFF
                 self._apply(entry, c.TierChanged(tier=Tier.HOST, is_on=False))
 

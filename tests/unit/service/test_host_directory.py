@@ -331,6 +331,34 @@ class TestHostDirectory:
         assert len(list((tmp_path / "host").glob("*.slots*"))) == 2
         assert "host_file_moved_aside" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("kind", ["slots", "records"])
+    async def test_deleted_file_is_told_once_and_its_pool_used_on(
+        self, node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+    ) -> None:
+        """A pool whose file was deleted serves on; one line and the tier's reason say that it outlives nothing now."""
+        async with node.life() as daemon:
+            await node.register()
+            (file,) = (tmp_path / "host").glob(f"*.{kind}")
+            file.unlink()
+
+            for _ in range(2):
+                daemon.tiers.tick(asyncio.get_running_loop().time())
+            (tier,) = daemon.registry.cache("main").tiers()
+
+            assert (tier.status, "was deleted" in tier.reason) == ("ready", True)
+            assert "".join(capsys.readouterr()).count("host_file_deleted") == 1
+
+    async def test_pool_in_its_files_gives_no_reason(
+        self, node: Node, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Files that are where they were made are nothing to tell of."""
+        async with node.life() as daemon:
+            await node.register()
+            daemon.tiers.tick(asyncio.get_running_loop().time())
+
+            assert not daemon.registry.cache("main").tiers()[0].reason
+            assert "host_file_deleted" not in "".join(capsys.readouterr())
+
 
 def _told_of_files(log: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in log.splitlines() if "host_files_unclaimed" in line]

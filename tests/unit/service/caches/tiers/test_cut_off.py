@@ -50,6 +50,16 @@ async def test_host_pool_is_off_once_its_file_was_cut_off(
     assert "".join(capsys.readouterr()).count("host_file_cut_off") == 1
 
 
+async def test_pool_without_files_never_counts_as_deleted(
+    node: Node, entry: CacheEntry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory that no directory holds has no name, and nobody has deleted it."""
+    node.tiers.tick(asyncio.get_running_loop().time())
+
+    assert not entry.tiers()[0].reason
+    assert "host_file_deleted" not in "".join(capsys.readouterr())
+
+
 async def test_file_that_cannot_be_asked_counts_as_whole(node: Node, entry: CacheEntry) -> None:
     """If a file's size cannot be asked for, the file counts as whole, and the tick goes on."""
     fd, entry.fds[HOST] = entry.fds[HOST], -1
