@@ -33,6 +33,8 @@ code = client.setup(sys.argv[1], sys.argv[2], 0, 1 << 20, "tcp", "", sys.argv[3]
 os._exit(0 if code == 0 else 1)
 """
 _MASTER_GONE: Final = -900
+_BUFFER_TOO_SMALL: Final = -600
+"""The code of a value that does not fit into its buffer, but not of that alone."""
 _CHECK_MASTER: Final = "check that the master of remote_url runs, and the network to it"
 _CHECK_MEMORY: Final = (
     "lower segment_bytes or buffer_bytes in remote_url, or raise the limit of locked memory"
@@ -99,15 +101,19 @@ class MooncakeStore:
         return bytes(code == 1 for code in codes)
 
     def get(self, names: Sequence[str], value_bytes: int) -> Sequence[Value | None]:
-        """Return views of the staging memory, valid until the next call; None for a value that is missing."""
+        """Return views of the staging memory, valid until the next call; None for a value that is missing.
+
+        Of a value that is too long there is an empty view, of one that is too short all that it has.
+        """
         values: list[Value | None] = []
         self._stage(len(names) * value_bytes)
         addresses = [self._address + position * value_bytes for position in range(len(names))]
         codes = self._client.batch_get_into(list(names), addresses, [value_bytes] * len(names))
-        for position, code in enumerate(codes):
+        for position, (name, code) in enumerate(zip(names, codes, strict=True)):
             start = position * value_bytes
-            is_there = code == value_bytes
-            values.append(self._staging[start : start + value_bytes] if is_there else None)
+            if code == _BUFFER_TOO_SMALL and self._client.get_size(name) > value_bytes:
+                code = 0  # noqa: PLW2901 - it is there, and none of it can be used
+            values.append(self._staging[start : start + code] if code >= 0 else None)
         if codes and all(code == _MASTER_GONE for code in codes):
             raise RemoteError(
                 advised(f"the master does not answer (code {_MASTER_GONE})", _CHECK_MASTER)
@@ -134,8 +140,8 @@ class MooncakeStore:
         return bytes(code == 0 for code in codes)
 
     def drop(self, names: Sequence[str]) -> None:
-        """Have values forgotten; the master keeps those that were read just now."""
-        self._client.batch_remove(list(names))
+        """Have values forgotten, by force: otherwise the master keeps those that were read just now, as these were."""
+        self._client.batch_remove(list(names), True)
 
     def ping(self) -> None:
         """Check that the master answers: the library's own check still says yes long after the master has gone."""

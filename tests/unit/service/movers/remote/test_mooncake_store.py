@@ -76,8 +76,10 @@ def test_values_larger_than_a_call_travel_whole(master: MooncakeMaster) -> None:
 
 
 @pytest.mark.parametrize("excess_bytes", [0, -1, 1])
-def test_foreign_value_is_a_miss(master: MooncakeMaster, node: Node, excess_bytes: int) -> None:
-    """A value that another client put under one of our names is never taken for ours, whatever its length."""
+def test_foreign_value_is_a_miss_and_makes_room(
+    master: MooncakeMaster, node: Node, excess_bytes: int
+) -> None:
+    """A value that another client put under one of our names is never taken for ours, and ours can take its name."""
     form = ValueForm.of(FINGERPRINT, SLOT_BYTES)
     assert form is not None
     names = [form.name(block) for block in blocks_of(labels([0]))]
@@ -95,6 +97,10 @@ def test_foreign_value_is_a_miss(master: MooncakeMaster, node: Node, excess_byte
         assert fetched.failed == (0,)
         assert not node.block(5).any()
         assert np.array_equal(node.block(6), node.slots[1])
+
+        assert node.share([0], [0]).failed == ()
+        assert node.fetch([5], [0]).failed == ()
+        assert np.array_equal(node.block(5), node.slots[0])
 
 
 def test_killed_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
