@@ -27,6 +27,7 @@ from tests.integrations.vllm.offloads import (
     offloading,
     part,
 )
+from tests.integrations.vllm.storms import families, storm
 
 pytestmark = pytest.mark.vllm
 
@@ -57,6 +58,21 @@ def test_engine_finds_after_its_death_what_it_offloaded(
     assert differences(first, wanted) == []
     assert differences(second, wanted) == []
     daemon.wait_until_unused()
+
+
+def test_chunk_whose_window_has_a_gap_is_found_as_it_was(daemon: Daemon, tmp_path: Path) -> None:
+    """If others get blocks out of the middle of a chunk that leaves a window, the rest keeps its place in the row."""
+    engine = {**TINY, "num_gpu_blocks_override": 60, "max_model_len": 640}
+    engine["max_num_batched_tokens"] = 128
+    job = offloading(daemon, "chunked", engine, blocks_per_chunk=3)
+    prompts = families(24, first=7)
+    with living(job, tmp_path) as life:
+        found, _ = storm(life, len(prompts), seed=7)
+        for one in prompts:
+            found += differences(life.generate([one]), reference(job, [one]))
+        assert loaded_tokens(life) > 0
+
+    assert found == []
 
 
 @pytest.mark.parametrize("model", ["llama", "hybrid"])

@@ -57,11 +57,13 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
             f"{_OFFLOADING}.common:OffloadingWorkerMetadata": ("aggregate",),
             f"{_OFFLOADING}.config:build_offloading_config": (),
             f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler": (
-                "_current_batch_jobs_to_flush", "_jobs", "_req_status", "_sliding_window_groups", "manager",
+                "_current_batch_allocated_block_ids", "_current_batch_jobs_to_flush", "_jobs", "_req_status",
+                "_sliding_window_groups", "manager",
             ),
             f"{_OFFLOADING}.worker:OffloadingConnectorWorker": ("worker",),
             "vllm.v1.core.sched.output:SchedulerOutput": (
-                "finished_req_ids", "num_scheduled_tokens", "preempted_req_ids", "scheduled_new_reqs",
+                "finished_req_ids", "kv_cache_block_copies", "num_scheduled_tokens", "preempted_req_ids",
+                "scheduled_cached_reqs", "scheduled_new_reqs",
             ),
             "vllm.v1.kv_cache_interface:FullAttentionSpec": (),
             "vllm.v1.kv_offload.base:OffloadingManager": (

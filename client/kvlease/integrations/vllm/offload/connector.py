@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
-from kvlease.integrations.vllm.offload import preemptions, resets, streaming
+from kvlease.integrations.vllm.offload import preemptions, resets, streaming, windows
 from kvlease.integrations.vllm.offload.alone import open_alone
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
@@ -146,6 +146,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         if first or len(due) < len(scheduled):
             seen = changed(seen, num_scheduled_tokens=due, scheduled_new_reqs=self._start(new))
         streaming.forget_replaced(self.scheduler, seen.scheduled_new_reqs)
+        windows.forget_before_gaps(self.scheduler, seen)
         meta = super().build_connector_meta(seen)
         self._progress.forget(scheduler_output.finished_req_ids or ())
         assert isinstance(meta, OffloadingConnectorMetadata)
