@@ -25,6 +25,7 @@ FILES: Final = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
+    "keeping.js": "text/javascript; charset=utf-8",
     "live.js": "text/javascript; charset=utf-8",
     "map.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",

@@ -1,5 +1,5 @@
 // Look at the page with a real browser: a line of JSON in, on standard input, a line of JSON out for each fact.
-// Jobs: {url, browser, shots: directory or "", width, height, dark, still, mobile, acts: [[name, argument...], ...]}.
+// Jobs: {url, browser, shots: directory or "", width, height, dark, still, mobile, forced, blocked: nothing is kept, acts: [[name, argument...], ...]}.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 
@@ -12,7 +12,13 @@ const PIXELS = () => [...document.querySelectorAll("canvas.map")].map((canvas) =
   for (let at = 0; at < data.length; at += 4) sum = (sum * 31 + data[at] * 65536 + data[at + 1] * 256 + data[at + 2]) % 4294967291;
   return sum;
 });
+const REFUSES = () => {
+  for (const name of ["localStorage", "sessionStorage"]) {
+    Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied.", "SecurityError"); } });
+  }
+};
 const ACTS = {
+  fill: async (page, selector, words) => { await page.locator(selector).first().fill(words); return true; },
   text: (page, selector) => page.locator(selector).first().innerText(),
   count: (page, selector) => page.locator(selector).count(),
   attribute: (page, selector, name) => page.locator(selector).first().getAttribute(name),
@@ -41,8 +47,9 @@ for await (const line of createInterface({ input: process.stdin })) {
   const context = await browser.newContext({
     viewport: { width: job.width ?? 1360, height: job.height ?? 900 }, deviceScaleFactor: job.scale ?? 1,
     colorScheme: job.dark ? "dark" : "light", reducedMotion: job.still ? "reduce" : "no-preference",
-    isMobile: Boolean(job.mobile), hasTouch: Boolean(job.mobile),
+    isMobile: Boolean(job.mobile), hasTouch: Boolean(job.mobile), forcedColors: job.forced ? "active" : "none",
   });
+  if (job.blocked) await context.addInitScript(REFUSES);
   const page = await context.newPage();
   const found = { errors: [], requests: [], facts: [] };
   page.on("pageerror", (error) => found.errors.push(String(error)));

@@ -180,6 +180,41 @@ def test_lists_fit_their_cards(eyes: Eyes, width: int) -> None:
     assert lists[-1] == 0
 
 
+def test_number_of_a_lease_is_on_one_line(eyes: Eyes) -> None:
+    """The digits of a lease's number are not parted where a cache is chosen and its name left out."""
+    lines = """(() => {
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector('#leases td.name'));
+        return range.getClientRects().length;
+    })()"""
+    acts = [("wait", "#leases tbody tr"), ("evaluate", lines)]
+
+    assert eyes.look(*acts, path="/ui?cache=llama-8b", width=1360)[-1] == 1
+
+
+def test_forced_colours_show_what_is_chosen(eyes: Eyes) -> None:
+    """Where the system forces its colours, the chosen way to colour blocks still looks unlike the others."""
+    grounds = """['state', 'tier'].map((one) => getComputedStyle(
+        document.querySelector(`input[value=${one}] + span`)).backgroundColor)"""
+
+    chosen, other = eyes.look(WAIT, ("evaluate", grounds), forced=True)[-1]
+
+    assert chosen != other
+
+
+def test_browser_that_keeps_nothing_shows_the_page(eyes: Eyes) -> None:
+    """Where the data of sites are blocked, the page is live, and its token and theme last as long as it does."""
+    *_, status, theme = eyes.look(
+        ("wait", "#tiles .tile"),
+        ("click", "#theme"),
+        ("text", "#status"),
+        ("text", "#theme"),
+        blocked=True,
+    )
+
+    assert (status, theme) == ("live", "Theme: light")
+
+
 def test_labels_of_charts_are_whole(eyes: Eyes) -> None:
     """No label touches the chart's left edge, where it would be cut off."""
     ink = """[...document.querySelectorAll('canvas.chart')].map((one) => {
@@ -478,6 +513,25 @@ def test_stranger_is_told_how_to_look(http: tuple[str, str, str]) -> None:
     assert "kvlease ui" in words
     assert "reader.token" in words
     assert "attach" not in words
+
+
+def test_token_that_cannot_be_sent_is_asked_for_again(http: tuple[str, str, str]) -> None:
+    """A token with letters that no header can have, as after a copy of more than it, is refused as a wrong one is."""
+    stranger = Eyes(http[0], "")
+    try:
+        *_, status, is_shown = stranger.look(
+            ("wait", "#token-form:visible"),
+            ("fill", "#token", "\u201csecret\u201d"),
+            ("press", "Enter"),
+            ("pause", 1500),
+            ("text", "#status"),
+            ("count", "#token-form:visible"),
+            misses="401",
+        )
+    finally:
+        stranger.close()
+
+    assert (status, is_shown) == ("not allowed", 1)
 
 
 def test_drained_cache_is_told(eyes: Eyes, http: tuple[str, str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import { POINTS_MAX, Timeline, spark } from "/ui/charts.js";
 import * as colours from "/ui/colours.js";
+import { keep, recall } from "/ui/keeping.js";
 import { Stream, setToken, takeToken } from "/ui/live.js";
 import { BlockMap } from "/ui/map.js";
 import { age, badge, bytes, count, el, meter, percent, rate, table, text } from "/ui/panels.js";
@@ -379,9 +380,9 @@ $("pause").addEventListener("click", () => {
   go();
 });
 $("theme").addEventListener("click", () => {
-  const now = localStorage.getItem("kvlease-theme") ?? "auto";
+  const now = recall("localStorage", "kvlease-theme") ?? "auto";
   const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
-  localStorage.setItem("kvlease-theme", next);
+  keep("localStorage", "kvlease-theme", next);
   theme(next);
 });
 $("colour-by").addEventListener("change", (event) => {
@@ -407,5 +408,5 @@ narrow.addEventListener("change", fold);
 
 takeToken();
 fold();
-theme(localStorage.getItem("kvlease-theme") ?? "auto");
+theme(recall("localStorage", "kvlease-theme") ?? "auto");
 go();

@@ -1,8 +1,11 @@
 // Own the connection: the stream of server-sent events, its token, and coming back after it was lost.
 
+import { keep, recall } from "/ui/keeping.js";
+
 const RETRY_MS = [500, 1000, 2000, 4000];
 const SILENT_SECONDS = 8;
-const KEPT = "kvlease-token";
+const TOKEN = "kvlease-token";
+const SENDABLE = /^[ -~]+$/;
 const UNKNOWN = "The daemon does not know who looks. `kvlease ui`, on its machine, prints this page's address with a reader's token in it; "
   + "the token alone is in the file reader.token beside the daemon's socket.";
 
@@ -10,15 +13,16 @@ const UNKNOWN = "The daemon does not know who looks. `kvlease ui`, on its machin
 export function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found) {
-    sessionStorage.setItem(KEPT, found);
+    setToken(found);
     history.replaceState(null, "", location.pathname + location.search);
   }
 }
-export const setToken = (token) => sessionStorage.setItem(KEPT, token);
+export const setToken = (token) => keep("sessionStorage", TOKEN, token);
 
 function headers() {
-  const token = sessionStorage.getItem(KEPT);
-  return token ? { Authorization: `Bearer ${token}` } : {};
+  const token = recall("sessionStorage", TOKEN);
+  // What no header can have is no token: it is not sent, and the daemon asks for one.
+  return token && SENDABLE.test(token) ? { Authorization: `Bearer ${token}` } : {};
 }
 
 export async function ask(path) {
