@@ -70,6 +70,24 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
     assert "0 of them free" in tiles
 
 
+def test_page_without_a_cache_says_so(tmp_path: Path) -> None:
+    """A page that has no block to point at says why, and speaks of no lease where it has only seen no prompt."""
+    serving = Serving(tmp_path / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    try:
+        serving.wait_until_ready()
+        token = (tmp_path / "run" / "reader.token").read_text().strip()
+        eyes = Eyes(address_of(Path(serving.log.name)), token)
+        *_, help_, hits = eyes.look(
+            ("wait", "#tiles .tile"), ("text", "#map-help"), ("text", "#hits-now")
+        )
+        eyes.close()
+    finally:
+        serving.stop()
+
+    assert help_.startswith("There is no cache.")
+    assert hits == "no prompt seen yet"
+
+
 def test_page_that_is_resumed_over_a_hanging_daemon_says_so(tmp_path: Path) -> None:
     """A page that connects to a daemon that takes connections but does not answer says so, and tries again."""
     # The supervisor is to leave the control process as it is.

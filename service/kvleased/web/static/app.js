@@ -23,6 +23,7 @@ const narrow = matchMedia("(max-width: 640px)");
 const THEMES = ["auto", "light", "dark"];
 const $ = (id) => document.getElementById(id);
 
+const POINT = $("map-help").textContent;
 const map = new BlockMap();
 const usage = new Timeline($("usage"), USES, colours.ofState);
 const hits = new Timeline($("hits"), SOURCES, colours.ofSource);
@@ -68,6 +69,7 @@ function figures(sheet) {
   const numPools = caches.reduce((sum, one) => sum + Object.keys(one.pools).length, 0);
   text($("map-cut"), `Here are ${count(sheet.pools_max)} of ${count(numPools)} pools; choose a cache to see its own.`);
   $("map-cut").hidden = numPools <= sheet.pools_max;
+  text($("map-help"), numPools ? POINT : "There is no cache. Programs register them; their blocks will be shown here.");
   if (!before || seconds > 0.2) {
     const now = summed(caches);
     if (seconds > GAP_SECONDS) unseen(before);
@@ -123,7 +125,7 @@ usage.onPoint = (point, last) => {
   $("usage-now").replaceChildren(...ago(point, last), el("b", {}, percent(busy)), " in use, ", el("b", {}, percent(idle)), " cached and idle");
 };
 hits.onPoint = (point, last) => {
-  if (!point) { text($("hits-now"), "no leases yet"); return; }
+  if (!point) { text($("hits-now"), "no prompt seen yet"); return; }
   $("hits-now").replaceChildren(...ago(point, last), el("b", {}, percent(hitShare(point.shares))), " of tokens found");
 };
 const ago = (point, last) => (last - point.seconds > 2 ? [`${age(last - point.seconds)} ago: `] : []);
