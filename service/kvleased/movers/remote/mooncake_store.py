@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvlease.geometry import round_up
 from kvleased.config.addresses import RemoteUrl
 from kvleased.movers.remote.store import CALL_BYTES_MAX, RemoteError, advised
 from kvleased.movers.remote.value import Value, ValueParts
+from kvleased.telemetry import logs
 
 _BUFFER_BYTES_DEFAULT: Final = 64 << 20
 _PEER_TO_PEER: Final = "P2PHANDSHAKE"
@@ -39,6 +41,9 @@ _CHECK_MASTER: Final = "check that the master of remote_url runs, and the networ
 _CHECK_MEMORY: Final = (
     "lower segment_bytes or buffer_bytes in remote_url, or raise the limit of locked memory"
 )
+_NO_MEMORY: Final = -200
+_LEND_MORE: Final = "raise segment_bytes in remote_url, here or on other nodes"
+_SECONDS_BETWEEN_REFUSALS: Final = 60.0
 _PROBE_NAME: Final = "kvlease:probe"
 
 
@@ -50,6 +55,7 @@ class MooncakeStore:
         self._client = client
         self._staging = memoryview(staging)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(staging))
+        self._tell_again_at = 0.0
 
     @classmethod
     def opened(cls, url: RemoteUrl) -> Self:
@@ -137,7 +143,20 @@ class MooncakeStore:
             raise RemoteError(
                 advised(f"the master does not answer (code {_MASTER_GONE})", _CHECK_MASTER)
             )
+        self._tell_refused(codes)
         return bytes(code == 0 for code in codes)
+
+    def _tell_refused(self, codes: Sequence[int]) -> None:
+        """Log why values were not taken, now and then: a full store that evicts takes some and refuses others."""
+        refused = next((code for code in codes if code != 0), 0)
+        now = time.monotonic()
+        if not refused or now < self._tell_again_at:
+            return
+        self._tell_again_at = now + _SECONDS_BETWEEN_REFUSALS
+        reason = f"the master takes no value (code {refused})"
+        if refused == _NO_MEMORY:
+            reason = advised(f"no client has lent memory for more (code {refused})", _LEND_MORE)
+        logs.line("warning", "remote_puts_refused", reason=reason)
 
     def drop(self, names: Sequence[str]) -> None:
         """Have values forgotten, by force: otherwise the master keeps those that were read just now, as these were."""

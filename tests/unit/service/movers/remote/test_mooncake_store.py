@@ -103,6 +103,23 @@ def test_foreign_value_is_a_miss_and_makes_room(
         assert np.array_equal(node.block(5), node.slots[0])
 
 
+def test_store_that_nobody_lends_memory_says_so_and_stays_on(master: MooncakeMaster) -> None:
+    """A store without memory takes nothing; the log says once what to do, and what the store has is still asked for."""
+    url = master.url.replace("segment_bytes=67108864&", "")
+    with served_by_process(url, environment=mooncake.environment()) as (node, process):
+        node.until_on()
+
+        refused = [node.share([0, 1], [0, 1]).failed for _ in range(2)]
+
+        assert refused == [(0, 1), (0, 1)]
+        assert node.ask([0]) == b"\0"
+        process.kill()
+        assert process.stderr is not None
+        told = [line for line in process.stderr if b"remote_puts_refused" in line]
+    assert len(told) == 1
+    assert b"raise segment_bytes in remote_url" in told[0]
+
+
 def test_killed_master_gives_misses_and_comes_back(master: MooncakeMaster) -> None:
     """Without its master a store gives misses, although its library blocks for seconds; later it is used again."""
     environment = mooncake.environment()
