@@ -15,6 +15,7 @@ from kvlease.errors import InvalidError, KVLeaseError
 from kvleased.access.roles import OF_PATH
 from kvleased.api.rest import texts
 from kvleased.api.rest.endpoints import Answer, admitted, refusal
+from kvleased.api.rest.events import STREAM_HEADERS
 from kvleased.api.seam import Backend
 from kvleased.calls import checks
 from kvleased.verbs.picturing import Gallery, PoolName
@@ -137,7 +138,7 @@ class Page:
             caller = admitted(self._daemon, OF_PATH[request.scope["path"]], request)
             asked = _read(request, ("cache",))
             check = partial(self._daemon.check_still, caller)
-            return self._viewers.begin(request, asked.cache, _data(b"text/event-stream"), check)
+            return self._viewers.begin(request, asked.cache, [*_GUARDS, *STREAM_HEADERS], check)
 
         return _or_refusal(answered)
 

@@ -84,6 +84,14 @@ ALERTS: Final[Mapping[str, Case]] = {
     "KvleaseRestarting": Case(
         fires={"kvlease_epoch": "1x5 2x5 3x5 4x5"},
         quiet={"kvlease_epoch": "1x10 2x10"},
+        # Three lives that ended before anybody looked.
+        also_fires=(
+            {
+                "kvlease_epoch": "1x10 4x10",
+                'kvlease_control_restarts_total{reason="ended"}': "0x10 2x10",
+                'kvlease_control_restarts_total{reason="silent"}': "0x10 1x10",
+            },
+        ),
         at_minutes=19,
         summary="kvlease at node:7070 began 3 new lives within 30 minutes",
     ),

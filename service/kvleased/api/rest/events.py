@@ -24,7 +24,12 @@ FIRST_LOOK_SECONDS: Final = 0.01
 
 _DIGITS_MAX: Final = len(str(SEQUENCE_MAX))
 """Most digits of an event's id."""
-_HEADERS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+"""Headers of a stream; the last has proxies pass each event on at once."""
 
 Streams = set["asyncio.Future[None]"]
 """The futures by which open streams learn that their caller has left; cancelling one ends its stream."""
@@ -62,7 +67,7 @@ class EventStream(Answer):
         first: "asyncio.Future[Next]",
     ) -> None:
         """Take the request, the answers, and the future of the first one."""
-        super().__init__(200, _HEADERS, b"")
+        super().__init__(200, STREAM_HEADERS, b"")
         self._request = request
         self._events = events
         self._upcoming = first

@@ -302,6 +302,7 @@ async def test_events_are_server_sent(served: Served) -> None:
 
     assert b"200 OK" in head
     assert b"text/event-stream" in head
+    assert b"x-accel-buffering: no" in head
     assert b"id: 2\nevent: k2\ndata: {" in received
     assert b"event: k1" not in received
 
