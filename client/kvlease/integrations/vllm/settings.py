@@ -212,3 +212,21 @@ def require_role(kv_role: str | None) -> None:
             "what is loaded there may be overwritten; set it to kv_both, also in MultiConnector's own settings"
         )
         raise InvalidError(message, resource="kv_role", rule="produces_only")
+
+
+def require_chunks(blocks_per_chunk: int, tokens_per_block: Collection[int]) -> None:
+    """Refuse chunks of several blocks where groups have blocks of different sizes.
+
+    There a load may begin within a chunk of a window, at a block that was outside the window when the chunk was stored;
+    nothing would tell that the chunk does not have it.
+
+    Raises:
+        InvalidError: the groups' `tokens_per_block` differ, and a chunk has several blocks.
+    """
+    sizes = sorted(set(tokens_per_block))
+    if blocks_per_chunk > 1 and len(sizes) > 1:
+        message = (
+            f"a chunk has {blocks_per_chunk} blocks, and the model's groups have blocks of {', '.join(map(str, sizes))} "
+            "tokens; leave out block_size and blocks_per_chunk, so that a chunk is one block"
+        )
+        raise InvalidError(message, resource="blocks_per_chunk", need=1, limit=1)

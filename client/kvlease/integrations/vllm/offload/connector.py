@@ -49,7 +49,12 @@ from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
-from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
+from kvlease.integrations.vllm.settings import (
+    VLLM_SETTINGS,
+    ConnectorSettings,
+    require_chunks,
+    require_role,
+)
 from kvlease.integrations.vllm.shared import readers
 from kvlease.integrations.vllm.uncached import why_uncached
 
@@ -70,7 +75,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Choose the spec and, in the scheduler's process, attach.
 
         Raises:
-            InvalidError: a setting is unknown or out of range, or the engine only produces or has two such connectors.
+            InvalidError: a setting is unknown, out of range or not for this model, or the engine only produces or has
+                two such connectors.
         """
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
@@ -83,6 +89,10 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         self._settings = ConnectorSettings.read(transfer.kv_connector_extra_config, VLLM_SETTINGS)
         super().__init__(vllm_config, role, kv_cache_config)
         self._offloading = build_offloading_config(vllm_config, kv_cache_config)
+        require_chunks(
+            self._offloading.cache.blocks_per_chunk,
+            [group.tokens_per_block for group in self._offloading.groups],
+        )
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self._has_one_group = len(specs) == 1
         self._is_plain = self._has_one_group and isinstance(specs[0], FullAttentionSpec)

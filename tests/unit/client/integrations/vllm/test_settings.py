@@ -9,6 +9,7 @@ from kvlease.integrations.vllm.settings import (
     VLLM_SETTINGS,
     VLLM_TRUTHS,
     ConnectorSettings,
+    require_chunks,
     require_role,
 )
 
@@ -180,3 +181,17 @@ def test_role_with_which_blocks_are_freed_too_early_is_refused() -> None:
     """An engine that only produces is refused, with the role to set instead."""
     with pytest.raises(InvalidError, match=r"kv_role is kv_producer.*set it to kv_both"):
         require_role("kv_producer")
+
+
+@pytest.mark.parametrize(("blocks_per_chunk", "sizes"), [(1, [32, 128]), (4, [32, 32]), (4, [])])
+def test_chunks_of_which_each_block_is_told_are_accepted(
+    blocks_per_chunk: int, sizes: list[int]
+) -> None:
+    """A chunk may have several blocks if all groups' blocks are equally long."""
+    require_chunks(blocks_per_chunk, sizes)
+
+
+def test_chunks_that_a_load_could_begin_within_are_refused() -> None:
+    """Chunks of several blocks are refused for a model with blocks of several sizes, with what to leave out."""
+    with pytest.raises(InvalidError, match=r"has 2 blocks.*blocks of 32, 128 tokens; leave out"):
+        require_chunks(2, [128, 32, 32])
