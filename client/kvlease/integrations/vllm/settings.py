@@ -226,7 +226,7 @@ def require_chunks(blocks_per_chunk: int, tokens_per_block: Collection[int]) -> 
     sizes = sorted(set(tokens_per_block))
     if blocks_per_chunk > 1 and len(sizes) > 1:
         message = (
-            f"a chunk has {blocks_per_chunk} blocks, and the model's groups have blocks of {', '.join(map(str, sizes))} "
+            f"a chunk has {blocks_per_chunk} blocks, and this model has blocks of {', '.join(map(str, sizes))} "
             "tokens; leave out block_size and blocks_per_chunk, so that a chunk is one block"
         )
         raise InvalidError(message, resource="blocks_per_chunk", need=1, limit=1)
