@@ -193,34 +193,28 @@ def test_secret_that_cannot_be_made_ends_the_start(
     assert "--secret-file" in capsys.readouterr().err
 
 
-def test_secret_on_huge_pages_is_asked_for_elsewhere(
-    private: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EINVAL, "huge pages cannot be written; name another one with"),
+        (errno.ENOSPC, "free some space there, or name another one with"),
+    ],
+    ids=["huge pages", "full"],
+)
+def test_secret_that_cannot_be_written_leaves_nothing_behind(
+    number: int, says: str, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system whose files can be mapped but not written is refused with a reason and left as it was."""
+    """A file system that takes no bytes is refused with a reason and what to do, and left as it was."""
 
     def write(fd: int, content: bytes) -> int:
-        raise OSError(errno.EINVAL, f"{len(content)} bytes not written to {fd}")
+        raise OSError(number, f"{len(content)} bytes not written to {fd}")
 
     monkeypatch.setattr(os, "write", write)
 
-    with pytest.raises(UnusableError, match="huge pages cannot be written; name another one with"):
+    with pytest.raises(UnusableError, match=says):
         secret.ensure(private / "secret")
 
     assert not list(private.iterdir())
-
-
-def test_secret_on_a_full_disk_asks_for_space(
-    private: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first start on a full file system says that space helps, not only another place."""
-
-    def write(fd: int, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, f"No space left for {len(content)} bytes in {fd}")
-
-    monkeypatch.setattr(os, "write", write)
-
-    with pytest.raises(UnusableError, match="free some space there, or name another one with"):
-        secret.ensure(private / "secret")
 
 
 def test_secret_in_use_is_written_again_where_it_has_gone(private: Path) -> None:

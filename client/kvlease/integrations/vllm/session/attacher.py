@@ -56,7 +56,7 @@ class Attacher:
         """Why there is no attachment; empty if there is one."""
         self.is_starting = False
         """Whether the daemon is making the cache's memory."""
-        self.is_refused = False
+        self.is_refused_for_good = False
         """Whether the last refusal is one that no wait helps against."""
         self.is_gone = False
         """Whether the last attached cache has ended with its memory; another cache may now have its name."""
@@ -87,7 +87,7 @@ class Attacher:
     def wait(self) -> None:
         """Wait for the first attachment, as long as the settings allow and a wait may help."""
         started_at = time.monotonic()
-        while self.found is None and not self.is_refused:
+        while self.found is None and not self.is_refused_for_good:
             most = self._settings.start_seconds
             if self.is_starting:
                 most = max(most, self._settings.populate_seconds)
@@ -188,7 +188,7 @@ class Attacher:
     def _attached(self, attachment: Attachment) -> None:
         """Hand over an attachment, and log it."""
         self.refusal, self.is_starting, self.is_gone, self._is_seeking = "", False, False, False
-        self.is_refused = False
+        self.is_refused_for_good = False
         self._had = attachment.plan
         self._num_failures = 0
         self._guard.recover()
@@ -231,7 +231,7 @@ class Attacher:
         """Note why there is no attachment, and log it if the reason is new."""
         self._num_failures += 1
         self.is_starting = isinstance(error, StartingError)
-        self.is_refused = isinstance(error, _LASTING)
+        self.is_refused_for_good = isinstance(error, _LASTING)
         was_away = self._guard.is_away
         if isinstance(error, ANSWERS) and not self.is_starting:
             self._guard.end_outage()
@@ -262,7 +262,7 @@ class Attacher:
     def _tries(self) -> str:
         """When attaching is tried again, in words."""
         if self._terms.ends_with_start and self._had is None:
-            if self.is_refused:
+            if self.is_refused_for_good:
                 return "at the engine's next start"
             return (
                 f"for up to {self._settings.start_seconds:g} s, and then at the engine's next start"
