@@ -64,7 +64,9 @@ class RemoteUrl:
         elif not parts.hostname or port == 0:
             raise _not_whole()
         elif parts.path.strip("/"):
-            options.setdefault("db", _database(parts))
+            if "db" in options:
+                raise _twice("db")
+            options["db"] = _database(parts)
         return cls(
             scheme=parts.scheme,
             host=parts.hostname or "",
@@ -149,7 +151,11 @@ def _check_scheme(url: str) -> None:
 
 
 def _options(parts: SplitResult) -> dict[str, str]:
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in options:
+            raise _twice(name)
+        options[name] = value
     unknown = options.keys() - _OPTIONS[parts.scheme]
     if unknown:
         known = ", ".join(sorted(_OPTIONS[parts.scheme]))
@@ -162,6 +168,12 @@ def _options(parts: SplitResult) -> dict[str, str]:
     if options.get("ssl_check_hostname", "true") not in _BOOLEANS:
         raise RemoteUrlError("ssl_check_hostname must be true or false")
     return options
+
+
+def _twice(option: str) -> RemoteUrlError:
+    # A name that is no option's may be a part of a password, so it is not repeated.
+    is_known = any(option in known for known in _OPTIONS.values())
+    return RemoteUrlError(f"it has {option if is_known else 'an option'} twice; write it once")
 
 
 def _database(parts: SplitResult) -> str:

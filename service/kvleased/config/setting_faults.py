@@ -109,10 +109,19 @@ def in_two_cases(names: Iterable[str], prefix: str = "") -> str:
 
 def of_tenants(written: str) -> str:
     """Say what is wrong with a text that is not an object in JSON; empty if it is one."""
+    twice: list[str] = []
+
+    def told_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in pairs]
+        twice.extend(name for name in names if names.count(name) > 1)
+        return dict(pairs)
+
     try:
-        value: object = json.loads(written)
+        value: object = json.loads(written, object_pairs_hook=told_once)
     except ValueError:
         return NO_JSON
+    if twice:
+        return f"{json.dumps(twice[0])} is there twice; write it once"
     if isinstance(value, dict):
         return ""
     return f"it is {_shown(value)}; write {_wanted_of_tenants(['tenants'])}"

@@ -50,6 +50,9 @@ def test_password_is_not_shown(text: str, shown: str) -> None:
         pytest.param("redis://h?socket_timeout=999", id="deadline got round"),
         pytest.param("rediss://h?ssl_cert_reqs=none", id="certificate not looked at"),
         pytest.param("rediss://h?ssl_check_hostname=maybe", id="neither true nor false"),
+        pytest.param("redis://h?db=3&db=4", id="option twice"),
+        pytest.param("redis://h/4?db=4", id="database twice"),
+        pytest.param("redis://h?pw=1&pw=2", id="unknown option twice"),
         pytest.param("mooncake://h?segment_bytes=1GB", id="bytes with a unit"),
     ],
 )

@@ -158,12 +158,18 @@ def test_settings_of_a_file_are_told_with_its_path_and_all_at_once(
         pytest.param("5", f"it is 5; write {LIMITS} for each tenant", id="number"),
         pytest.param("", NO_JSON, id="empty"),
         pytest.param("{}{}", NO_JSON, id="two objects"),
+        pytest.param('{"a": {}, "a": {}}', '"a" is there twice; write it once', id="tenant twice"),
+        pytest.param(
+            '{"a": {"weight": 1, "weight": 2}}',
+            '"weight" is there twice; write it once',
+            id="limit twice",
+        ),
     ],
 )
-def test_tenants_that_are_no_object_are_refused(
+def test_tenants_in_another_form_are_refused(
     written: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tenants in another form than an object of JSON are refused, by the flag and by the variable, and not left out."""
+    """Tenants that are no object of JSON, or have a name twice, are refused by the flag and by the variable."""
     by_flag = said(capsys, f"--tenants={written}")
     monkeypatch.setenv("kvleased_tenants", written)
     by_variable = said(capsys)
