@@ -36,6 +36,7 @@ _EVERY: Final[dict[str, Any]] = {
 }
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {**_EVERY, "num_hidden_layers": 4}),
+    "shallow": ("Llama", {**_EVERY, "num_hidden_layers": 1}),
     "stout": (
         "Llama",
         {
@@ -117,6 +118,9 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     ),
 }
 """Each model's family in Transformers and its configuration; the weights come from a seed."""
+EAGLE_HEAD: Final = "eagle"
+"""The head that guesses for `shallow`: its layer is the model's own, so that nearly all of its guesses are right if the
+KV that it reads is."""
 _CLASSES: Final = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "Gemma3Text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
@@ -145,11 +149,36 @@ def make(name: str, seed: int, folder: Path) -> None:
     import torch  # noqa: PLC0415  # tests have none, or another one
     import transformers  # noqa: PLC0415
 
-    family, words = MODELS[name]
+    family, words = MODELS["shallow" if name == EAGLE_HEAD else name]
     config_class, model_class = (getattr(transformers, one) for one in _CLASSES[family])
     torch.manual_seed(seed)
-    model_class(config_class(**words)).eval().save_pretrained(folder)
+    model = model_class(config_class(**words)).eval()
+    if name in ("shallow", EAGLE_HEAD):
+        # The head's layer does not normalize its input, so that the model's must not need it.
+        embedded = model.model.embed_tokens.weight.data
+        embedded /= embedded.square().mean(-1, keepdim=True).sqrt()
+    if name == EAGLE_HEAD:
+        _write_head(model, folder)
+    else:
+        model.save_pretrained(folder)
     _write_tokenizer(folder)
+
+
+def _write_head(model: Any, folder: Path) -> None:
+    """Write a head that has a model's first layer, and passes it the next token without what the model made of all."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    weights = {
+        name.removeprefix("model."): weight.clone()
+        for name, weight in model.state_dict().items()
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name
+    }
+    weights["fc.weight"] = torch.eye(model.config.hidden_size, 2 * model.config.hidden_size)
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
 
 
 def _write_tokenizer(folder: Path) -> None:
