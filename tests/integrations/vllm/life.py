@@ -246,6 +246,7 @@ class _Round:
     def arrive(self, engine: Any, step: int, defaults: Words) -> None:
         """Hand over the requests whose step has come, or all if the engine has nothing else to do."""
         from vllm import SamplingParams  # noqa: PLC0415
+        from vllm.lora.request import LoRARequest  # noqa: PLC0415
 
         is_idle = not engine.has_unfinished_requests()
         while self._due and (is_idle or self._arrivals[self._due[0]] <= step):
@@ -256,10 +257,16 @@ class _Round:
             prompt = {"prompt_token_ids": self._order["prompts"][index]}
             if salt := (self._order.get("salts") or {}).get(str(index)):
                 prompt["cache_salt"] = salt
+            adapter = (self._order.get("adapters") or {}).get(str(index))
             name = self._ids[index]
             self._said[name] = {"tokens": [], "logprobs": [], "finish_reason": None}
             self._began[name] = time.perf_counter()
-            engine.add_request(name, prompt, SamplingParams(**sampling))
+            engine.add_request(
+                name,
+                prompt,
+                SamplingParams(**sampling),
+                lora_request=LoRARequest(**adapter) if adapter else None,
+            )
 
     def index_of(self, name: str) -> int:
         """Return the index in the order of a request's prompt."""

@@ -7,6 +7,7 @@ import fcntl
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,6 +122,9 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 EAGLE_HEAD: Final = "eagle"
 """The head that guesses for `shallow`: its layer is the model's own, so that nearly all of its guesses are right if the
 KV that it reads is."""
+ADAPTER: Final = "adapter"
+"""A LoRA adapter of `llama`, another one for each seed."""
+ADAPTER_RANK: Final = 8
 _CLASSES: Final = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM"),
     "Gemma3Text": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
@@ -149,6 +153,9 @@ def make(name: str, seed: int, folder: Path) -> None:
     import torch  # noqa: PLC0415  # tests have none, or another one
     import transformers  # noqa: PLC0415
 
+    if name == ADAPTER:
+        _write_adapter(seed, folder)
+        return
     family, words = MODELS["shallow" if name == EAGLE_HEAD else name]
     config_class, model_class = (getattr(transformers, one) for one in _CLASSES[family])
     torch.manual_seed(seed)
@@ -162,6 +169,34 @@ def make(name: str, seed: int, folder: Path) -> None:
     else:
         model.save_pretrained(folder)
     _write_tokenizer(folder)
+
+
+def _write_adapter(seed: int, folder: Path) -> None:
+    """Write an adapter of all queries, keys and values."""
+    import torch  # noqa: PLC0415
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    torch.manual_seed(seed)
+    words = MODELS["llama"][1]
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    weights = {}
+    for layer, name in product(range(words["num_hidden_layers"]), [*heads, "v_proj"]):
+        num_out = words["head_dim"] * words[heads.get(name, "num_key_value_heads")]
+        prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        weights[f"{prefix}.lora_A.weight"] = 0.3 * torch.randn(ADAPTER_RANK, words["hidden_size"])
+        weights[f"{prefix}.lora_B.weight"] = 0.3 * torch.randn(num_out, ADAPTER_RANK)
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": ADAPTER_RANK,
+        "lora_alpha": ADAPTER_RANK,
+        "target_modules": [*heads, "v_proj"],
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "llama",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
 def _write_head(model: Any, folder: Path) -> None:
