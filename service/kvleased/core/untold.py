@@ -13,6 +13,8 @@ class Silence(Enum):
     """The call asked it and got no answer."""
     UNASKED = "unasked"
     """The call asked it for as many blocks as a call may, and they came behind these."""
+    NO_WAIT = "no_wait"
+    """The call did not wait for an answer, so it did not ask."""
 
 
 class Untold(NamedTuple):

@@ -75,6 +75,7 @@ _SILENCES: Final = {
         f"; the remote store may have them, but a call asks it for {LABELS_MAX:,} blocks at most; with those before "
         "them on the node, a later call asks for these"
     ),
+    Silence.NO_WAIT: "; the remote store may have them; reserve with a wait_ms to ask it",
 }
 """What a sentence adds about the remote store."""
 

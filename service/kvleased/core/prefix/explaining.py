@@ -8,8 +8,8 @@ cached now and became findable before it, and those that have left since, as the
 - the block had left, and the history knows why;
 - nothing is known of the block but that another tenant's block has its key;
 - nothing is known of the block.
-The remote store has no index here. If it did not work, or did not answer the call, it may have any block that no tier
-had, and of a very long prefix any block behind those that it was asked for.
+The remote store has no index here. If it did not work, or did not answer the call, or the call could not wait for it,
+it may have any block that no tier had, and of a very long prefix any block behind those that it was asked for.
 """
 
 from dataclasses import replace
@@ -160,7 +160,8 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
     if len(ends):
         units = _units(state, lease, request, ends)
         silence, first_key = _untold(state, lease, request) or (None, 0)
-        may_be_there = (ends > first_key * hash_tokens) & ~np.isin(units.codes, _NOT_LOOKED_FOR)
+        is_looked_for = ~(np.isin(units.codes, _NOT_LOOKED_FOR) | units.are_below)
+        may_be_there = (ends > first_key * hash_tokens) & is_looked_for
         in_doubt = _InDoubt(silence, may_be_there)
         runs = _runs(state, units, in_doubt, hit_tokens // hash_tokens, unit_tokens // hash_tokens)
         hit_tokens = int(ends[-1])
@@ -181,10 +182,12 @@ def _misses(state: CacheState, lease: Lease, request: Reserve) -> tuple[Missed, 
 
 
 def _untold(state: CacheState, lease: Lease, request: Reserve) -> Untold | None:
-    """Return the keys of which the remote store said nothing; None if there are none, or if it was not to be asked."""
-    if request.wait_ms and state.shape.uses_remote and Tier.REMOTE in lease.tiers_off:
-        return Untold(Silence.OFF, 0)
-    return lease.untold
+    """Return the keys of which the remote store said nothing; None if there are none, or no such store."""
+    if not state.shape.uses_remote:
+        return None
+    if not request.wait_ms:
+        return Untold(Silence.NO_WAIT, 0)
+    return Untold(Silence.OFF, 0) if Tier.REMOTE in lease.tiers_off else lease.untold
 
 
 def _at_most(runs: list[Missed]) -> tuple[Missed, ...]:

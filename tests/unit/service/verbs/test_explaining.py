@@ -269,6 +269,12 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
             "the node, a later call asks for these",
             id="remote store not asked",
         ),
+        pytest.param(
+            {"reason": MissReason.CLEARED, "remote_silence": Silence.NO_WAIT},
+            "a clear took them from the device tier; compute them again; the remote store may have them; "
+            "reserve with a wait_ms to ask it",
+            id="remote store could not be asked",
+        ),
     ],
 )
 async def test_reason_is_a_sentence(node: Node, changes: dict[str, Any], told: str) -> None:

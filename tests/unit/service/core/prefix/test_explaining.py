@@ -229,18 +229,31 @@ def test_tier_that_stops_after_the_grant_is_no_reason() -> None:
     assert (miss.reason, miss.tier, miss.is_below) == (MissReason.EVICTED, Tier.DEVICE, True)
 
 
+def test_blocks_of_the_host_pool_are_not_looked_for_in_the_remote_store() -> None:
+    """A call that cannot wait is told of the host pool alone if that has the blocks, else of the remote store."""
+    cache = a_remote_cache()
+    on_host(cache, keys(1, 2))
+    lease = reserve(cache, 3, prefix=keys(1, 2, 3))
+
+    below, unknown = explain(cache, lease.lease_id).misses
+
+    assert (below.is_below, below.remote_silence) == (True, None)
+    assert (unknown.is_below, unknown.remote_silence) == (False, Silence.NO_WAIT)
+
+
 @pytest.mark.parametrize(
     ("wait_ms", "is_on", "silence"),
     [
         pytest.param(WAIT_MS, False, Silence.OFF, id="would be asked"),
-        pytest.param(0, False, None, id="no time to ask"),
+        pytest.param(0, False, Silence.NO_WAIT, id="no time to ask"),
+        pytest.param(0, True, Silence.NO_WAIT, id="no time to ask, works again"),
         pytest.param(WAIT_MS, True, Silence.OFF, id="works again"),
     ],
 )
 def test_remote_store_that_is_off_is_told(
     wait_ms: int, is_on: bool, silence: Silence | None
 ) -> None:
-    """If a call would have asked a remote store that was off, its unknown blocks are told as possibly in that store."""
+    """Unknown blocks are told as possibly in a remote store that was off, or that the call had no time to ask."""
     cache = a_remote_cache()
     cached(cache, keys(1, 3))
     turn(cache, Tier.REMOTE, on=False)
