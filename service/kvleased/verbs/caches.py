@@ -350,8 +350,8 @@ def _equal_registration(
     differing = plan_differences(entry.plan, planned) + option_differences(entry.options, asked)
     if differing:
         message = (
-            f"cache {entry.name} is already registered with another {'; '.join(differing)}; delete it (kvlease delete "
-            f"--cache {entry.name}), or choose another name"
+            f"cache {entry.name} is registered already, with other settings: {'; '.join(differing)}; delete it "
+            f"(kvlease delete --cache {entry.name}), or choose another name"
         )
         raise LayoutMismatchError(message, resource="layout")
     return pb.RegisterCacheResponse(info=entry.info(), created=False)
