@@ -62,12 +62,12 @@ def drain(
     cache = either(name, cache)
     with connected(address) as client:
         if undo:
-            _tell_drain(client.undrain(cache=cache), as_json=as_json)
+            _tell_drain(client.undrain(cache=cache), cache, as_json=as_json)
             return
         found = client.drain(cache=cache)
         if wait_seconds:
             found = _waited(client, cache, found, wait_seconds)
-    _tell_drain(found, as_json=as_json)
+    _tell_drain(found, cache, as_json=as_json)
     if wait_seconds and not _holds(found, cache):
         typer.echo(_ENDED, err=True)
         raise typer.Exit(UNDONE)
@@ -86,7 +86,8 @@ def undrain(
 ) -> None:
     """Grant leases again after a drain, as drain --undo does."""
     with connected(address) as client:
-        _tell_drain(client.undrain(cache=either(name, cache)), as_json=as_json)
+        cache = either(name, cache)
+        _tell_drain(client.undrain(cache=cache), cache, as_json=as_json)
 
 
 def _waited(client: Client, cache: str, found: Drained, wait_seconds: float) -> Drained:
@@ -126,11 +127,13 @@ def _holds(found: Drained, cache: str) -> bool:
     return all(one.is_draining for one in found.caches)
 
 
-def _tell_drain(found: Drained, *, as_json: bool) -> None:
+def _tell_drain(found: Drained, cache: str, *, as_json: bool) -> None:
+    """Say what grants leases; of the daemon only what bears on a cache that was named."""
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
-    say(f"the daemon {_state(is_draining=found.is_daemon_draining)}")
+    if found.is_daemon_draining or not cache:
+        say(f"the daemon {_state(is_draining=found.is_daemon_draining)}")
     for one in found.caches:
         state = _state(is_draining=one.is_draining)
         say(

@@ -272,6 +272,12 @@ def test_undone_drain_says_what_holds_now(arguments: tuple[str, ...]) -> None:
     assert run(*arguments) == (0, "the daemon grants leases\n", "")
 
 
+@pytest.mark.parametrize("arguments", [("drain",), ("drain", "--undo"), ("undrain",)])
+def test_drain_of_a_cache_tells_of_that_cache(arguments: tuple[str, ...]) -> None:
+    """A command about one cache does not begin with what the daemon grants, unless that bears on the cache."""
+    assert "the daemon" not in run(*arguments, "a")[1]
+
+
 def test_delete_says_what_is_gone() -> None:
     """A delete says what is gone; an operator needs no program to delete a cache."""
     assert run("delete", "a") == (0, "a is deleted\n", "")
