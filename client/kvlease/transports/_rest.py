@@ -254,7 +254,8 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     if isinstance(refused, ssl.SSLCertVerificationError):
         return UnavailableError(not_taken(address, refused.verify_message))
     is_hung_up = isinstance(error, ConnectionResetError) or "disconnected" in str(error)
-    is_hung_up |= "certificate required" in str(error)
+    # The same end, where it comes while the request is written.
+    is_hung_up |= isinstance(error, ssl.SSLEOFError) or "certificate required" in str(error)
     also = ""
     if address.has_tls and PLAIN_PEER in str(error):
         also = "; a daemon without a certificate is at http://"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,15 @@ from kvlease.errors import (
     UnavailableError,
     UnknownCacheError,
 )
-from kvlease.transports._rest import ROUTES, SseReader, fill, request_of, response_of, to_json
+from kvlease.transports._rest import (
+    ROUTES,
+    SseReader,
+    fill,
+    request_of,
+    response_of,
+    to_json,
+    unreachable,
+)
 from kvlease.transports.base import Outgoing, parse_address
 from kvlease.transports.http import HttpTransport
 from kvlease.transports.http_async import AsyncHttpTransport
@@ -301,6 +310,19 @@ class Handler(BaseHTTPRequestHandler):
         return "test"
 
     do_DELETE = _answer  # noqa: N815 - the base class looks for this name
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(ConnectionResetError("reset by peer"), id="before the answer"),
+        pytest.param(ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), id="in writing"),
+        pytest.param(ssl.SSLError(1, "tlsv13 alert certificate required"), id="with an alert"),
+    ],
+)
+def test_hang_up_after_the_handshake_names_the_certificate(end: Exception) -> None:
+    """However a daemon that wants a certificate ends the connection, the client is told how to show one."""
+    assert "KVLEASE_CERT_FILE" in unreachable(parse_address("https://127.0.0.1:7070"), end).message
 
 
 class QuietHttpServer(ThreadingHTTPServer):
