@@ -1,6 +1,7 @@
 """The page over many caches with long names: it says what it leaves out, and nothing is pushed off its card."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tests.deploy.ui.load import inputs_of
 
 pytestmark = pytest.mark.deploy
 
-NUM_CACHES = 10
+NUMBERS = (1, *range(3, 11))
+"""The numbers in the names of all caches but one."""
 LONGEST = "w" * 63
 """The longest name of a cache, of one word."""
 TENANT = "t" * 128
@@ -35,7 +37,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
         token = (directory / "run" / "reader.token").read_text().strip()
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(Client(serving.address("unix"), on_doubt="raise"))
-            for name in (LONGEST, *(f"cache-{number}" for number in range(1, NUM_CACHES))):
+            for name in (LONGEST, *(f"cache-{number}" for number in NUMBERS)):
                 client.register(name, inputs_of(name, 100, 50), CacheOptions(ghosts=("adaptive",)))
             serving.until(lambda: client.get_cache(LONGEST).status == "ready")
             worker = stack.enter_context(client.attach(LONGEST, tenant=TENANT))
@@ -116,6 +118,23 @@ def test_pools_without_a_picture_are_told(eyes: Eyes) -> None:
     assert told == "Here are 16 of 20 pools; choose a cache to see its own."
 
 
+def test_numbers_in_names_are_ordered_as_numbers(eyes: Eyes) -> None:
+    """Pools of the map, and the caches to choose from, are ordered as people count."""
+    _, pools, choices = eyes.look(
+        ("wait", "canvas.map >> nth=15"),
+        (
+            "evaluate",
+            "[...document.querySelectorAll('#pools .pool-row .what')].map((one) => one.textContent)",
+        ),
+        ("evaluate", "[...document.querySelectorAll('#cache option')].map((one) => one.value)"),
+    )
+
+    shown = [number for text in pools for number in re.findall(r"cache-(\d+)", text)]
+    assert shown == sorted(shown, key=int)
+    assert {"1", "10"} < set(shown)
+    assert choices == ["", *(f"cache-{number}" for number in NUMBERS), LONGEST]
+
+
 def test_lines_of_ghosts_are_explained_once(eyes: Eyes) -> None:
     """What the lines of ghost caches mean is said once, not for each cache."""
     _, lines, helps = eyes.look(
@@ -124,4 +143,4 @@ def test_lines_of_ghosts_are_explained_once(eyes: Eyes) -> None:
         ("count", "p.hint:visible:has-text('compare a ghost')"),
     )
 
-    assert (lines, helps) == (NUM_CACHES, 1)
+    assert (lines, helps) == (len(NUMBERS) + 1, 1)

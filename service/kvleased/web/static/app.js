@@ -6,7 +6,7 @@ import { keep, recall } from "/ui/keeping.js";
 import { Stream, setToken, takeToken } from "/ui/live.js";
 import { BlockMap } from "/ui/map.js";
 import { age, badge, bytes, count, el, meter, percent, rate, table, text } from "/ui/panels.js";
-import { drained, gone, grown, grownBytes, grownRefusals, room, used } from "/ui/sums.js";
+import { byName, drained, gone, grown, grownBytes, grownRefusals, room, used } from "/ui/sums.js";
 
 const SOURCES = ["device", "host", "disk", "remote", "computed"];
 const USES = ["held", "reserved", "filling", "quarantined", "scrubbing", "ready"];
@@ -58,6 +58,7 @@ function state(name, why = "") {
 }
 
 function figures(sheet) {
+  sheet.caches.sort((one, other) => byName(one.cache, other.cache));
   choices(sheet.caches);
   state("live", [astray && `there is no cache ${astray}, so all caches are shown`, drained(sheet)].filter(Boolean).join("; "));
   if (before && before.epoch !== sheet.epoch) anew();

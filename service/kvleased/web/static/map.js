@@ -3,7 +3,7 @@
 import * as colours from "/ui/colours.js";
 import { ask, bytesOf } from "/ui/live.js";
 import { age, count, el, percent } from "/ui/panels.js";
-import { gone, room, used } from "/ui/sums.js";
+import { byName, gone, room, used } from "/ui/sums.js";
 
 const FLASH_MS = 900;
 const FLASHED_MAX = 3000;
@@ -290,8 +290,8 @@ export class BlockMap {
 
   /** Put the pools in order, and forget those that are no more. */
   arrange() {
-    const place = (pool) => `${pool.cache}\0${colours.TIERS.indexOf(pool.tier)}`;
-    const ordered = [...this.pools.values()].sort((one, other) => (place(one) < place(other) ? -1 : 1));
+    const tier = (pool) => colours.TIERS.indexOf(pool.tier);
+    const ordered = [...this.pools.values()].sort((one, other) => byName(one.cache, other.cache) || tier(one) - tier(other));
     const rows = new Map();
     for (const pool of ordered) {
       if (!rows.has(pool.cache)) rows.set(pool.cache, el("div", { class: "pool-row" }));

@@ -36,3 +36,7 @@ export function drained(sheet) {
   const which = others.length ? `the caches ${names.join(", ")} are drained, and grant` : `the cache ${first} is drained, and grants`;
   return `${which} nothing new until kvlease drain --cache NAME --undo`;
 }
+
+const words = new Intl.Collator("en", { numeric: true });
+/** Compare two names for an order in which m2 comes before m10. */
+export const byName = (one, other) => words.compare(one, other) || (one < other ? -1 : Number(one > other));
