@@ -64,9 +64,10 @@ class Client(Bound):
     ) -> None:
         """Remember where the daemon is: `address`, else KVLEASE_ADDRESS, else the user's own local socket.
 
-        Over TCP the client shows the daemon `credentials`, or without them those that the environment names. If neither
-        has a token, it shows a daemon on loopback the token that this user's daemon has left there. With `with_traces`,
-        each call names the OpenTelemetry span that it is made in, and the daemon's span becomes a child of it.
+        Over TCP the client shows the daemon `credentials`, or without them those that the environment names. If these
+        have neither a token nor a certificate, it shows a daemon on loopback the token that this user's daemon has left
+        there. With `with_traces`, each call names the OpenTelemetry span that it is made in, and the daemon's span
+        becomes a child of it.
 
         Raises:
             InvalidError: the address is malformed, an option is out of range, or the token's file cannot be read.

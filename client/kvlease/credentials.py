@@ -183,8 +183,12 @@ class Bearer:
     """The token of calls that have none of their own; looked for on first use, as the daemon may start later."""
 
     def __init__(self, credentials: Credentials, host: str, port: int, directory: Path) -> None:
-        """Take the credentials given, and the directory where a daemon of this user leaves its token."""
+        """Take the credentials given, and the directory where a daemon of this user leaves its token.
+
+        Who shows a certificate acts in its role alone, so that no token is looked for.
+        """
         self._given = credentials.token
+        self._has_certificate = bool(credentials.cert_file)
         self._host = host
         self._port = port
         self._file = directory / _OPERATORS
@@ -196,7 +200,7 @@ class Bearer:
     @property
     def token(self) -> str:
         """The token; empty if there is none."""
-        if self._given or not _is_loopback(self._host):
+        if self._given or self._has_certificate or not _is_loopback(self._host):
             return self._given
         return self._found
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,6 +56,14 @@ def test_token_of_ones_own_daemon_is_found_on_loopback(port: int, directory: Pat
         == bearer("::1", port, directory, GIVEN)
         == "given"
     )
+
+
+def test_who_shows_a_certificate_acts_in_its_role_alone(port: int, directory: Path) -> None:
+    """Beside a certificate, as of a reader, no token is looked for: that of the operator would count instead."""
+    shown = Credentials(cert_file="reader.pem")
+
+    assert bearer("127.0.0.1", port, directory, shown) == ""
+    assert bearer("127.0.0.1", port, directory, replace(shown, token="given")) == "given"
 
 
 def test_token_is_not_shown_where_nobody_listens(port: int, directory: Path) -> None:
