@@ -233,11 +233,18 @@ def test_unit_is_hardened() -> None:
     assert float(found[1]) <= _EXPOSURE_MAX
 
 
-def test_unit_s_settings_are_settings() -> None:
-    """The daemon accepts the settings file beside the unit as it is."""
-    settings = load(["--config", str(_DEPLOY / "systemd" / "kvleased.toml")])
+def test_unit_s_settings_are_settings(tmp_path: Path) -> None:
+    """The daemon accepts the settings file beside the unit as it is, and with every setting that it only shows."""
+    shipped = _DEPLOY / "systemd" / "kvleased.toml"
+    settings = load(["--config", str(shipped)])
+    everything = tmp_path / "everything.toml"
+    everything.write_text(
+        re.sub(r"^# (?=[\w[])", "", shipped.read_text().partition("\n")[2], flags=re.MULTILINE)
+    )
+    chosen = load(["--config", str(everything)])
 
     assert settings.device_bytes_default == 8 << 30
-    assert settings.tenants["chat"].weight == 3
+    assert not settings.tenants
+    assert (chosen.tenants["chat"].weight, chosen.probe_host) == (3, "127.0.0.1")
     # The unit's own limit, not the machine's memory, says how much pools may take.
     assert settings.memory_bytes_max == 0
