@@ -42,6 +42,13 @@ class Collector(BaseHTTPRequestHandler):
         """Take a batch, and answer."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(self.status)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """Answer who followed a redirect."""
+        self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -135,7 +142,7 @@ def test_collector_that_is_down_is_told_of_once(monkeypatch: pytest.MonkeyPatch)
         Thread(target=collector.serve_forever, daemon=True).start()
         spans = Tracing(endpoint=f"http://127.0.0.1:{collector.server_port}", file=None, epoch=5)
         spans.start()
-        for Collector.status in (400, 401, 400, 200, 200):
+        for Collector.status in (400, 401, 302, 200, 200):
             spans.call("reserve", "local", PARENT).end()
             spans.provider.force_flush()
         spans.stop()
