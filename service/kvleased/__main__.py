@@ -193,7 +193,7 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
         default=0.0,
         help="monotonic seconds at which the process was started",
     )
-    for name in ("settings", "keeper", "link", "directory"):
+    for name in ("settings", "keeper", "link", "directory", "disk-directory"):
         parser.add_argument(f"--{name}-fd", type=int, default=-1)
     parser.add_argument("--lock-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args(argv)
@@ -216,8 +216,10 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     logs.import_structlog()
     from kvleased.control.process import main as control  # noqa: PLC0415
 
-    directory_fd = None if arguments.directory_fd < 0 else arguments.directory_fd
-    return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned, directory_fd)
+    host_fd, disk_fd = (
+        None if fd < 0 else fd for fd in (arguments.directory_fd, arguments.disk_directory_fd)
+    )
+    return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned, host_fd, disk_fd)
 
 
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
@@ -232,9 +234,12 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
         os.set_inheritable(fd, False)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
     # A lock's descriptor stays right even if the path leads elsewhere: the first is host_dir's, the last disk_dir's.
-    directory_fds = {DISK_MOVER: lock_fds[-1]} if settings["disk_dir"] else {}
+    directory_fds: dict[str, dict[str, int]] = {CONTROL: {}}
+    if settings["disk_dir"]:
+        directory_fds[DISK_MOVER] = {"directory": lock_fds[-1]}
+        directory_fds[CONTROL]["disk-directory"] = lock_fds[-1]
     if settings["host_dir"]:
-        directory_fds[CONTROL] = lock_fds[0]
+        directory_fds[CONTROL]["directory"] = lock_fds[0]
     supervisor = Supervisor(
         settings_fd,
         settings["drain_seconds"],

@@ -353,6 +353,23 @@ def test_a_directory_that_was_moved_is_not_replaced(tmp_path: Path, disk_dir: Pa
 
 
 @pytest.mark.thorough
+def test_a_cache_is_registered_while_the_directory_is_away(tmp_path: Path, disk_dir: Path) -> None:
+    """Stores may take what the file system of the daemon's start has room for; a cache without its store has a pool."""
+    away = tmp_path / "away"
+    with served(tmp_path / "run", "--disk-dir", str(disk_dir)) as serving:
+        disk_dir.rename(away)
+        for name in ("missing", "replaced"):
+            with attached(serving, small(), cache=name) as (client, worker):
+                compute(worker, prompt(0, BLOCKS_PER_PROMPT)).release()
+                assert status(client, "disk", name) == "off"
+                serving.restart_control(worker)
+            disk_dir.mkdir(exist_ok=True)
+        shutil.rmtree(disk_dir)
+        away.rename(disk_dir)
+        with attached(serving, small(), cache="replaced") as (client, _):
+            serving.until(lambda: status(client, "disk", "replaced") == "ready")
+
+
 def test_a_store_of_another_geometry_is_another_store(tmp_path: Path, disk_dir: Path) -> None:
     """With other disk_bytes nothing of the old store is used; with the old ones all of it is found."""
     larger = replace(small(), disk_bytes=small().disk_bytes + 5 * 8192)

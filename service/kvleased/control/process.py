@@ -78,9 +78,7 @@ class Renewable(Protocol):
         """Take another certificate; raise UnusableError and keep the old one if it cannot be used."""
 
 
-def main(
-    settings_fd: int, keeper_fd: int, spawned: float, host_directory_fd: int | None = None
-) -> int:
+def main(settings_fd: int, keeper_fd: int, spawned: float, *directory_fds: int | None) -> int:
     """Run the control process over inherited descriptors; return its exit status."""
     # A terminal sends its signals to all processes; the supervisor turns them into a SIGTERM.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -89,7 +87,7 @@ def main(
     keep_freed_memory()
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
-    keeper = KeeperLink(socket.socket(fileno=keeper_fd), host_directory_fd)
+    keeper = KeeperLink(socket.socket(fileno=keeper_fd), *directory_fds)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(serve(settings, keeper, spawned))

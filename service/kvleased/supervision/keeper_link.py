@@ -40,11 +40,18 @@ class Listener(Protocol):
 class KeeperLink:
     """Ask the supervisor for memory, and have it keep what must outlive this process."""
 
-    def __init__(self, sock: socket.socket, host_directory_fd: int | None = None) -> None:
-        """Take the inherited end of the socket pair, and the directory that the supervisor holds for host pools."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        host_directory_fd: int | None = None,
+        disk_directory_fd: int | None = None,
+    ) -> None:
+        """Take the inherited end of the socket pair, and the directories that the supervisor holds."""
         self._sock = sock
         self.host_directory_fd = host_directory_fd
         """The directory of host pools that the daemon was started with; None if it was started without."""
+        self.disk_directory_fd = disk_directory_fd
+        """The same for disk stores."""
         self._number = 0
         self._pending: dict[int, tuple[str, asyncio.Future[int]]] = {}
         """The names of the regions that are being made, and the futures of their descriptors, by message number."""

@@ -56,7 +56,7 @@ IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 _STANDARD_INPUT: Final = 0
 STOP_GRACE_SECONDS: Final = 5.0
 """Seconds that the control process gets to stop after the time for draining."""
-_NONE: Final[Mapping[str, int]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 
 class Supervisor:
@@ -70,10 +70,10 @@ class Supervisor:
         silent_seconds_max: float = 0.0,
         movers: Sequence[str] = (MOVER,),
         lock_fds: Sequence[int] = (),
-        directory_fds: Mapping[str, int] = _NONE,
+        directory_fds: Mapping[str, Mapping[str, int]] = _NONE,
         notifier: Notifier | None = None,
     ) -> None:
-        """Take descriptors of the settings, of locks on directories, and, by role, of directories that movers write to.
+        """Take descriptors of the settings, of locks on directories, and, by role and name, of directories.
 
         The control process is replaced when it has been silent for `silent_seconds_max`; 0 is never. The `notifier` is
         told when the control process serves, of each of its signs of life, and when it is told to stop.
@@ -156,7 +156,7 @@ class Supervisor:
 
     def _start_control(self) -> None:
         self._epoch = self.epochs.begin()
-        started = self._spawn(CONTROL, "keeper", self._directory_of(CONTROL))
+        started = self._spawn(CONTROL, "keeper", self._directories_of(CONTROL))
         if started is None:
             self._failures[CONTROL] += 1
             if not self._was_ready and self._failures[CONTROL] >= STARTS_MAX:
@@ -182,7 +182,7 @@ class Supervisor:
         )
 
     def _start_mover(self, role: str) -> None:
-        started = self._spawn(role, "link", self._directory_of(role))
+        started = self._spawn(role, "link", self._directories_of(role))
         if started is None:
             return
         self._generations[role] += 1
@@ -190,9 +190,8 @@ class Supervisor:
         with started[1] as ours:
             self._send(message, [ours.fileno()])
 
-    def _directory_of(self, role: str) -> dict[str, int]:
-        has_directory = role in self._directory_fds
-        return {"directory": self._directory_fds[role]} if has_directory else {}
+    def _directories_of(self, role: str) -> Mapping[str, int]:
+        return self._directory_fds.get(role, {})
 
     def _spawn(
         self, role: str, link_name: str, inherited: Mapping[str, int]

@@ -74,7 +74,7 @@ class Maker:
             make_ready=self._make_ready,
             give_up=self._give_up,
         )
-        self._disk_looking = LookingAside(lambda: _disk_limit_bytes(settings), DISK_SECONDS_MAX)
+        self._disk_looking = LookingAside(self._disk_bytes_most, DISK_SECONDS_MAX)
         limit_bytes = memory_limit_bytes()
         self._memory_bytes_max = settings.memory_bytes_max or limit_bytes * 4 // 5
         self.device_bytes_default = settings.device_bytes_default or (
@@ -170,6 +170,11 @@ class Maker:
             retry_after_ms=int(DISK_SECONDS_MAX * 1000),
             remedies=("disk_bytes=0",),
         ) from None
+
+    def _disk_bytes_most(self) -> int:
+        where = self._keeper.disk_directory_fd or self._settings.disk_dir
+        assert where is not None, "checked before"
+        return disk_limit_bytes(where)  # the path may lead elsewhere by now
 
     def _unclaimed_bytes(self, name: str, planned: CachePlan, options: pb.CacheOptions) -> int:
         """Return the bytes of files of unregistered caches in host_dir; 0 if the plan puts no host pool there."""
@@ -393,8 +398,3 @@ def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
         "is_scanned": False,
         "disk_file_id": "",
     }
-
-
-def _disk_limit_bytes(settings: Settings) -> int:
-    assert settings.disk_dir is not None, "checked before"
-    return disk_limit_bytes(settings.disk_dir)
