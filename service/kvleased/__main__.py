@@ -249,8 +249,10 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
         directory_fds=directory_fds,
         notifier=Notifier(os.environ.get(VARIABLE, "")),
     )
-    places = [settings["runtime_dir"], settings["disk_dir"]]
-    supervisor.epochs = Epochs([Path(place) for place in places if place])
+    places: list[tuple[Path, int | None]] = [(Path(settings["runtime_dir"]), None)]
+    if settings["disk_dir"]:
+        places.append((Path(settings["disk_dir"]), lock_fds[-1]))
+    supervisor.epochs = Epochs(places)
     return supervisor.run()
 
 

@@ -49,8 +49,8 @@ class Deleter:
         """Remove the store before the cache, so that a caller that is cut off in between can call again."""
         if reason := await self._tiers.purge(entry):
             message = (
-                f"the disk store of cache {entry.name} cannot be purged: {reason}; correct that and call again, or "
-                "delete the cache without a purge and remove the store's file while no daemon runs"
+                f"the disk store of cache {entry.name} cannot be purged: {reason}; call again once that is mended or "
+                "over, or delete the cache without a purge and remove the store's file while no daemon runs"
             )
             raise WrongStateError(message, resource="disk", rule="store_off")
         if self._registry.by_pool.get(entry.pool) is not entry:

@@ -53,6 +53,7 @@ _IF_NOT_ACCEPTED: Final = (
 )
 _BY_WORDS: Final[Mapping[str, str]] = {
     "'select' command": "grant the user +select, or use database 0 in remote_url",
+    "Protocol Error": "name a server that speaks the protocol of Redis in remote_url",
     "DB index is out of range": "use a database that the server has, such as 0, in remote_url",
     "certificate has expired": _IF_OUT_OF_DATE,
     "certificate is not yet valid": _IF_OUT_OF_DATE,

@@ -98,6 +98,11 @@ def test_refusal_is_told_with_what_to_do(answer: str, shown: str) -> None:
             "name a certificate that the server accepts, with ssl_certfile and ssl_keyfile in remote_url",
             id="no certificate of ours",
         ),
+        pytest.param(
+            "Protocol Error: b'HTTP/1.1 400 Bad Request'",
+            "name a server that speaks the protocol of Redis in remote_url",
+            id="a web server",
+        ),
     ],
 )
 def test_server_that_cannot_be_reached_is_told_with_what_to_do(words: str, advice: str) -> None:
