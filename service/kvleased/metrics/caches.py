@@ -49,6 +49,8 @@ BLOCKS_MOVED: Final[Mapping[str, str]] = {
 """Directions of copies, and the core's counters of the blocks that arrived."""
 
 MAGAZINE_OUTCOMES: Final = ("held", "cached", "missed")
+STORES: Final = ("disk", "remote")
+"""The tiers that may not accept a block."""
 _STEP_REFUSED: Final = "step_refused_"
 _P95: Final = 0.95
 
@@ -164,6 +166,8 @@ def counters(part: Part, of: Surveyed) -> None:
         part.add("prefix_tokens", found.get(name, 0), cache, outcome)
     for direction, name in BLOCKS_MOVED.items():
         part.add("blocks_moved", found.get(name, 0), cache, direction)
+    for tier in STORES:
+        part.add("store_failures", found.get(f"{tier}_store_failures", 0), cache, tier)
     for reason in REASONS:
         part.add("missed_blocks", found.get(f"missed_{reason}", 0), cache, reason)
     part.add("missed_blocks_not_looked_up", of.survey.missed_keys_dropped, cache)

@@ -327,7 +327,7 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
             "Blocks that the disk store did not return as they were written.",
             "cache",
         ),
-        _counter("store_failures", "Blocks that a store did not accept.", "cache"),
+        _counter("store_failures", "Blocks that a store did not accept.", "cache", "tier"),
         _counter(
             "remote_misses",
             "Blocks that the remote store said it had, but did not return in time or as they were written.",
@@ -386,7 +386,6 @@ COUNTERS_OF_CORE: Final[Mapping[str, str]] = {
     "copies_lost": "copies_lost",
     "checksum_failures": "checksum_failures",
     "disk_failures": "disk_failures",
-    "store_failures": "store_failures",
     "remote_misses": "remote_misses",
     "slots_adopted": "slots_adopted",
     "disk_slots_forgotten": "disk_slots_forgotten",

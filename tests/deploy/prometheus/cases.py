@@ -244,7 +244,7 @@ ALERTS: Final[Mapping[str, Case]] = {
         # A store that did not accept a few blocks of many.
         also_quiet=(
             {
-                'kvlease_store_failures_total{cache="main"}': "0+1x40",
+                'kvlease_store_failures_total{cache="main", tier="remote"}': "0+1x40",
                 'kvlease_blocks_moved_total{cache="main", direction="host_to_remote"}': "0+9x40",
             },
         ),

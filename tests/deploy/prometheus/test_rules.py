@@ -138,7 +138,7 @@ def test_store_that_accepts_nothing_is_told(tmp_path: Path) -> None:
     series = {
         'kvlease_copies_failed_total{cache="main"}': "0x30",
         'kvlease_copies_lost_total{cache="main"}': "0x30",
-        'kvlease_store_failures_total{cache="main"}': "0+60x30",
+        'kvlease_store_failures_total{cache="main", tier="remote"}': "0+60x30",
         'kvlease_blocks_moved_total{cache="main", direction="host_to_disk"}': "0+60x30",
         'kvlease_blocks_moved_total{cache="main", direction="host_to_remote"}': "0x30",
         'kvlease_tier_up{cache="main", tier="remote"}': "1x30",

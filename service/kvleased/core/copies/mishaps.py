@@ -15,7 +15,7 @@ from kvlease.errors import CopyFailedError, KVLeaseError
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.blocks.states import State
 from kvleased.core.commands import Fork, Reserve
-from kvleased.core.effects import Direction, Reply
+from kvleased.core.effects import Direction, Reply, Tier
 from kvleased.core.frames import without_frames
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
@@ -56,7 +56,8 @@ def retire_sources(state: CacheState, flight: Flight, failed: NDArray[np.bool_])
                 end_lease(state, lease, End.DAMAGED, error)
     else:
         assert flight.direction in (Direction.STORE, Direction.SHARE), "nothing else is verified"
-        state.counters["store_failures"] += int(np.count_nonzero(failed))
+        tier = Tier.DISK if flight.direction is Direction.STORE else Tier.REMOTE
+        state.counters[f"{tier.value}_store_failures"] += int(np.count_nonzero(failed))
 
 
 def _retire(pool: Pool, damaged: Ids) -> int:

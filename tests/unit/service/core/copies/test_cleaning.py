@@ -446,7 +446,7 @@ def test_slot_that_the_store_does_not_take_is_not_tried_again() -> None:
     landed = land(cache, store, failed=(0,))
 
     assert copies(landed) == []
-    assert cache.census().counters["store_failures"] == 1
+    assert cache.census().counters["disk_store_failures"] == 1
     assert cache.census().host["ready"] == 2
     assert cache.census().disk["ready"] == 1
     assert copies(tick(cache, 9.0)) == []
@@ -560,6 +560,17 @@ def test_coldest_slots_are_shared() -> None:
 
     assert share.direction is Direction.SHARE
     assert cache.census().counters["blocks_dropped"] == 0
+
+
+def test_refusals_of_the_remote_store_are_counted_apart() -> None:
+    """What the remote store does not accept is no failure of the disk store."""
+    cache = a_remote_cache(8, 1)
+
+    land(cache, the_copy(dirty_slots(cache, keys(1))), failed=(0,))
+
+    counters = cache.census().counters
+    assert counters["remote_store_failures"] == 1
+    assert not counters.get("disk_store_failures")
 
 
 def test_fetched_blocks_are_not_shared_again() -> None:
