@@ -1,6 +1,6 @@
 # What there is to do; every target works from a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-processes test-laws test-units test-thorough test-thorough-histories test-thorough-units test-thorough-processes test-gpu test-deploy test-containers test-beside-containers lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
+.PHONY: help setup demo serve test test-processes test-laws test-units test-thorough test-thorough-histories test-thorough-units test-thorough-processes test-gpu test-deploy test-containers test-beside-containers test-cluster lock board observability metrics-page chart-files test-vllm test-vllm-plans test-vllm-engines check bench bench-vllm proto sim sweep clean
 BIN := .venv/bin
 PROTO := client/kvlease/proto
 # Without bytecode every process compiles what it imports, and tests start hundreds: one of a daemon took twice the time.
@@ -22,7 +22,7 @@ serve: setup ## run the daemon in the foreground on CPU memory
 	@$(BIN)/kvleased serve
 
 # What needs a venv, tools or a device of its own, or many minutes, has a target of its own.
-ELSEWHERE := not gpu and not vllm and not deploy
+ELSEWHERE := not gpu and not vllm and not deploy and not cluster
 # Where tests start processes; to look at thousands of others for them takes each of pytest's workers ten seconds.
 PROCESSES := tests/acceptance tests/gpu tests/integrations/transformers tests/laws/test_sweep.py
 # Where they start none; what else there is belongs to other targets, and costs each of pytest's workers ten seconds to look at.
@@ -73,6 +73,12 @@ test-beside-containers:
 
 build/venv-deploy/.ready: tests/deploy/setup.sh tests/deploy/containers/base.sh tests/deploy/requirements.txt
 	@bash tests/deploy/setup.sh
+
+test-cluster: setup build/venv-deploy/.ready build/cluster/.ready ## run the chart in a cluster of one node; needs root, and at first a quarter of an hour
+	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/deploy/cluster
+
+build/cluster/.ready: tests/deploy/cluster/setup.sh
+	@bash tests/deploy/cluster/setup.sh
 
 lock: setup ## lock what the image is made of, with hashes, and what is developed and tested with
 	@bash requirements/lock

@@ -22,6 +22,7 @@ _EXPOSURE_MAX: Final = 2.0
 _SCRIPTS: Final = (
     ROOT / "tests" / "deploy" / "setup.sh",
     ROOT / "tests" / "deploy" / "containers" / "base.sh",
+    *sorted((ROOT / "tests" / "deploy" / "cluster").glob("*.sh")),
     ROOT / "requirements" / "lock",
 )
 _COMPOSITIONS: Final = [

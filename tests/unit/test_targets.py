@@ -30,7 +30,8 @@ def test_make_looks_for_what_is_thorough_where_it_is() -> None:
 def test_make_looks_for_units_wherever_a_test_has_no_mark() -> None:
     """What lies outside of the units and the laws is marked, so that `make test` need not look at it for others."""
     looked_in = [*_named("UNITS"), *_named("PROCESSES"), ROOT / "tests" / "laws"]
-    marked = {path for mark in ("acceptance", "deploy", "gpu", "vllm") for path in _marked(mark)}
+    marks = ("acceptance", "cluster", "deploy", "gpu", "vllm")
+    marked = {path for mark in marks for path in _marked(mark)}
 
     tests = [*(ROOT / "tests").rglob("test_*.py")]
 
