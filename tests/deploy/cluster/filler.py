@@ -43,7 +43,6 @@ def main() -> None:
                     worker.evict(num_blocks=worker.plan.num_blocks, wait_ms=30_000)
         (cache,) = client.stats(CACHE).caches
         pools = {str(pool.tier): [pool.free, pool.num_blocks] for pool in cache.pools}
-        client.delete_cache(CACHE)
     sys.stdout.write(json.dumps(pools))
 
 

@@ -46,9 +46,9 @@ start controllers kube-controller-manager "$kubeconfig" --leader-elect=false --r
     --service-account-private-key-file=accounts.key
 start scheduler kube-scheduler "$kubeconfig" --leader-elect=false
 endpoint=unix://$folder/containerd.sock
-# Secrets are looked at every few seconds instead of each minute.
+# Secrets and the sizes of volumes are looked at every few seconds instead of each minute.
 start kubelet kubelet "$kubeconfig" --root-dir="$folder/kubelet" --cert-dir="$folder/kubelet-certificates" \
     --volume-plugin-dir="$folder/plugins" --hostname-override=node --node-ip="$ADDRESS" --container-runtime=remote \
     --container-runtime-endpoint="$endpoint" --image-service-endpoint="$endpoint" --cgroup-driver=cgroupfs \
-    --cgroup-root="$CGROUP" --fail-swap-on=false --eviction-hard= --sync-frequency=5s
+    --cgroup-root="$CGROUP" --fail-swap-on=false --eviction-hard= --sync-frequency=5s --volume-stats-agg-period=2s
 cat >/dev/null

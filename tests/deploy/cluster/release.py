@@ -99,6 +99,22 @@ class Release:
         """Carry out a command in a pod's container, and return what it prints."""
         return self.node.kubectl("exec", f"--namespace={NAMESPACE}", pod, "--", *command)
 
+    def volume_bytes(self, volume: str) -> int | None:
+        """Return what a volume of the daemon's pod has in it, as the kubelet has last measured."""
+        summary = json.loads(
+            self.node.kubectl("get", "--raw=/api/v1/nodes/node/proxy/stats/summary")
+        )
+        name = self.daemon()["metadata"]["name"]
+        (pod,) = [one for one in summary["pods"] if one["podRef"]["name"] == name]
+        measured = {one["name"]: one["usedBytes"] for one in pod.get("volume", ())}
+        return measured.get(volume)
+
+    def size_limit(self, volume: str) -> int:
+        """Return the bytes that a volume of the daemon's pod may have."""
+        volumes = self.daemon()["spec"]["volumes"]
+        (limit,) = [one["emptyDir"]["sizeLimit"] for one in volumes if one["name"] == volume]
+        return int(limit.removesuffix("Mi")) * MIB
+
     def put_certificate(self, authority: Authority) -> None:
         """Make or change the secret that has the daemon's certificate and key."""
         pair = authority.sign("server")
@@ -174,7 +190,7 @@ class Release:
             "tokens": {f"{role}Secret": f"kvlease-{role}" for role in ROLES},
             "probes": {
                 "startup": {"periodSeconds": 1},
-                "liveness": {"periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3},
+                "liveness": {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
                 "readiness": {"periodSeconds": 1},
             },
             "terminationGracePeriodSeconds": 20,

@@ -61,8 +61,7 @@ build() {
     write_openapi
     go build -o "$binaries" -ldflags "-s -w -X $told.gitVersion=v1.20.2 -X $told.gitMajor=1 -X $told.gitMinor=20" "${wanted[@]/#/./cmd/}"
     cd "$OLDPWD"
-    chmod -R u+w "$GOPATH"
-    rm -rf "$GOPATH" "$GOCACHE" "$place/openapi-gen" "$place/report"
+    rm -rf "$GOPATH" "$GOCACHE" "$place/openapi-gen" "$place/report" "$programs"/usr/{lib,share}/go-1.19
 }
 
 [ "$(id -u)" = 0 ] || { echo "a cluster needs root" >&2; exit 1; }
