@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kvlease.cli.plan import inputs as plan_inputs
 from kvlease.cli.plan.vllm.arguments import Given
+from kvlease.cli.plan.vllm.recurrent import caches_prefixes, with_state_dtype
 from kvlease.errors import InvalidError
 from kvlease.geometry import round_up
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
@@ -109,7 +110,7 @@ def inputs_of(given: Given, machine: Machine) -> PlanInputs:
         block_multiple_bytes=1,
         longest_request_tokens=longest,
         fit_longest_request=_is_auto(given),
-        engine=_engine(given, machine, longest, is_one_group=_is_one_group(config, given, machine)),
+        engine=_engine(config, given, machine, longest),
         parallel=_parallel(given),
     )
 
@@ -173,9 +174,10 @@ def _config(model: str, given: Given) -> dict[str, Any]:
     else:
         message = f"--dtype is {written[:40]!r}; write auto or one of {', '.join(_DTYPES)}"
         raise InvalidError(message, resource="dtype")
-    made = {**config, "dtype": chosen, "torch_dtype": chosen}
+    dtypes = {"dtype": chosen, "torch_dtype": chosen}
+    made = with_state_dtype({**config, **dtypes}, chosen)
     if isinstance(inner, dict):
-        made["text_config"] = {**inner, "dtype": chosen, "torch_dtype": chosen}
+        made["text_config"] = with_state_dtype({**inner, **dtypes}, chosen)
     return made
 
 
@@ -260,9 +262,9 @@ def _is_auto(given: Given) -> bool:
 
 
 def _engine(
-    given: Given, machine: Machine, longest_tokens: int, *, is_one_group: bool
+    config: Mapping[str, Any], given: Given, machine: Machine, longest_tokens: int
 ) -> EngineInputs:
-    has_prefixes = given.switches.get("enable-prefix-caching", True)
+    has_prefixes = given.switches.get("enable-prefix-caching", caches_prefixes(config))
     mode = given.values.get("mamba-cache-mode", "none")
     if mode == "none" and has_prefixes:
         # States of recurrent layers can be found again only at the ends of blocks.
@@ -274,7 +276,7 @@ def _engine(
         prefix_caching=has_prefixes,
         has_connector="kv-transfer-config" in given.values or "kv-offloading-size" in given.values,
         match_tokens=given.count("prefix-match-unit"),
-        one_group=is_one_group,
+        one_group=_is_one_group(config, given, machine),
     )
 
 

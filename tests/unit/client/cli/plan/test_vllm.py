@@ -39,6 +39,34 @@ CHUNKS = {
     "no_rope_layers": [1, 0, 1, 0],
 }
 
+RECURRENT = {
+    "model_type": "falcon_h1",
+    "architectures": ["FalconH1ForCausalLM"],
+    "mamba_d_conv": 4,
+    "mamba_d_head": 32,
+    "mamba_d_ssm": 256,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 8,
+}
+NEMOTRON = {
+    "model_type": "nemotron_h",
+    "architectures": ["NemotronHForCausalLM"],
+    "hybrid_override_pattern": "M*M-",
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "n_groups": 1,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+}
+STATES_ALONE = {
+    "model_type": "mamba",
+    "architectures": ["MambaForCausalLM"],
+    "intermediate_size": 512,
+    "state_size": 16,
+    "conv_kernel": 4,
+}
+
 MEMORY = ("--kv-cache-memory-bytes", "64M")
 
 
@@ -310,6 +338,59 @@ def test_model_that_vllm_never_computes_in_float16_is_planned_in_bfloat16(tmp_pa
     told = " ".join(refused.output.split())
     assert "vLLM computes no gemma3_text model in float16; give bfloat16" in told
     assert {group["spec"]["dtype"] for group in made["groups"]} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        pytest.param(RECURRENT, "bfloat16", id="the model's"),
+        pytest.param({**RECURRENT, "mamba_ssm_dtype": "float32"}, "bfloat16", id="not its own"),
+        pytest.param({**STATES_ALONE, "dtype": "float16"}, "float16", id="states alone"),
+        pytest.param(NEMOTRON, "float32", id="always wide"),
+        pytest.param({**NEMOTRON, "mamba_ssm_cache_dtype": "float16"}, "float16", id="its own"),
+    ],
+)
+def test_states_have_the_element_type_that_vllm_gives_them(
+    changes: dict[str, Any], dtype: str, tmp_path: Path
+) -> None:
+    """A recurrent state has the model's element type, except in models whose configs vLLM asks for another."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+
+    made = plan("--vllm", tmp_path, *MEMORY)
+
+    states = [one["spec"] for one in made["ranks"][0]["layers"] if "dtypes" in one["spec"]]
+    assert {tuple(state["dtypes"])[-1] for state in states} == {dtype}
+
+
+def test_states_inside_of_a_larger_config_have_the_element_type_that_vllm_gives_them(
+    tmp_path: Path,
+) -> None:
+    """The config of a model that reads images has its language model's words inside of it."""
+    words = {"model_type": "llava", "dtype": "bfloat16", "text_config": {**CONFIG, **RECURRENT}}
+    (tmp_path / "config.json").write_text(json.dumps(words))
+
+    made = plan("--vllm", tmp_path, *MEMORY)
+
+    states = [one["spec"] for one in made["ranks"][0]["layers"] if "dtypes" in one["spec"]]
+    assert {tuple(state["dtypes"])[-1] for state in states} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens_per_block"),
+    [
+        pytest.param([], 4096, id="its default"),
+        pytest.param(["--enable-prefix-caching"], 16, id="asked for"),
+    ],
+)
+def test_states_alone_are_kept_at_block_ends_if_asked_for(
+    arguments: list[str], tokens_per_block: int, tmp_path: Path
+) -> None:
+    """Unless it is told to, vLLM caches no prefixes of a model without attention, and keeps one state of a request."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **STATES_ALONE}))
+
+    made = plan("--vllm", tmp_path, *MEMORY, *arguments)
+
+    assert [group["tokens_per_block"] for group in made["groups"]] == [tokens_per_block]
 
 
 def test_connector_of_unknown_groups_is_refused(model: Path) -> None:
