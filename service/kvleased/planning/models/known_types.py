@@ -90,8 +90,12 @@ def type_of_class(architectures: Sequence[object]) -> str:
 
 
 def nearest_types(model_type: str) -> tuple[str, ...]:
-    """Return the known architectures whose names are most like this one: at most three, nearest first."""
-    return tuple(get_close_matches(model_type, sorted(_KNOWN_TYPES), n=3))
+    """Return the known architectures whose names are most like this one, without encoders, which keep nothing.
+
+    There are at most three, the nearest first.
+    """
+    keeping = set(_KNOWN_TYPES).difference(TYPES_OF_FAMILY["encoder"])
+    return tuple(get_close_matches(model_type, sorted(keeping), n=3))
 
 
 def _letters(name: str) -> str:

@@ -10,6 +10,7 @@ from kvlease.errors import InvalidError
 from kvlease.plan import PlanInputs
 from kvlease.spec import AttentionSpec, FullAttention, SlidingWindow
 from kvleased.planning import plan
+from kvleased.planning.models.known_types import TYPES_OF_FAMILY
 from tests.unit.service.planning.models.configs import LLAMA, changed, config_text, layers
 
 
@@ -289,6 +290,16 @@ def test_unknown_name_is_refused_with_the_nearest_ones() -> None:
     """An unknown name is refused with the known names that are most like it."""
     with pytest.raises(InvalidError, match="set model_type to that type, such as qwen3 or"):
         layers(text(model_type="quen3"))
+
+
+@pytest.mark.parametrize("name", ["mllama_text_model", "robertson", "clipp"])
+def test_encoders_are_never_among_the_nearest_names(name: str) -> None:
+    """What is to be planned keeps something; with an encoder's name it would be refused again."""
+    with pytest.raises(InvalidError) as refusal:
+        layers(text(model_type=name))
+
+    named = refusal.value.message.split("such as ")[1].split(";")[0].split(" or ")
+    assert not set(named) & set(TYPES_OF_FAMILY["encoder"])
 
 
 def test_class_stands_for_the_name() -> None:
