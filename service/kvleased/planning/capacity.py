@@ -106,6 +106,12 @@ class Capacity:
         if need <= self.usable_blocks:
             return need
         largest = self.largest_request_tokens(num_tokens)
+        what_fits = (
+            f"the largest request that fits has {counted(largest, 'token')}"
+            if largest
+            else f"no request fits: even one token needs {counted(self.request_blocks(1), 'block')}; "
+            "give more memory or fewer tokens_per_block"
+        )
         memory = self.memory
         worst = max(range(len(by_group)), key=by_group.__getitem__)
         spec = self.specs_by_group[worst][0]
@@ -114,7 +120,7 @@ class Capacity:
             f"a request of {counted(num_tokens, 'token')} takes {counted(need, 'block')} ({show_bytes(need_bytes)}, "
             f"{need_bytes} bytes), {by_group[worst]} of them in group {worst} ({spec.kind}, such as {spec.name!r}); "
             f"rank {memory.rank} has {self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; "
-            f"the largest request that fits has {counted(largest, 'token')}"
+            f"{what_fits}"
         )
         raise NeverFitsError(
             message,

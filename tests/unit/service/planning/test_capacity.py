@@ -83,6 +83,18 @@ def test_refused_request_names_what_it_needs() -> None:
         assert part in refusal.value.message
 
 
+def test_refusal_names_no_request_of_0_tokens_as_the_largest() -> None:
+    """If not one token fits, the refusal says so: a longest request of 0 would mean as long as possible."""
+    with pytest.raises(
+        NeverFitsError, match="no request fits: even one token needs 2 blocks"
+    ) as refusal:
+        capacity(STATE, FULL, num_blocks=1).check_request(100)
+
+    assert refusal.value.rule == "not_enough_memory"
+    assert "0 tokens" not in refusal.value.message.replace("100 tokens", "")
+    assert refusal.value.limit == 0
+
+
 def test_request_is_shortened_to_what_fits() -> None:
     """A request that fits is kept as asked, and else shortened to the longest that does."""
     pool = capacity(FULL, num_blocks=4)
