@@ -22,7 +22,7 @@ from kvlease.integrations._models import (
 )
 from kvlease.integrations._pages import WAIT_MS, LayerPages, LeasedBlocks, LeasedLayer
 from kvlease.memory.cuda import DeviceMemory
-from kvlease.spec import FullAttention, SlidingWindow
+from kvlease.spec import ChunkedLocal, CrossAttention, FullAttention, SlidingWindow
 from kvlease.views import layer_views
 
 if TYPE_CHECKING:
@@ -242,9 +242,14 @@ def _pages_of(layer: LayerTensors, placed: LayerPlacement) -> LayerPages:
         raise InvalidError(message, resource="layers", rule="no_keys_and_values")
     spec = placed.spec
     if not isinstance(spec, FullAttention | SlidingWindow):
+        why = ""
+        if isinstance(spec, ChunkedLocal):
+            why = " Plan the cache with one_group, so that every token is kept."
+        elif isinstance(spec, CrossAttention):
+            why = " What this layer keeps depends on an encoder's output, which no key covers."
         message = (
             f"Layer {layer.name!r} is of kind {spec.kind}; a leased cache supports only full attention and "
-            "sliding windows. Plan the cache with one_group, so that every token is kept."
+            f"sliding windows.{why}"
         )
         raise InvalidError(message, resource="layers", rule="kind_not_supported")
     window_tokens = spec.window_tokens if isinstance(spec, SlidingWindow) else 0

@@ -84,9 +84,15 @@ def require_model(model: PreTrainedModel, plan: CachePlan) -> None:
     """Refuse a model that the cache was not registered for; warn once if the cache does not name its model.
 
     Raises:
-        InvalidError: the cache keeps other layers, or was registered for another model, or the model's keys depend on
-            the length of a request.
+        InvalidError: the cache keeps other layers, or was registered for another model, or the model has an encoder, or
+            its keys depend on the length of a request.
     """
+    if model.config.is_encoder_decoder:
+        message = (
+            f"{type(model).__name__} has an encoder, and what its decoder keeps depends on the encoder's output, which "
+            "no key covers; a leased cache does not support such models. Generate without it."
+        )
+        raise InvalidError(message, resource="model", rule="kind_not_supported")
     num_layers = len(DynamicCache(config=model.config).layers)
     if num_layers not in (0, len(plan.layers)):
         num_shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", 0) or 0

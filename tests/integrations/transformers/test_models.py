@@ -27,7 +27,11 @@ from tests.integrations.transformers.leasing import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
+    from transformers import (
+        BartForConditionalGeneration,
+        LlamaForCausalLM,
+        LlavaForConditionalGeneration,
+    )
 
     from kvlease import Worker
 
@@ -123,6 +127,40 @@ def test_cache_refuses_a_batch(worker: Worker, model: LlamaForCausalLM) -> None:
             model(torch.tensor([token_ids, token_ids]), **taking(model, cache))
 
         assert cache.get_seq_length() == 0
+
+
+@pytest.fixture(scope="module")
+def translator() -> BartForConditionalGeneration:
+    """Build a small model whose decoder reads an encoder's output."""
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        dtype="float32",
+        vocab_size=512,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=128,
+    )
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["model given", "model unknown"])
+def test_model_with_an_encoder_is_refused_as_that(
+    client: Client, translator: BartForConditionalGeneration, is_given: bool
+) -> None:
+    """No other registration would help, so none is advised."""
+    model = translator if is_given else None
+    with attached(client, unnamed(translator)) as worker, pytest.raises(InvalidError) as caught:
+        LeasedCache.reserve(worker, prompt(20), request_id="encoder", model=model)
+
+    assert caught.value.rule == "kind_not_supported"
+    assert "encoder" in caught.value.message
+    assert "one_group" not in caught.value.message
+    assert "register" not in caught.value.message
 
 
 LONG_ROPES = {
