@@ -141,8 +141,9 @@ class AsyncClient(Bound):
         The cache's disk store is kept in case the cache is registered again, unless `purge` removes it. A purge may
         take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
-        self._link.registrations.pop(cache, None)
-        return await self._told(operator_calls.delete_cache(cache, purge=purge))
+        ask = operator_calls.delete_cache(cache, purge=purge)
+        with self._link.deleting(cache):
+            return await self._told(ask)
 
     async def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""

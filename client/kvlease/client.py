@@ -138,8 +138,9 @@ class Client(Bound):
         The cache's disk store is kept in case the cache is registered again, unless `purge` removes it. A purge may
         take up to the daemon's `mover_seconds_max`, and is refused as WRONG_STATE if the store is off.
         """
-        self._link.registrations.pop(cache, None)
-        return self._told(operator_calls.delete_cache(cache, purge=purge))
+        ask = operator_calls.delete_cache(cache, purge=purge)
+        with self._link.deleting(cache):
+            return self._told(ask)
 
     def stats(self, cache: str = "") -> Stats:
         """Take a snapshot of one cache, or of all."""

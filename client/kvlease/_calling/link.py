@@ -4,14 +4,15 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import Message
 
-from kvlease.errors import InvalidError, UnknownWorkerError
+from kvlease.errors import InvalidError, NotYoursError, RefusedError, UnknownWorkerError
 from kvlease.wire.traceparent import Traceparent
 
 RESTART_SECONDS: Final = 2.0
@@ -47,6 +48,19 @@ class Link:
     def fresh_key(self) -> str:
         """Return an idempotency key that was never used."""
         return f"{self._key_prefix}-{next(self._key_numbers)}"
+
+    @contextmanager
+    def deleting(self, cache: str) -> Iterator[None]:
+        """Forget how a cache was registered, unless its delete is refused and the cache is still there."""
+        try:
+            yield
+        except (InvalidError, NotYoursError, RefusedError):
+            raise
+        except BaseException:
+            # The cache may be gone, or certainly is.
+            self.registrations.pop(cache, None)
+            raise
+        self.registrations.pop(cache, None)
 
     @property
     def is_forked(self) -> bool:
