@@ -4,11 +4,13 @@ How values relate to each other, and what they are called, is the business of th
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from reprlib import Repr
 from types import NoneType
-from typing import Any, Final, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, SupportsIndex, cast, get_args, get_origin, get_type_hints
 
 from kvlease.errors import InvalidError
 from kvlease.ids import BYTES_PER_KEY
@@ -70,6 +72,18 @@ def checked_items(
     if not isinstance(value, sequences):
         raise wrong_type(field, of, f"a {sequences[0].__name__} of {_several(inner)}", value)
     return cast("Iterable[object]", value)
+
+
+def checked_integer(field: str, value: object) -> int:
+    """Return a value of any integer type, NumPy's included, as an int.
+
+    Raises:
+        InvalidError: rule wrong_type; the message names the field and the value.
+    """
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(cast("SupportsIndex", value))
+    raise wrong_type(field, "", "an integer", value)
 
 
 def check_range(field: str, value: int, least: int, most: int, *, of: str = "") -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from kvlease._checks import check_encodable, check_type, wrong_type
 from kvlease.errors import InvalidError
 from kvlease.geometry import ceil_div, floor_div
 from kvlease.units import TOKENS_MAX, checked_count
@@ -45,6 +46,18 @@ class EmbeddedSpan:
 
 
 Item = ContextItem | EmbeddedSpan
+
+
+def check_items(items: object) -> None:
+    """Refuse what is no sequence of items.
+
+    Raises:
+        InvalidError: rule wrong_type; the message names the first that is no item, and what is wanted.
+    """
+    if not isinstance(items, (list, tuple, Sequence)):
+        raise wrong_type("items", "", "a list of ContextItem and EmbeddedSpan", items)
+    for index, item in enumerate(items):
+        check_type(f"items[{index}]", item, Item)
 
 
 def contexts_of(
@@ -100,8 +113,14 @@ def _checked_place(item: Item) -> tuple[int, int]:
     if isinstance(item, ContextItem):
         if not isinstance(item.digest, bytes | str) or not item.digest:
             raise InvalidError("an item needs a digest of its content", resource="digest")
+        if isinstance(item.digest, str):
+            check_encodable("digest", item.digest)
     else:
-        vectors = np.asarray(item.vectors)
+        try:
+            vectors = np.asarray(item.vectors)
+        except ValueError as error:
+            message = f"embeddings must be [tokens, numbers]: {error}"
+            raise InvalidError(message, resource="vectors") from error
         if vectors.ndim != _VECTORS_DIMENSIONS or vectors.dtype.hasobject or not vectors.size:
             message = (
                 f"embeddings must be [tokens, numbers], not {vectors.shape} of {vectors.dtype}"

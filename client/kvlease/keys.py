@@ -12,17 +12,17 @@ means nothing to a tenant with another tenant key.
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from kvlease._checks import check_type
+from kvlease._checks import check_encodable, check_type
 from kvlease.errors import InvalidError
 from kvlease.geometry import floor_div, full_blocks
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.items import Item, contexts_of
+from kvlease.items import Item, check_items, contexts_of
 from kvlease.units import TOKENS_MAX, checked_count
 
 BYTES_PER_TENANT_KEY: Final = 32
@@ -51,9 +51,11 @@ class BlockKeys:
     @property
     def root(self) -> bytes:
         """The parent of every first block."""
-        fields = (self.layout_fingerprint, self.model_digest, self.adapter, self.salt)
         parts = [_LABEL]
-        for text in fields:
+        for name in ("layout_fingerprint", "model_digest", "adapter", "salt"):
+            text = getattr(self, name)
+            check_type(name, text, str)
+            check_encodable(name, text)
             encoded = text.encode()
             parts += [len(encoded).to_bytes(8, "little"), encoded]
         return blake3(b"".join(parts), key=self._checked_key).digest()
@@ -83,6 +85,7 @@ class BlockKeys:
             raise InvalidError(
                 message, resource="parent", need=BYTES_PER_KEY, available=len(parent)
             )
+        check_items(items)
         packed = _packed_tokens(tokens)
         bytes_per_block = tokens_per_block * _BYTES_PER_TOKEN
         contexts = contexts_of(items, tokens_per_block, full_blocks(len(packed), bytes_per_block))
@@ -99,6 +102,7 @@ class BlockKeys:
 
     @property
     def _checked_key(self) -> bytes:
+        check_type("tenant_key", self.tenant_key, bytes)
         if len(self.tenant_key) != BYTES_PER_TENANT_KEY:
             message = (
                 f"a tenant key must have {BYTES_PER_TENANT_KEY} bytes, not {len(self.tenant_key)}"
@@ -116,6 +120,7 @@ class KeyChain:
     """The keys of one growing request: each block is hashed once, when its last token comes.
 
     Append only tokens that stay; append draft tokens only once they are accepted.
+    For a forked request, copy its parent's chain.
     """
 
     def __init__(self, block_keys: BlockKeys, tokens_per_block: int) -> None:
@@ -130,6 +135,12 @@ class KeyChain:
     def __repr__(self) -> str:
         """Show life: how far the request has come."""
         return f"<KeyChain {self.num_tokens} tokens, {self.num_blocks} keys>"
+
+    def __copy__(self) -> Self:
+        """Return a chain that goes on by itself, as that of a forked request."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), _keys=bytearray(self._keys))
+        return other
 
     @property
     def keys(self) -> bytes:
@@ -155,6 +166,7 @@ class KeyChain:
         Raises:
             InvalidError: a token is no int32, or an item is malformed or starts in a block that has a key already.
         """
+        check_items(items)
         first_token, tokens_per_block = self._num_keyed_tokens, self._tokens_per_block
         packed = self._partial + _packed_tokens(tokens)
         known = self._items

@@ -1,6 +1,7 @@
 """Laws of what keys cover beside tokens: a block's key covers the items that overlap it, and where they lie."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,3 +184,33 @@ def test_items_said_too_late_are_refused() -> None:
         chain.append(TOKENS[6:8], items=[image(3)])
 
     assert chain.append(TOKENS[6:8], items=[image(4)]) == keys_of(image(4))[1]
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        pytest.param(None, "items must be a list", id="none"),
+        pytest.param(5, "items must be a list", id="number"),
+        pytest.param(["image"], r"items\[0\] must be a ContextItem", id="text"),
+        pytest.param(
+            [ContextItem(digest="\ud800", first_token=0, num_tokens=1)],
+            "digest must be",
+            id="digest",
+        ),
+        pytest.param(
+            [EmbeddedSpan(vectors=[[1, 2], [3]], first_token=0)],  # type: ignore[arg-type]  # the mistake
+            "embeddings must be",
+            id="ragged",
+        ),
+    ],
+)
+def test_what_are_no_items_is_refused(items: Any, told: str) -> None:
+    """Items that are none are refused, and say what is wanted; a growing chain stays as it was."""
+    chain = KEYS.grow(TOKENS_PER_BLOCK)
+
+    with pytest.raises(InvalidError, match=told):
+        KEYS.chain(TOKENS, TOKENS_PER_BLOCK, items=items)
+    with pytest.raises(InvalidError, match=told):
+        chain.append(TOKENS, items=items)
+
+    assert chain.num_tokens == 0

@@ -1,6 +1,9 @@
 """Laws of block keys: equal keys mean equal context and tenant, and equal tokens in the block and before it."""
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +195,26 @@ def test_malformed_parents_keys_and_blocks_are_refused() -> None:
 def test_repr_keeps_the_secret() -> None:
     """The repr of a context does not have the tenant's key, so it never reaches a log that way."""
     assert "tenant_key" not in repr(KEYS)
+
+
+def test_copy_of_a_chain_goes_on_by_itself() -> None:
+    """A forked request's chain is a copy of its parent's: what either appends is not in the other's keys."""
+    parent = KEYS.grow(4)
+    parent.append(range(6))
+    forked = copy.copy(parent)
+
+    parent.append([6, 7])
+    forked.append([60, 70])
+
+    assert parent.keys == KEYS.chain([*range(6), 6, 7], 4)
+    assert forked.keys == KEYS.chain([*range(6), 60, 70], 4)
+
+
+@pytest.mark.parametrize(
+    "field", ["tenant_key", "layout_fingerprint", "model_digest", "adapter", "salt"]
+)
+@pytest.mark.parametrize("value", [None, 5, "\ud800", ["a"]])
+def test_context_of_the_wrong_type_is_refused(field: str, value: Any) -> None:
+    """What names the context of keys is refused by its name if it is no text, or no key."""
+    with pytest.raises(InvalidError, match=f"^{field} must be"):
+        replace(KEYS, **{field: value}).chain([1, 2, 3, 4], 4)
