@@ -70,7 +70,7 @@ class AsyncClient(Bound):
         Raises:
             InvalidError: the address is malformed, an option is out of range, or the token's file cannot be read.
         """
-        check_options(deadline_seconds, on_doubt)
+        check_options(deadline_seconds, on_doubt, with_traces=with_traces)
         self._address = chosen_address(address, credentials)
         self._raises = on_doubt == "raise"
         self._link = Link(

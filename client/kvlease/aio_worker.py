@@ -14,7 +14,7 @@ from kvlease._calling.session import Session
 from kvlease._checks import check_alone
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
-from kvlease.lease import AsyncLease, GrantView
+from kvlease.lease import AsyncLease, GrantView, grant_of
 from kvlease.magazine import AsyncMagazine
 from kvlease.replies import (
     Committed,
@@ -112,7 +112,7 @@ class AsyncWorker(WorkerView):
     async def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return await self._port.run(
-            verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            verbs.extend(self._session, grant_of(lease, self), num_tokens, wait_ms)
         )
 
     async def commit(
@@ -124,7 +124,7 @@ class AsyncWorker(WorkerView):
         request's chain. Blocks that no later token needs leave the lease.
         """
         return await self._port.run(
-            verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            verbs.commit(self._session, grant_of(lease, self), num_tokens, keys, first_block)
         )
 
     async def fork(
@@ -137,17 +137,17 @@ class AsyncWorker(WorkerView):
         written. A fork does not wait for room, and takes none while others have waited for long. If it is refused, it
         returns or raises what a refused reserve does.
         """
-        source = lease.grant_of(self)
+        source = grant_of(lease, self)
         flow = verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return AsyncLease(self, await self._port.run(flow))
 
     async def explain(self, lease: GrantView) -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return await self._port.run(verbs.explain(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.explain(self._session, grant_of(lease, self)))
 
     async def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
-        return await self._port.run(verbs.trim(self._session, lease.grant_of(self), num_tokens))
+        return await self._port.run(verbs.trim(self._session, grant_of(lease, self), num_tokens))
 
     async def evict(
         self,
@@ -160,7 +160,7 @@ class AsyncWorker(WorkerView):
         """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
-            return await self._port.run(verbs.evict(self._session, lease.grant_of(self), wait_ms))
+            return await self._port.run(verbs.evict(self._session, grant_of(lease, self), wait_ms))
         ask = calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return await self._port.run(flows.missed(self._session, ask, Evicted))
 
@@ -173,18 +173,18 @@ class AsyncWorker(WorkerView):
         """
         if lease is not None:
             check_alone(keys=keys)
-            return await self._port.run(verbs.reload(self._session, lease.grant_of(self), wait_ms))
+            return await self._port.run(verbs.reload(self._session, grant_of(lease, self), wait_ms))
         return await self._port.run(
             flows.missed(self._session, calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     async def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
-        return await self._port.run(verbs.map_row(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.map_row(self._session, grant_of(lease, self)))
 
     async def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return await self._port.run(verbs.release(self._session, lease.grant_of(self)))
+        return await self._port.run(verbs.release(self._session, grant_of(lease, self)))
 
     async def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.

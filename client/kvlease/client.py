@@ -9,7 +9,7 @@ from kvlease._calling.calls import Ask
 from kvlease._calling.fields import given
 from kvlease._calling.link import Link
 from kvlease._calling.session import Session
-from kvlease._checks import check_deadline
+from kvlease._checks import check_deadline, check_type, shown
 from kvlease._unclosed import warn_unclosed
 from kvlease.credentials import Credentials
 from kvlease.errors import InvalidError
@@ -72,7 +72,7 @@ class Client(Bound):
         Raises:
             InvalidError: the address is malformed, an option is out of range, or the token's file cannot be read.
         """
-        check_options(deadline_seconds, on_doubt)
+        check_options(deadline_seconds, on_doubt, with_traces=with_traces)
         self._address = chosen_address(address, credentials)
         self._raises = on_doubt == "raise"
         self._link = Link(
@@ -309,6 +309,7 @@ def attach_request(  # noqa: PLR0913 - the fields of an attach
     Raises:
         InvalidError: an argument is not of its field's type, or out of its range; the message names it.
     """
+    check_type("key_counts", key_counts, bool)
     return pb.AttachRequest(
         **given(
             cache=cache,
@@ -340,10 +341,10 @@ def attaching(
     return Session(own, request, raises=raises, registration=link.registrations.get(request.cache))
 
 
-def check_options(deadline_seconds: float, on_doubt: str) -> None:
+def check_options(deadline_seconds: float, on_doubt: str, *, with_traces: bool) -> None:
     """Refuse options that no call could honour."""
     check_deadline(deadline_seconds)
-    if on_doubt not in ("miss", "raise"):
-        raise InvalidError(
-            f"on_doubt must be 'miss' or 'raise', not {on_doubt!r}", resource="on_doubt"
-        )
+    check_type("with_traces", with_traces, bool)
+    if not isinstance(on_doubt, str) or on_doubt not in ("miss", "raise"):
+        message = f"on_doubt must be 'miss' or 'raise', not {shown(on_doubt)}"
+        raise InvalidError(message, resource="on_doubt")

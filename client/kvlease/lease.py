@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvlease._bound import Bound
 from kvlease._calling.grants import Grant
+from kvlease._checks import wrong_type
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.replies import Committed, Evicted, Explanation, Miss, Reloaded
 
@@ -33,21 +34,6 @@ class GrantView(Bound):
         else:
             state = "evicted" if grant.is_evicted else f"{grant.num_blocks} blocks"
         return f"<{type(self).__name__} {grant.lease_id} of {grant.request_id!r}, {state}>"
-
-    def grant_of(self, worker: "WorkerView") -> Grant:
-        """Return the grant to a worker that is about to send a call for it.
-
-        Raises:
-            InvalidError: another worker holds the lease; the grant stays as it is.
-        """
-        holder = self._holder
-        if worker is not holder:
-            message = (
-                f"lease {self.lease_id} belongs to worker {holder.worker_id}, not to worker {worker.worker_id}; "
-                "use it through the worker that reserved it"
-            )
-            raise InvalidError(message, resource="lease", rule="foreign_lease")
-        return self.grant
 
     @property
     def request_id(self) -> str:
@@ -132,6 +118,24 @@ class GrantView(Bound):
     def refusal(self) -> KVLeaseError | None:
         """Why there is no lease, or why its last verb was refused; None after a verb that succeeded."""
         return self.grant.refusal
+
+
+def grant_of(lease: GrantView, worker: "WorkerView") -> Grant:
+    """Return the grant of a lease to a worker that is about to send a call for it.
+
+    Raises:
+        InvalidError: it is no lease, or another worker's; a lease stays as it is.
+    """
+    if not isinstance(lease, GrantView):
+        raise wrong_type("lease", "", "a lease, as reserve and fork return it", lease)
+    holder = lease._holder  # noqa: SLF001  # a lease shows its worker to nobody else
+    if worker is not holder:
+        message = (
+            f"lease {lease.lease_id} belongs to worker {holder.worker_id}, not to worker {worker.worker_id}; "
+            "use it through the worker that reserved it"
+        )
+        raise InvalidError(message, resource="lease", rule="foreign_lease")
+    return lease.grant
 
 
 class Lease(GrantView):

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlease._checks import check_type, checked_integer, wrong_type
 from kvlease.errors import InvalidError
 from kvlease.tables import NO_ROW, whole_numbers
 from kvlease.units import TOKENS_MAX, checked_count
@@ -20,6 +21,7 @@ NO_SLOT: Final = -1
 """The slot of padding, and of a token that is not kept or not on this rank."""
 
 _RANKS_MAX: Final = 2**16
+_TABLE_DIMENSIONS: Final = 2
 
 Counts = NDArray[np.int64] | Sequence[int]
 
@@ -106,6 +108,8 @@ def run_slots(
     Raises:
         InvalidError: rule position_outside_table, row_outside_table, padding_too_short or interleave_not_dividing.
     """
+    check_type("runs", runs, TokenRuns)
+    check_type("shard", shard, ContextShard)
     shard.check()
     checked_count("tokens_per_block", tokens_per_block, least=1, most=TOKENS_MAX)
     turn_tokens = shard.interleave_tokens
@@ -169,7 +173,7 @@ def state_slots(
 
 def _padded_slots(num_tokens: int, num_padded: int | None) -> NDArray[np.int64]:
     """Return an array for the slots of tokens and padding, filled with NO_SLOT."""
-    length = num_tokens if num_padded is None else num_padded
+    length = num_tokens if num_padded is None else checked_integer("num_padded", num_padded)
     if length < num_tokens:
         message = f"there are {num_tokens} tokens, but only {length} slots for them; pad to at least {num_tokens}"
         raise InvalidError(
@@ -186,6 +190,9 @@ def _looked_up(
     block_table: NDArray[np.int32], rows: NDArray[np.int64], block_index: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the block id of each token; for a token of a padding request, any id."""
+    if not isinstance(block_table, np.ndarray) or block_table.ndim != _TABLE_DIMENSIONS:
+        wanted = "an array [requests, width], as gather_blocks returns it"
+        raise wrong_type("block_table", "", wanted, block_table)
     num_rows, width = block_table.shape
     is_real = rows != NO_ROW
     asked = np.where(is_real, rows, 0)

@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlease._checks import shown
+from kvlease._bound import Bound
+from kvlease._checks import checked_integer, shown
 from kvlease.columns import Buffer, Column, ColumnLayout
 from kvlease.errors import InvalidError, UnavailableError, UnknownLeaseError, WrongStateError
 from kvlease.geometry import exact_div, round_up
@@ -116,7 +117,7 @@ class TableLayout:
         )
 
 
-class RowTable:
+class RowTable(Bound):
     """Read the block table that the daemon publishes; every answer is checked to be whole and of the lease asked for.
 
     All its reading methods raise UnknownLeaseError if a row does not, or no longer, belong to its lease;
@@ -153,8 +154,7 @@ class RowTable:
         Raises:
             InvalidError: rule no_such_group.
         """
-        self._check(np.array([row]), np.array([lease_id]))
-        return self.gather([row], [lease_id], group).ravel()
+        return self.gather(*self._checked(row, lease_id), group).ravel()
 
     def block_ids(self, row: int, lease_id: int, group: int = 0) -> NDArray[np.int32]:
         """Return a copy of a mapped lease's block ids of one group, in token order, whatever blocks kernels count.
@@ -162,8 +162,7 @@ class RowTable:
         Raises:
             InvalidError: rule no_such_group.
         """
-        self._check(np.array([row]), np.array([lease_id]))
-        return self.gather_blocks([row], [lease_id], group).ravel()
+        return self.gather_blocks(*self._checked(row, lease_id), group).ravel()
 
     def gather(
         self, rows: Ints, lease_ids: Ints, group: int = 0, *, width: int | None = None
@@ -199,18 +198,28 @@ class RowTable:
         """
         part = self._part(group)
         num_parts = part.kernel_blocks_per_block
-        kernel_width = None if width is None else width * num_parts
-        table = self.gather(rows, lease_ids, group, width=kernel_width)
+        if width is not None:
+            width = checked_count("width", width, most=BLOCKS_MAX) * num_parts
+        table = self.gather(rows, lease_ids, group, width=width)
         return table if part.is_plain else table[:, ::num_parts] // part.kernel_block_stride
+
+    def _checked(self, row: int, lease_id: int) -> tuple[Ints, Ints]:
+        rows = whole_numbers("row", [checked_integer("row", row)])
+        lease_ids = whole_numbers("lease_id", [checked_integer("lease_id", lease_id)])
+        self._check(rows, lease_ids)
+        return rows, lease_ids
 
     def _part(self, group: int) -> TablePart:
         num_groups = len(self.layout.parts)
-        if not 0 <= group < num_groups:
-            message = f"there is no group {group}; the cache's number of groups is {num_groups}"
-            raise InvalidError(
-                message, resource="group", rule="no_such_group", need=group, limit=num_groups
+        number = checked_integer("group", group)
+        if not 0 <= number < num_groups:
+            message = (
+                f"there is no group {shown(number)}; the cache's number of groups is {num_groups}"
             )
-        return self.layout.parts[group]
+            raise InvalidError(
+                message, resource="group", rule="no_such_group", need=number, limit=num_groups
+            )
+        return self.layout.parts[number]
 
     def _copy(
         self,
@@ -247,7 +256,7 @@ class RowTable:
         message = f"row {rows[places[0]]} of the block table is still being written; ask again once the daemon is back"
         raise UnavailableError(message, resource="tables", rule="row_being_written")
 
-    def _check(self, rows: NDArray[np.int64], lease_ids: NDArray[np.int64]) -> None:
+    def _check(self, rows: NDArray[Any], lease_ids: NDArray[Any]) -> None:
         """Refuse rows that do not belong to their leases."""
         is_inside = (rows >= 0) & (rows < self.layout.num_rows)
         is_owned = is_inside & (self._lease_ids[np.where(is_inside, rows, 0)] == lease_ids)
@@ -336,13 +345,8 @@ def token_slots(
             f"positions {wanted.min()} … {wanted.max()} are not all among the {num_covered} tokens "
             "that the blocks cover"
         )
-        raise InvalidError(
-            message,
-            resource="tokens",
-            rule="position_outside_blocks",
-            need=int(wanted.max()) + 1,
-            available=num_covered,
-        )
+        need, rule = int(wanted.max()) + 1, "position_outside_blocks"
+        raise InvalidError(message, resource="tokens", rule=rule, need=need, available=num_covered)
     block_index, inner = np.divmod(wanted, tokens_per_block)
     slots: NDArray[np.int64] = ids[block_index] * tokens_per_block + inner
     return slots
@@ -382,13 +386,8 @@ def _check_mapped(
 
 def _overflow(longest: int, width: int) -> InvalidError:
     message = f"a row has {longest} ids, but the table has room for {width}; pass a larger width"
-    return InvalidError(
-        message,
-        resource="width",
-        rule="block_table_row_overflow",
-        need=longest,
-        available=width,
-    )
+    rule = "block_table_row_overflow"
+    return InvalidError(message, resource="width", rule=rule, need=longest, available=width)
 
 
 def _attempts() -> Iterator[None]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvlease._checks import check_type, checked_integer
 from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div, floor_div
 from kvlease.memory.cuda import DeviceMemory
@@ -58,6 +59,8 @@ def layer_views(
             plan's, starts off an element's boundary or is on a GPU that torch cannot use; or the plan breaks a rule of
             `kvlease.strides.view_of`.
     """
+    check_type("plan", plan, CachePlan)
+    rank = checked_integer("rank", rank)
     if not 0 <= rank < len(plan.ranks):
         message = f"there is no rank {rank}; the plan's number of ranks is {len(plan.ranks)}"
         raise InvalidError(
@@ -99,7 +102,11 @@ def _writable(device_region: memoryview | NDArray[np.uint8] | None) -> memoryvie
         )
         raise InvalidError(message, resource="device_region", rule="no_memory")
     buffer = device_region.data if isinstance(device_region, np.ndarray) else device_region
-    region = memoryview(buffer).cast("B")
+    try:
+        region = memoryview(buffer).cast("B")
+    except TypeError as error:
+        message = f"the region must be contiguous memory, such as worker.device: {error}"
+        raise InvalidError(message, resource="device_region", rule="wrong_type") from error
     if region.readonly:
         message = "the region is read-only; views of it could not be written"
         raise InvalidError(message, resource="device_region")

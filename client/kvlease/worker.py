@@ -16,7 +16,7 @@ from kvlease._calling.session import Session
 from kvlease._checks import check_alone
 from kvlease._unclosed import warn_unclosed
 from kvlease.errors import KVLeaseError
-from kvlease.lease import GrantView, Lease
+from kvlease.lease import GrantView, Lease, grant_of
 from kvlease.magazine import Magazine
 from kvlease.replies import (
     Committed,
@@ -217,7 +217,7 @@ class Worker(WorkerView):
     def extend(self, lease: GrantView, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make a lease cover `num_tokens` in all; returns whether it does."""
         return self._port.run(
-            verbs.extend(self._session, lease.grant_of(self), num_tokens, wait_ms)
+            verbs.extend(self._session, grant_of(lease, self), num_tokens, wait_ms)
         )
 
     def commit(
@@ -229,7 +229,7 @@ class Worker(WorkerView):
         request's chain. Blocks that no later token needs leave the lease.
         """
         return self._port.run(
-            verbs.commit(self._session, lease.grant_of(self), num_tokens, keys, first_block)
+            verbs.commit(self._session, grant_of(lease, self), num_tokens, keys, first_block)
         )
 
     def fork(
@@ -242,17 +242,17 @@ class Worker(WorkerView):
         written. A fork does not wait for room, and takes none while others have waited for long. If it is refused, it
         returns or raises what a refused reserve does.
         """
-        source = lease.grant_of(self)
+        source = grant_of(lease, self)
         flow = verbs.fork(self._session, source, request_id, num_tokens, wait_ms)
         return Lease(self, self._port.run(flow))
 
     def explain(self, lease: GrantView) -> Explanation:
         """Tell why the rest of a lease's prefix was not found when it was granted."""
-        return self._port.run(verbs.explain(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.explain(self._session, grant_of(lease, self)))
 
     def trim(self, lease: GrantView, num_tokens: int) -> int:
         """Take back a lease's blocks behind those that cover `num_tokens`; returns how many left it."""
-        return self._port.run(verbs.trim(self._session, lease.grant_of(self), num_tokens))
+        return self._port.run(verbs.trim(self._session, grant_of(lease, self), num_tokens))
 
     def evict(
         self,
@@ -265,7 +265,7 @@ class Worker(WorkerView):
         """Move a lease, the blocks of `keys`, or the `num_blocks` coldest blocks out of the device pool."""
         if lease is not None:
             check_alone(keys=keys, num_blocks=num_blocks)
-            return self._port.run(verbs.evict(self._session, lease.grant_of(self), wait_ms))
+            return self._port.run(verbs.evict(self._session, grant_of(lease, self), wait_ms))
         ask = calls.evict(keys=keys, num_blocks=num_blocks, wait_ms=wait_ms)
         return self._port.run(flows.missed(self._session, ask, Evicted))
 
@@ -278,18 +278,18 @@ class Worker(WorkerView):
         """
         if lease is not None:
             check_alone(keys=keys)
-            return self._port.run(verbs.reload(self._session, lease.grant_of(self), wait_ms))
+            return self._port.run(verbs.reload(self._session, grant_of(lease, self), wait_ms))
         return self._port.run(
             flows.missed(self._session, calls.reload_keys(keys, wait_ms), Reloaded)
         )
 
     def map(self, lease: GrantView) -> int:
         """Publish a lease's row of the block table until the lease is evicted or ends; returns its kernel blocks."""
-        return self._port.run(verbs.map_row(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.map_row(self._session, grant_of(lease, self)))
 
     def release(self, lease: GrantView) -> bool:
         """End a lease; returns whether it was there. Committed blocks stay findable."""
-        return self._port.run(verbs.release(self._session, lease.grant_of(self)))
+        return self._port.run(verbs.release(self._session, grant_of(lease, self)))
 
     def lookup(self, keys: bytes) -> Found:
         """Tell how long a prefix is cached, without holding it.

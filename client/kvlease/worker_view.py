@@ -61,7 +61,12 @@ class WorkerView(Bound, ABC):
 
     @property
     def device(self) -> NDArray[np.uint8] | None:
-        """The device region, writable; None if it is on a GPU, or if the transport hands over no memory."""
+        """The device region, writable; None if it is on a GPU, or if the transport hands over no memory.
+
+        Raises:
+            InvalidError: this process is a forked child, which has no part of the memory.
+        """
+        self._session.link.check_process()
         memory = self._session.memory
         if memory is not None and memory.device is not None:
             self._session.looked_at = memory
@@ -69,7 +74,12 @@ class WorkerView(Bound, ABC):
 
     @property
     def gpu(self) -> DeviceMemory | None:
-        """The device region if it is memory of a GPU; `kvlease.views` and torch take it as it is."""
+        """The device region if it is memory of a GPU; `kvlease.views` and torch take it as it is.
+
+        Raises:
+            InvalidError: this process is a forked child, which has no part of the memory.
+        """
+        self._session.link.check_process()
         memory = self._session.memory
         if memory is not None and memory.gpu is not None:
             self._session.looked_at = memory
@@ -80,8 +90,10 @@ class WorkerView(Bound, ABC):
         """The block table.
 
         Raises:
-            InvalidError: rule no_memory: the transport hands over no memory, or the worker was closed.
+            InvalidError: rule no_memory: the transport hands over no memory, or the worker was closed; or this process
+                is a forked child, which has no part of the memory.
         """
+        self._session.link.check_process()
         memory = self._session.memory
         tables = None if memory is None else memory.tables
         if tables is None:

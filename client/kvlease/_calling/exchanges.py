@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from kvlease._calling.calls import Ask, ask
 from kvlease._calling.fields import packed
+from kvlease._checks import check_type
 from kvlease.exchanges import Exchanged, ExchangeOrder, Inventory
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -18,6 +19,7 @@ _NO_NUMBERS: Final = np.frombuffer(b"", _INT32)
 
 def exchange(order: ExchangeOrder, sequence: int) -> Ask[Exchanged]:
     """Ask for a magazine to be changed."""
+    check_type("order", order, ExchangeOrder)
     return ask(
         "exchange",
         lambda: pb.ExchangeRequest(

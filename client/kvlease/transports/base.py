@@ -200,7 +200,8 @@ def chosen_address(written: str | None, credentials: Credentials | None) -> Addr
     Raises:
         InvalidError: the address or the token is malformed, or the token's file cannot be read.
     """
-    address = parse_address(default_address() if written in (None, "") else written)
+    check_type("address", written, str | None)
+    address = parse_address(written or default_address())
     shown = from_environment() if credentials is None else checked(credentials)
     return replace(address, credentials=shown)
 

@@ -42,11 +42,12 @@ def address(tmp_path: Path) -> Iterator[str]:
 def test_what_belongs_to_a_process_is_not_taken_elsewhere(
     address: str, taken: Callable[[object], object]
 ) -> None:
-    """A client, a worker, its magazine and a lease refuse by name, and say to open a client in each process."""
+    """A client, a worker and what it has refuse by name, and say to open a client in each process."""
     with Client(address) as client, client.attach("c", magazine="m") as worker:
         lease = worker.reserve("r", num_tokens=4)
 
-        for one in (client, AsyncClient(address), worker, worker.magazine(), lease):
+        mine = (client, AsyncClient(address), worker, worker.magazine(), worker.tables, lease)
+        for one in mine:
             with pytest.raises(
                 TypeError, match=f"{type(one).__name__} can neither .* each process"
             ):

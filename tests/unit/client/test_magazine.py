@@ -168,6 +168,18 @@ def test_malformed_order_is_not_sent() -> None:
     assert sequences(played) == [7]
 
 
+@pytest.mark.parametrize("order", [None, {}, [1]])
+def test_what_is_no_order_is_refused(order: Any) -> None:
+    """An exchange of anything but an order is refused by name, and leaves no doubt."""
+    mine, played = magazine(STOCK, DONE)
+
+    with pytest.raises(InvalidError, match=r"^order must be a ExchangeOrder"):
+        mine.exchange(order)
+    mine.exchange()
+
+    assert sequences(played) == [7]
+
+
 def test_lost_answer_is_asked_for_again_under_the_same_sequence() -> None:
     """A retry after a broken connection or a restart is the same exchange, so it is carried out only once."""
     again = Attached(attached(epoch=2), [])

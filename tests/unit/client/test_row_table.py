@@ -183,6 +183,9 @@ def test_slots_of_a_step_come_from_its_table() -> None:
         pytest.param({"rows": [1.5]}, "not_whole_numbers", id="half_a_row"),
         pytest.param({"lease_ids": ["7"]}, "not_whole_numbers", id="lease_id"),
         pytest.param({"width": -1}, None, id="negative_width"),
+        pytest.param({"group": None}, "wrong_type", id="no_group"),
+        pytest.param({"group": False}, "wrong_type", id="group_of_truth"),
+        pytest.param({"group": "0"}, "wrong_type", id="group_in_words"),
     ],
 )
 def test_table_that_cannot_be_is_refused(arguments: dict[str, Any], rule: str | None) -> None:
@@ -313,3 +316,32 @@ def test_reader_never_sees_half_a_change(hot_table: RowTable) -> None:
             seen.add(number)
 
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize("row", [None, 1.5, "1", 2**64, [1, 2]])
+def test_row_that_is_no_number_is_refused(row: Any) -> None:
+    """A row or a lease that is no number is refused, whatever it is."""
+    it = Table(FULL)
+    it.publish(1, 7, [5, 6])
+
+    for read in (it.rows.kernel_ids, it.rows.block_ids):
+        with pytest.raises(InvalidError):
+            read(row, 7)
+        with pytest.raises(InvalidError):
+            read(1, row)
+
+
+def test_width_in_blocks_that_is_no_number_is_refused() -> None:
+    """The width of a table in block ids is checked as that of one in kernel blocks."""
+    it = Table(FULL)
+
+    with pytest.raises(InvalidError, match="width must be an integer"):
+        it.rows.gather_blocks([], [], width={})  # type: ignore[arg-type]  # the mistake
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """A row, a lease and a group may be numbers of NumPy."""
+    it = Table(FULL)
+    it.publish(1, 7, [5, 6])
+
+    assert it.rows.block_ids(np.int32(1), np.int64(7), np.int8(0)).tolist() == [5, 6]  # type: ignore[arg-type]

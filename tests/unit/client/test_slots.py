@@ -201,3 +201,25 @@ def test_states_fill_their_blocks_in_order(
         block, inner = divmod(state, states_per_block)
         ends = rest == tokens_per_state - 1
         assert slot == ((block + 1) * states_per_block + inner if ends else NO_SLOT)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"block_table": None},
+        {"block_table": [[1, 2]]},
+        {"block_table": np.zeros(3, np.int32)},
+        {"runs": None},
+        {"shard": None},
+        {"num_padded": 7.5},
+        {"num_padded": "7"},
+        {"num_padded": True},
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(arguments: dict[str, Any]) -> None:
+    """What is no table, no runs, no shard or no number is refused by its name."""
+    runs = TokenRuns(rows=[0], first_positions=[0], num_tokens=[1])
+    (name,) = arguments
+
+    with pytest.raises(InvalidError, match=f"^{name} must be"):
+        run_slots(**{"block_table": TABLE, "runs": runs, "tokens_per_block": 4} | arguments)

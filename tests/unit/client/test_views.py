@@ -285,3 +285,21 @@ def test_region_on_a_gpu_needs_a_torch_that_can_use_it() -> None:
         layer_views(plan, short)
     for one in (region, short):
         one._end.detach()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"plan": None}, "plan must be"),
+        ({"rank": None}, "rank must be an integer"),
+        ({"rank": "0"}, "rank must be an integer"),
+        ({"device_region": 5}, "the region must be contiguous memory"),
+        ({"device_region": memoryview(bytearray(64))[::2]}, "the region must be contiguous memory"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused(arguments: dict[str, Any], told: str) -> None:
+    """What is no plan, no rank or no memory is refused by its name."""
+    plan = plan_of(layer())
+
+    with pytest.raises(InvalidError, match=told):
+        layer_views(**{"plan": plan, "device_region": region_of(plan)} | arguments)

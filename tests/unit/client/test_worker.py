@@ -194,6 +194,9 @@ def test_lease_is_used_through_its_own_worker_only(client: Client, server: Frame
         ({"deadline_seconds": None}, "deadline_seconds"),
         ({"deadline_seconds": True}, "deadline_seconds"),
         ({"deadline_seconds": 0}, "deadline_seconds"),
+        ({"address": np.array([1, 2])}, "address"),
+        ({"on_doubt": np.array([1, 2])}, "on_doubt"),
+        ({"with_traces": np.array([1, 2])}, "with_traces"),
     ],
 )
 def test_options_of_the_wrong_type_are_refused(
@@ -204,6 +207,36 @@ def test_options_of_the_wrong_type_are_refused(
         client_type(**arguments)
 
     assert caught.value.resource == name
+
+
+@pytest.mark.parametrize("lease", [None, 5, "r", 0])
+def test_what_is_no_lease_is_refused(client: Client, server: FrameServer, lease: Any) -> None:
+    """A verb of a lease that is given anything else refuses it by name, and sends nothing."""
+    with client.attach("demo") as worker:
+        for use in (
+            lambda: worker.extend(lease, 48),
+            lambda: worker.commit(lease, 16, bytes(32)),
+            lambda: worker.explain(lease),
+            lambda: worker.map(lease),
+            lambda: worker.fork(lease, "s", 48),
+            lambda: worker.trim(lease, 16),
+            lambda: worker.release(lease),
+        ):
+            with pytest.raises(InvalidError, match=r"^lease must be a lease, as reserve and fork"):
+                use()
+    assert server.verbs() == ["attach", "detach"]
+
+
+@pytest.mark.parametrize("key_counts", [None, 2**64, "yes", [], 1.5])
+async def test_key_counts_are_wanted_or_not(server: FrameServer, key_counts: Any) -> None:
+    """An attach refuses what is neither true nor false."""
+    address = f"unix://{server.path}"
+
+    with Client(address) as client, pytest.raises(InvalidError, match=r"^key_counts must be true"):
+        client.attach("demo", key_counts=key_counts)
+    async with AsyncClient(address) as other:
+        with pytest.raises(InvalidError, match=r"^key_counts must be true"):
+            await other.attach("demo", key_counts=key_counts)
 
 
 def test_lease_forks_and_is_trimmed(client: Client, server: FrameServer) -> None:
@@ -567,14 +600,20 @@ def test_view_outlives_its_worker(client: Client) -> None:
 
 
 def test_forked_child_must_attach_for_itself(client: Client) -> None:
-    """A forked child of a worker is refused; it may close what it inherited, and does not end its parent's session."""
+    """A forked child may neither call nor touch the memory; it may close what it inherited, and ends no session."""
     with client.attach("demo") as worker:
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                worker.lookup(bytes(32))
-            except InvalidError:
+                for use in (
+                    lambda: worker.lookup(bytes(32)),
+                    lambda: worker.device,
+                    lambda: worker.gpu,
+                    lambda: worker.tables,
+                ):
+                    with pytest.raises(InvalidError, match="a forked child must open"):
+                        use()
                 worker.close()
                 code = 0
             finally:
