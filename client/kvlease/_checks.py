@@ -295,6 +295,6 @@ def check_alone(**others: object) -> None:
         InvalidError: another argument is given; the message names it.
     """
     for name, value in others.items():
-        if value:
+        if not isinstance(value, bytes | int) or value:
             message = f"{name} is given together with a lease; pass only one of them"
             raise InvalidError(message, resource=name)

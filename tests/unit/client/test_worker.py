@@ -784,6 +784,8 @@ def test_lease_is_moved_alone(server: FrameServer) -> None:
             worker.evict(lease, num_blocks=3)
         with pytest.raises(InvalidError, match="keys is given together with a lease"):
             worker.reload(lease, keys=bytes(32))
+        with pytest.raises(InvalidError, match="keys is given together with a lease"):
+            worker.evict(lease, keys=np.zeros(2, np.uint8))  # type: ignore[arg-type]  # the mistake
 
     assert "evict" not in {call.WhichOneof("request") for call in server.calls}
 
