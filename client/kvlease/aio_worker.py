@@ -194,9 +194,10 @@ class AsyncWorker(WorkerView):
         return await self._port.run(flows.missed(self._session, calls.lookup(keys), Found))
 
     async def pin(self, keys: bytes) -> Pinned:
-        """Hold cached blocks so that they are not evicted.
+        """Hold cached blocks so that they are not evicted, until the pin is ended; it outlives the worker.
 
-        With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`.
+        With on_doubt="miss", a refusal or a failure returns a pin of no blocks, with the reason in `refusal`. A call
+        that ends without an answer may have made a pin all the same: `kvlease pins` lists it, `kvlease unpin` ends it.
         """
         return await self._port.run(flows.missed(self._session, calls.pin(keys), Pinned))
 

@@ -115,7 +115,7 @@ class WorkerView(Bound, ABC):
 
     @property
     def memory_identity(self) -> MemoryIdentity:
-        """Identifies the memory of `device` and `tables`: two workers with equal values share it; () for no memory."""
+        """Identifies the memory of `device` and `tables`: workers with equal values share it; () if there was none."""
         memory = self._session.memory
         return () if memory is None else memory.identity
 
