@@ -270,7 +270,7 @@ class NotYoursError(KVLeaseError):
 
 
 class TooLargeError(RefusedError):
-    """The message or batch is above a limit; split it."""
+    """The message or batch is above a limit; split it, or send less."""
 
     code = "TOO_LARGE"
     number = 14
@@ -280,7 +280,10 @@ class TooLargeError(RefusedError):
     @classmethod
     def of_message(cls, num_bytes: int, limit: int) -> Self:
         """Return the refusal of a message that has more bytes than the daemon's settings allow."""
-        message = f"the message has at least {num_bytes} bytes, but the limit is {limit} (max_message_bytes); split it"
+        message = (
+            f"the message has at least {num_bytes} bytes, but the limit is {limit} (max_message_bytes); "
+            "send less at once"
+        )
         return cls(message, resource="message_bytes", need=num_bytes, limit=limit)
 
 
