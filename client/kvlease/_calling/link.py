@@ -52,15 +52,16 @@ class Link:
     @contextmanager
     def deleting(self, cache: str) -> Iterator[None]:
         """Forget how a cache was registered, unless its delete is refused and the cache is still there."""
+        is_there = False
         try:
             yield
         except (InvalidError, NotYoursError, RefusedError):
+            is_there = True
             raise
-        except BaseException:
-            # The cache may be gone, or certainly is.
-            self.registrations.pop(cache, None)
-            raise
-        self.registrations.pop(cache, None)
+        finally:
+            # Any other error leaves open whether the cache is gone, or says that it is.
+            if not is_there:
+                self.registrations.pop(cache, None)
 
     @property
     def is_forked(self) -> bool:

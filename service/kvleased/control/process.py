@@ -78,7 +78,9 @@ class Renewable(Protocol):
         """Take another certificate; raise UnusableError and keep the old one if it cannot be used."""
 
 
-def main(settings_fd: int, keeper_fd: int, spawned: float, *directory_fds: int | None) -> int:
+def main(
+    settings_fd: int, keeper_fd: int, spawned: float, host_fd: int | None, disk_fd: int | None
+) -> int:
     """Run the control process over inherited descriptors; return its exit status."""
     # A terminal sends its signals to all processes; the supervisor turns them into a SIGTERM.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -87,7 +89,7 @@ def main(settings_fd: int, keeper_fd: int, spawned: float, *directory_fds: int |
     keep_freed_memory()
     settings = read_settings(settings_fd)
     logs.configure(settings.log_level)
-    keeper = KeeperLink(socket.socket(fileno=keeper_fd), *directory_fds)
+    keeper = KeeperLink(socket.socket(fileno=keeper_fd), host_fd, disk_fd)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(serve(settings, keeper, spawned))

@@ -120,7 +120,7 @@ class Capacity:
             f"a request of {counted(num_tokens, 'token')} takes {counted(need, 'block')} ({show_bytes(need_bytes)}, "
             f"{need_bytes} bytes), {by_group[worst]} of them in group {worst} ({spec.kind}, such as {spec.name!r}); "
             f"rank {memory.rank} has {self.usable_blocks} that can be granted, of {memory.bytes_per_block} bytes each; "
-            f"{what_fits}"
+            + what_fits
         )
         raise NeverFitsError(
             message,

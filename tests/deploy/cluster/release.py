@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,6 +11,7 @@ from typing import Any, Final, Self
 
 from tests.deploy.cluster.node import Node, processes_of
 from tests.deploy.containers.images import NAME
+from tests.deploy.containers.orders import ordered
 from tests.deploy.tools import Document, Helm
 from tests.unit.api.certificates import Authority
 
@@ -21,7 +21,6 @@ DEVICE_MIB: Final = 512
 HOST_MIB: Final = 256
 ROLES: Final = ("joiner", "operator", "reader")
 _USER: Final = 10001
-_SECONDS_MAX: Final = 120.0
 _PROGRAMS: Final = (
     Path(__file__).with_name("filler.py"),
     Path(__file__).parents[1] / "containers" / "worker.py",
@@ -150,19 +149,7 @@ class Release:
         worker = self.pod("worker")
         if worker["status"]["phase"] != "Running":
             return None
-        pid = processes_of(self.node.cgroup(worker, "worker"))[0]
-        try:
-            # A socket's path must be short, whatever the node's directory is.
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(_SECONDS_MAX)
-                sock.connect(f"/proc/{pid}/root/tmp/orders")
-                with sock.makefile("rw") as lines:
-                    lines.write(json.dumps({"do": do, **order}) + "\n")
-                    lines.flush()
-                    told: dict[str, Any] = json.loads(lines.readline())
-                    return told
-        except (FileNotFoundError, ConnectionError):
-            return None
+        return ordered(processes_of(self.node.cgroup(worker, "worker"))[0], do, **order)
 
     def test_pod(self) -> Document:
         """Return the pod that `helm test` runs."""

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,10 +12,10 @@ from typing import Any, Final, Self
 
 from tests.deploy.containers.engine import Engine, child_of
 from tests.deploy.containers.images import NAME
+from tests.deploy.containers.orders import ordered
 from tests.deploy.tools import Document
 
 _PROGRAM: Final = Path(__file__).with_name("worker.py")
-_SECONDS_MAX: Final = 120.0
 
 
 def runnable(pod: Document, settings: Mapping[str, str]) -> Document:
@@ -125,19 +124,7 @@ class Pod:
         return done.returncode == 0
 
     def _try_to_order(self, do: str, **order: object) -> dict[str, Any] | None:
-        place = Path(f"/proc/{self.engine.pid(self.worker)}/root/tmp/orders")
-        try:
-            # A socket's path must be short, whatever the store's directory is.
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(_SECONDS_MAX)
-                sock.connect(str(place))
-                with sock.makefile("rw") as lines:
-                    lines.write(json.dumps({"do": do, **order}) + "\n")
-                    lines.flush()
-                    told: dict[str, Any] = json.loads(lines.readline())
-                    return told
-        except (FileNotFoundError, ConnectionError):
-            return None
+        return ordered(self.engine.pid(self.worker), do, **order)
 
 
 def device_of(stats: Mapping[str, Any]) -> Mapping[str, int]:
