@@ -80,10 +80,13 @@ class Release:
         """Return the control group of memory of the daemon's container."""
         return self.node.cgroup(self.daemon(), "kvleased")
 
-    def wait_until_restarted(self, num_restarts: int) -> None:
-        """Wait until the kubelet has started the daemon's container so many times anew, and the worker knows it."""
+    def wait_until_restarted(self, num_restarts: int, epoch: int) -> None:
+        """Wait until the daemon's container was started so many times anew, and the worker has gone on from an epoch.
+
+        By that order the worker reads its memory again, as it must when it has gone on.
+        """
         self.node.until(lambda: self._has_restarted(num_restarts) or None)
-        self.order("who")
+        self.node.until(lambda: self.order("who")["epoch"] > epoch or None)
 
     def num_restarts(self) -> int:
         """Count the restarts of the containers of the daemon's pod."""

@@ -77,7 +77,7 @@ def test_killed_daemon_is_started_anew_with_its_host_pool(release: Release) -> N
     num_restarts = release.num_restarts()
 
     os.kill(processes_of(release.daemon_cgroup())[0], signal.SIGKILL)
-    release.wait_until_restarted(num_restarts + 1)
+    release.wait_until_restarted(num_restarts + 1, before["epoch"])
     found = release.order("serve", prompt=3, num_tokens=_TOKENS)
 
     assert found["epoch"] > before["epoch"]
@@ -93,7 +93,7 @@ def test_stopped_daemon_is_ended_by_its_liveness_probe(release: Release) -> None
 
     for pid in processes_of(release.daemon_cgroup()):
         os.kill(pid, signal.SIGSTOP)
-    release.wait_until_restarted(num_restarts + 1)
+    release.wait_until_restarted(num_restarts + 1, before["epoch"])
     found = release.order("serve", prompt=4, num_tokens=_TOKENS)
 
     assert found["epoch"] > before["epoch"]
