@@ -26,8 +26,10 @@ SECONDS_APART: Final = 1.0
 
 _SECONDS_APART_IN_FLOOD: Final = 0.05
 """Seconds to the next look if a connection had to give way, so that UNSEEN_MAX is not reached meanwhile."""
-_FDS_A_TURN: Final = 8
-"""Descriptors that are looked at before the loop looks at anything else."""
+_COST_A_TURN: Final = 8
+"""How much a look costs before the loop looks at anything else: 1 for a descriptor."""
+_COST_OF_NEW: Final = 4
+"""What a socket costs that the look before did not find: whose it is takes six system calls."""
 _OWN_FDS: Final = "/proc/self/fd"
 _MAPPED: Final = "::ffff:"
 """The beginning of an IPv4 address on a socket that takes both IPv4 and IPv6."""
@@ -125,32 +127,37 @@ class Connections:
         """
         self._num_looks += 1
         found: dict[int, tuple[int, Connection | None]] = {}
-        for number, name in enumerate(os.listdir(_OWN_FDS), 1):  # noqa: PTH208 -- a number, not a path
-            if number % _FDS_A_TURN == 0:
+        cost = 0
+        for name in os.listdir(_OWN_FDS):  # noqa: PTH208 -- a number, not a path
+            if cost >= _COST_A_TURN:
+                cost = 0
                 await asyncio.sleep(0)
+            cost += 1
             try:
                 status = os.fstat(fd := int(name))
-                if stat.S_ISSOCK(status.st_mode):
-                    found[fd] = self._socket(fd, status.st_ino)
+                if not stat.S_ISSOCK(status.st_mode):
+                    continue
+                known = self._sockets.get(fd)
+                if known is None or known[0] != status.st_ino:
+                    cost += _COST_OF_NEW
+                    known = self._socket(fd)
             except OSError:
                 continue  # it was closed meanwhile
+            found[fd] = known
+            if known[1] is not None:
+                known[1].look = self._num_looks
         self._sockets = found
         for address, connection in list(self._by_address.items()):
             connection.has_called = False
             if connection.look < self._num_looks:
                 self._forget(address, connection)
 
-    def _socket(self, fd: int, inode: int) -> tuple[int, Connection | None]:
-        """Return what is known of a socket; raises OSError if it is no longer open."""
-        known = self._sockets.get(fd)
-        if known is None or known[0] != inode:
-            with _held(fd) as sock:
-                inode = os.fstat(sock.fileno()).st_ino
-                address = _address_of(sock, self._port)
-            known = inode, self._found(address, fd, inode) if address else None
-        if known[1] is not None:
-            known[1].look = self._num_looks
-        return known
+    def _socket(self, fd: int) -> tuple[int, Connection | None]:
+        """Return a new socket's inode, and its connection if it is one to this port; raises OSError if it is closed."""
+        with _held(fd) as sock:
+            inode = os.fstat(sock.fileno()).st_ino
+            address = _address_of(sock, self._port)
+        return inode, self._found(address, fd, inode) if address else None
 
     def _found(self, address: str, fd: int, inode: int) -> Connection:
         """Return the connection from an address that was found at a descriptor; a stranger's if none is known."""
