@@ -116,11 +116,12 @@ class Node:
         """Return what the cluster knows about something."""
         return json.loads(self.kubectl("get", "--output=json", *what))
 
-    def follow(self, pod: str, namespace: str) -> "subprocess.Popen[str]":
-        """Read a pod's log to its end, also once the pod is gone."""
+    def follow(self, pod: str, namespace: str, container: str) -> "subprocess.Popen[str]":
+        """Read the log of a pod's container to its end, also once the pod is gone."""
         kubectl = ["kubectl", f"--kubeconfig={self.folder}/kubeconfig", f"--namespace={namespace}"]
+        logs = ["logs", "--follow", pod, container]
         return subprocess.Popen(
-            ["nsenter", f"--target={self.pid}", "--net", *kubectl, "logs", "--follow", pod],
+            ["nsenter", f"--target={self.pid}", "--net", *kubectl, *logs],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from tests.deploy.cluster.node import Node, processes_of
 from tests.deploy.containers.images import NAME
 from tests.deploy.containers.orders import ordered
+from tests.deploy.containers.pods import PROGRAM
 from tests.deploy.tools import Document, Helm
 from tests.unit.api.certificates import Authority
 
@@ -21,10 +22,7 @@ DEVICE_MIB: Final = 512
 HOST_MIB: Final = 256
 ROLES: Final = ("joiner", "operator", "reader")
 _USER: Final = 10001
-_PROGRAMS: Final = (
-    Path(__file__).with_name("filler.py"),
-    Path(__file__).parents[1] / "containers" / "worker.py",
-)
+_PROGRAMS: Final = (Path(__file__).with_name("filler.py"), PROGRAM)
 
 
 @dataclass(frozen=True, slots=True)

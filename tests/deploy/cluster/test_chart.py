@@ -128,7 +128,7 @@ def test_changed_setting_drains_the_old_daemon_first(release: Release) -> None:
     old = release.daemon()["metadata"]["name"]
     before = release.order("serve", prompt=6, num_tokens=_TOKENS)
 
-    with release.node.follow(old, NAMESPACE) as log:
+    with release.node.follow(old, NAMESPACE, "kvleased") as log:
         release.install(lease_seconds=30)
         said = log.communicate()[0]
     release.order("who")

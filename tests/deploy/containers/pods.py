@@ -15,7 +15,7 @@ from tests.deploy.containers.images import NAME
 from tests.deploy.containers.orders import ordered
 from tests.deploy.tools import Document
 
-_PROGRAM: Final = Path(__file__).with_name("worker.py")
+PROGRAM: Final = Path(__file__).with_name("worker.py")
 
 
 def runnable(pod: Document, settings: Mapping[str, str]) -> Document:
@@ -58,7 +58,7 @@ class Pod:
     @contextmanager
     def running(cls, engine: Engine, document: Document, folder: Path) -> Iterator[Self]:
         """Run a pod whose network has only its own loopback, and end it afterwards."""
-        program = {"worker.py": _PROGRAM.read_text()}
+        program = {"worker.py": PROGRAM.read_text()}
         made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "program"}}
         (folder / "program.yaml").write_text(json.dumps({**made, "data": program}))
         (folder / "pod.yaml").write_text(json.dumps(document))
