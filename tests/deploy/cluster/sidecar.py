@@ -29,7 +29,8 @@ _VALUES: Final = {
     "settings": {"lease_seconds": 3600, "heartbeat_seconds": 5},
     "engine": {
         "image": {"repository": _REPOSITORY, "tag": _TAG, "pullPolicy": "Never"},
-        "resources": {"cpuRequest": "200m", "memoryMiB": 512},
+        "kvCacheMiB": 256,
+        "resources": {"cpuRequest": "200m", "memoryMiB": 2048},
     },
 }
 
@@ -116,8 +117,9 @@ def _runnable(deployment: Document) -> Document:
     """
     made = deepcopy(deployment)
     spec = made["spec"]["template"]["spec"]
-    (daemon,) = spec.pop("initContainers")
+    (daemon,) = [one for one in spec["initContainers"] if one["name"] == "kvleased"]
     (engine,) = spec["containers"]
+    spec["initContainers"].remove(daemon)
     assert daemon.pop("restartPolicy") == "Always"
     spec["containers"] = [daemon, engine]
     for field in ("ports", "startupProbe", "livenessProbe", "readinessProbe", "args"):
