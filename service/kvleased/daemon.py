@@ -140,6 +140,7 @@ class Daemon:
             self._workers.places(living),
             self._workers.magazines(living),
             monotonic(),
+            apply=self.apply,
         )
         self._workers.recover(living)
         self._tick()

@@ -15,7 +15,7 @@ from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.caches.registry import TENANT_DEFAULT, CacheEntry, Registry
-from kvleased.caches.tiers import Tiers
+from kvleased.caches.tiers import Apply, Tiers
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer
@@ -160,11 +160,14 @@ class CacheVerbs:
         places: Mapping[str, Mapping[WorkerId, Place]],
         magazines: Mapping[str, Mapping[WorkerId, int]],
         now: float,
+        *,
+        apply: Apply,
     ) -> None:
         """Bring back every cache whose regions were kept, and log files that belong to no cache.
 
         By cache and worker id, `workers` has the tenant digests of the living workers, `places` the engines and ranks
-        of those that have an engine, and `magazines` the digests of the magazines that they share.
+        of those that have an engine, and `magazines` the digests of the magazines that they share; `apply` gives a core
+        a command, and carries the effects out.
         """
         self.name_tenants()
         found: dict[str, dict[str, Kept]] = {}
@@ -174,10 +177,10 @@ class CacheVerbs:
                 found.setdefault(name, {})[kind] = item
         for name, items in found.items():
             own = workers.get(name, {}), now, places.get(name, {}), magazines.get(name, {})
-            self._recover(name, items, own)
+            self._recover(name, items, own, apply)
         self._maker.tell_unclaimed()
 
-    def _recover(self, name: str, items: Mapping[str, Kept], earlier: Earlier) -> None:
+    def _recover(self, name: str, items: dict[str, Kept], earlier: Earlier, apply: Apply) -> None:
         registration = items.get(regions.PLAN)
         planned = None
         if registration is not None:
@@ -199,7 +202,7 @@ class CacheVerbs:
                 entry.is_draining = registration.metadata.get("is_draining", False)
                 entry.num_populatings = registration.metadata.get("num_populatings", 0)
                 entry.was_ready = registration.metadata.get("was_ready", False)
-                self._go_on(entry)
+                self._go_on(entry, apply)
                 self._maker.populate(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was truncated")
@@ -230,15 +233,14 @@ class CacheVerbs:
         """The maker of caches' memory."""
         return self._maker
 
-    def _go_on(self, entry: CacheEntry) -> None:
+    def _go_on(self, entry: CacheEntry, apply: Apply) -> None:
         """Apply what operators had changed of a cache in earlier lives: its size, and whether it is drained."""
         if entry.core.shape.parked_blocks:
             usable_blocks = entry.core.shape.usable_blocks
-            limits = self.limits_for(entry, self.rules.tenants, usable_blocks)
-            entry.core.handle(limits, 0.0)
+            apply(entry, self.limits_for(entry, self.rules.tenants, usable_blocks))
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
-            entry.core.handle(c.Drain(is_daemon=self._registry.is_draining), 0.0)
+            apply(entry, c.Drain(is_daemon=self._registry.is_draining))
 
     async def stop(self) -> None:
         """Stop what runs in the background."""

@@ -1,5 +1,6 @@
 """Laws of recovery: caches, committed blocks, leases and live workers outlive the control process."""
 
+import asyncio
 import os
 import struct
 import subprocess
@@ -107,6 +108,29 @@ async def test_drain_is_kept_without_a_descriptor(node: Node) -> None:
         assert daemon.registry.is_draining
         await node.ask("undrain", pb.UndrainRequest())
     assert node.noted == []
+
+
+@pytest.mark.parametrize("done", ["drain", "resize"])
+async def test_blocks_of_a_drained_or_smaller_cache_are_copied_down(node: Node, done: str) -> None:
+    """The next life copies down what the last one did not, also in a cache that was drained or made smaller."""
+    async with node.life():
+        await node.register(options=pb.CacheOptions(write_policy="write-through"))
+        worker = await node.attach()
+        lease = await node.ask("reserve", pb.ReserveRequest(request_id="a", num_tokens=16), worker)
+        request = {
+            "drain": pb.DrainRequest(cache="main"),
+            "resize": pb.ResizeRequest(cache="main", tier="device", num_blocks=12),
+        }[done]
+        await node.ask(done, request)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=16, keys=keys(1, 4))
+        await node.ask("commit", commit, worker)
+
+    async with node.life() as daemon, asyncio.timeout(10):
+        core = daemon.registry.cache("main").core
+        while core.census().host["ready"] < 4:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0.01)
+
+        assert core.census().num_copies == 0
 
 
 async def test_half_made_cache_is_forgotten(node: Node) -> None:
