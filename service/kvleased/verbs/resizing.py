@@ -93,12 +93,13 @@ class Resizer:
         if tier is Tier.DEVICE and count < 0:
             num_dropped = await self._write_back(entry, -count)
         self._require_there(entry)
-        limits = self._limits_for(entry, num_blocks) if tier is Tier.DEVICE else None
         try:
             # Bring memory back only if the core has so many parked blocks; otherwise it will refuse anyway.
             if 0 < count <= len(parked):
                 await self._bring_back(entry, tier, parked[:count])
                 self._require_there(entry)
+            # Not before, because tenants may have been given other limits meanwhile.
+            limits = self._limits_for(entry, num_blocks) if tier is Tier.DEVICE else None
             command = c.Resize(tier=tier, num_blocks=num_blocks, limits=limits)
             reply = self._runner.apply(entry, command)
         finally:

@@ -51,6 +51,34 @@ async def test_resize_whose_caller_leaves_ends_before_the_next_one(
     assert grown.num_parked == 0
 
 
+async def test_limits_that_a_tenant_gets_during_a_resize_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits of tenants that are set while memory is brought back are those of the larger pool, too."""
+    began, goes_on = threading.Event(), threading.Event()
+    bring_back = holes.bring_back
+
+    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        bring_back(fd, ranges, region_bytes)
+
+    async with node.life() as daemon:
+        await node.register()
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=4))
+        monkeypatch.setattr(holes, "bring_back", slowly)
+        grow = pb.ResizeRequest(cache="main", tier="device", num_blocks=16)
+        growing = asyncio.ensure_future(node.ask("resize", grow))
+        assert await asyncio.to_thread(began.wait, 10)
+        half = pb.TenantLimits(max_percent=50)
+        await node.ask("set_tenant", pb.SetTenantRequest(tenant="t", revision=1, limits=half))
+        goes_on.set()
+        await asyncio.wait_for(growing, 10)
+
+        (limits,) = daemon.registry.cache("main").core.shape.tenants.values()
+        assert limits.max_blocks == 8
+
+
 async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
     """A host pool that was cut off cannot be resized; the refusal says what to do."""
     async with node.life() as daemon:
