@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -105,6 +105,7 @@ class Resizer:
         finally:
             # If the core refuses, this also gives back what was just brought back.
             await self._give_back(entry, tier)
+        self._require_there(entry)
         assert isinstance(reply, Resized), "resize answers Resized"
         return pb.ResizeResponse(
             num_blocks=reply.num_blocks,
@@ -136,8 +137,11 @@ class Resizer:
 
     def _require_there(self, entry: CacheEntry) -> None:
         """Refuse to go on with a cache that was deleted meanwhile."""
-        if self._registry.by_pool.get(entry.pool) is not entry:
+        if not self._is_there(entry):
             raise UnknownCacheError(f"cache {entry.name} was deleted", resource="cache")
+
+    def _is_there(self, entry: CacheEntry) -> bool:
+        return self._registry.by_pool.get(entry.pool) is entry
 
     # Memory
 
@@ -145,9 +149,10 @@ class Resizer:
         found = regions_of(entry, tier)
         self._require_room(entry, sum(_bytes_under(one, blocks) for one in found))
         try:
-            for one in found:
-                ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
-                await _aside(holes.bring_back, one, ranges)
+            with _outliving(found) as outliving:
+                for one in outliving:
+                    ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
+                    await _aside(holes.bring_back, one, ranges)
         except OSError as error:
             raise self._no_memory(tier, len(blocks), error) from error
 
@@ -165,16 +170,18 @@ class Resizer:
 
     async def _give_back(self, entry: CacheEntry, tier: Tier) -> None:
         """Give back the memory of parked blocks; what the system does not take back is kept."""
-        if self._registry.by_pool.get(entry.pool) is not entry:
+        if not self._is_there(entry):
             return
         blocks = parked_of(entry, tier)
-        for one in regions_of(entry, tier):
-            ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
-            try:
-                await _aside(holes.give_back, one, ranges)
-            except OSError as error:
-                _LOG.warning("memory_not_given_back", cache=entry.name, error=str(error))
-        entry.bytes_given_back = given_back_bytes(entry)
+        with _outliving(regions_of(entry, tier)) as outliving:
+            for one in outliving:
+                ranges = holes.pages_of(blocks, one.pieces, _bytes_per_page(one))
+                try:
+                    await _aside(holes.give_back, one, ranges)
+                except OSError as error:
+                    _LOG.warning("memory_not_given_back", cache=entry.name, error=str(error))
+        if self._is_there(entry):
+            entry.bytes_given_back = given_back_bytes(entry)
 
 
 def num_usable(entry: CacheEntry, tier: Tier) -> int:
@@ -219,15 +226,22 @@ def regions_of(entry: CacheEntry, tier: Tier) -> list[Region]:
     ]
 
 
+@contextlib.contextmanager
+def _outliving(found: list[Region]) -> Iterator[list[Region]]:
+    """Give regions descriptors that nobody else closes: if their cache is deleted, its own may soon be another's."""
+    own = [one._replace(fd=os.dup(one.fd)) for one in found]
+    try:
+        yield own
+    finally:
+        for one in own:
+            os.close(one.fd)
+
+
 async def _aside(
     work: Callable[[int, holes.Ranges, int], None], region: Region, ranges: holes.Ranges
 ) -> None:
-    """Work on a region in a thread, with a descriptor that nobody else closes."""
-    fd = os.dup(region.fd)
-    try:
-        await asyncio.to_thread(work, fd, ranges, region.num_bytes)
-    finally:
-        os.close(fd)
+    """Work on a region in a thread."""
+    await asyncio.to_thread(work, region.fd, ranges, region.num_bytes)
 
 
 def _bytes_under(region: Region, blocks: Ids) -> int:

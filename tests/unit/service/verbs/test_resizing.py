@@ -1,11 +1,12 @@
 """A resize goes on to its end, whoever leaves meanwhile."""
 
 import asyncio
+import os
 import threading
 
 import pytest
 
-from kvlease.errors import WrongStateError
+from kvlease.errors import UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches import host_watch
 from kvleased.core.effects import Tier
@@ -77,6 +78,38 @@ async def test_limits_that_a_tenant_gets_during_a_resize_stay(
 
         (limits,) = daemon.registry.cache("main").core.shape.tenants.values()
         assert limits.max_blocks == 8
+
+
+async def test_cache_that_is_deleted_during_its_resize_costs_no_other_cache_memory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resize whose cache is deleted meanwhile is refused as that, and gives back no page of the next cache."""
+    began, goes_on = threading.Event(), threading.Event()
+    give_back = holes.give_back
+    files = []
+
+    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        files.append(os.fstat(fd).st_ino)
+        give_back(fd, ranges, region_bytes)
+
+    async with node.life() as daemon:
+        parallel = pb.ParallelInputs(tensor_ranks=2)
+        await node.register(parallel=parallel)
+        fds = daemon.registry.cache("main").fds
+        own = [os.fstat(fds[f"device.{rank}"]).st_ino for rank in range(2)]
+        monkeypatch.setattr(holes, "give_back", slowly)
+        shrink = pb.ResizeRequest(cache="main", tier="device", num_blocks=4)
+        shrinking = asyncio.ensure_future(node.ask("resize", shrink))
+        assert await asyncio.to_thread(began.wait, 10)
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+        await node.register(cache="next", parallel=parallel)
+        goes_on.set()
+
+        with pytest.raises(UnknownCacheError, match="cache main was deleted"):
+            await asyncio.wait_for(shrinking, 10)
+        assert files == own
 
 
 async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
