@@ -6,10 +6,7 @@ from time import monotonic
 
 import structlog
 
-from kvlease.errors import (
-    InvalidError,
-    LayoutMismatchError,
-)
+from kvlease.errors import InvalidError, LayoutMismatchError, NeverFitsError
 from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
@@ -279,9 +276,11 @@ class CacheVerbs:
                 entry = self._make_entry(
                     name, planned, options, made, earlier=earlier, is_other_container=True
                 )
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, NeverFitsError) as error:
                 # What is kept would make the next life fail here, too.
                 self._keeper.give_back(names_of(name, made.fds))
+                if isinstance(error, NeverFitsError):
+                    raise  # Meanwhile a tenant was given a minimum that is more than the pool.
                 raise unmapped(error) from error
         if made.has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]

@@ -1,5 +1,6 @@
 """Tenants of the settings become limits in blocks, under their workers' digests."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -19,7 +20,7 @@ from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.verbs import limits as limits_module
 from kvleased.verbs.limits import Rules, limits_of, with_tenants
 
-from .conftest import OPERATOR, Node
+from .conftest import OPERATOR, Node, inputs
 from .descriptors import descriptors_left
 
 SECRET = bytes(range(32))
@@ -280,6 +281,27 @@ def test_removed_limits_make_room_for_those_of_others() -> None:
     assert rules.tenants == {}
     assert [rules.of(f"tenant-{number}")[1] for number in range(5)] == [0, 0, 0, 2, 2]
     assert len(keeper.names) == 2
+
+
+async def test_cache_too_small_for_a_minimum_that_was_just_set_leaves_nothing(node: Node) -> None:
+    """A cache whose pool is less than a minimum set during its registration is refused, and the next life starts."""
+    small = pb.RegisterCacheRequest(cache="small", inputs=inputs(device_blocks=4))
+    least = pb.SetTenantRequest(tenant="t", revision=1, limits=pb.TenantLimits(min_bytes=8 * 512))
+    async with node.life():
+        await node.register()
+        num_kept = len(node.store)
+        registering = asyncio.ensure_future(node.ask("register_cache", small))
+        while len(node.store) == num_kept:  # noqa: ASYNC110 -- nothing tells of it
+            await asyncio.sleep(0)
+        await node.ask("set_tenant", least)
+
+        with pytest.raises(NeverFitsError, match="minima of all tenants"):
+            await registering
+        await node.until_kept(num_kept + 1)
+        assert node.noted == ["tenant/74"]
+
+    async with node.life() as daemon:
+        assert list(daemon.registry.caches) == ["main"]
 
 
 async def test_next_life_takes_limits_over_with_few_descriptors(node: Node) -> None:
