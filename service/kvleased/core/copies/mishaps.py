@@ -27,6 +27,7 @@ from kvleased.core.verbs.ending import end_lease, forget_lease
 from kvleased.core.verbs.joining import attempt_joint_reserve, request_of
 from kvleased.core.verbs.moving import here
 from kvleased.core.verbs.parting import calls_beside
+from kvleased.core.verbs.seating import can_still_fit
 from kvleased.core.waiting import Waiter
 
 _STAYS: Final = (
@@ -133,9 +134,13 @@ def go_without(state: CacheState, lease: Lease, error: KVLeaseError, now: float)
 
 
 def _start_over(state: CacheState, lease: Lease) -> None:
-    """Put the calls for a new lease back at the head of the line, each by itself and in their order."""
+    """Put the calls for a new lease back at the head of the line, each by itself and in their order.
+
+    Those for more than may be granted by now are refused: they would hold up all others for as long as they may wait.
+    """
     for waiter in reversed(_waiters(state, lease)):
-        state.waiting.rejoin(waiter)
+        if can_still_fit(state, waiter):
+            state.waiting.rejoin(waiter)
 
 
 def _waiters(state: CacheState, lease: Lease) -> list[Waiter]:

@@ -9,19 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from kvlease.errors import KVLeaseError, NeverFitsError, PoolFullError
-from kvleased.core.admission.granting import check_reserve
+from kvlease.errors import NeverFitsError, PoolFullError
 from kvleased.core.admission.parking import park, unpark
 from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.pool import Pool
 from kvleased.core.commands import Limit, Reserve, Resize
 from kvleased.core.effects import Done, Outcome, Resized, Tier
-from kvleased.core.frames import without_frames
 from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.shape import CacheShape
 from kvleased.core.state import CacheState
 from kvleased.core.tenancy.holdings import holdings
 from kvleased.core.tenancy.tenants import num_owed, pinned_by_tenant, victims
+from kvleased.core.verbs.seating import can_still_fit
 from kvleased.counted import are, counted
 
 _LATER: Final = "try again when leases have ended, or drain the cache"
@@ -74,14 +73,11 @@ def check_owed(state: CacheState, shape: CacheShape) -> None:
 
 
 def _refuse_what_never_fits(state: CacheState) -> None:
-    """Refuse waiting reserves that can never be granted any more."""
-    for waiter in [one for one in state.waiting if isinstance(one.command, Reserve)]:
-        assert isinstance(waiter.command, Reserve), "chosen so"
-        try:
-            check_reserve(state, waiter.command)
-        except KVLeaseError as error:
+    """Refuse waiting reserves that can never be granted any more, also those that wait for a store's answer."""
+    for waiter in [one for one in state.callers if isinstance(one.command, Reserve)]:
+        if not can_still_fit(state, waiter):
             state.waiting.leave(waiter.ticket)
-            state.wake(waiter.ticket, without_frames(error))
+            state.asking.pop(waiter.ticket, None)
 
 
 # Blocks -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
-from kvleased.core.admission.granting import attempt_reserve
+from kvleased.core.admission.granting import attempt_reserve, check_reserve
 from kvleased.core.admission.refusals import busy, draining, refusal, superseded
 from kvleased.core.admission.shortages import shortage
 from kvleased.core.commands import Extend, Reload, Reserve
@@ -241,6 +241,17 @@ def _is_passed(state: CacheState, waiter: Waiter) -> bool:
     return state.is_limited and is_held_back(
         state, state.workers[waiter.worker_id], lack.need, lack.prefix.blocks
     )
+
+
+def can_still_fit(state: CacheState, waiter: Waiter) -> bool:
+    """Tell whether a call for a new lease can ever be granted; if not, because limits have changed, refuse it."""
+    assert isinstance(waiter.command, Reserve), "only these ask for a lease"
+    try:
+        check_reserve(state, waiter.command)
+    except KVLeaseError as error:
+        state.wake(waiter.ticket, without_frames(error))
+        return False
+    return True
 
 
 def end_waits(state: CacheState, now: float) -> None:

@@ -35,6 +35,7 @@ from tests.unit.service.core.builders import (
     answer,
     cached,
     copies,
+    fail,
     ids,
     keys,
     land,
@@ -43,6 +44,15 @@ from tests.unit.service.core.builders import (
     reserve,
     the_copy,
     woken,
+)
+from tests.unit.service.core.tier_builders import (
+    a_patient_reserve,
+    a_remote_cache,
+    a_tiered_cache,
+    doc,
+    on_disk,
+    probed,
+    the_probe,
 )
 
 
@@ -295,6 +305,33 @@ def test_waiting_call_that_can_never_be_served_any_more_is_told_so() -> None:
 
     woken(limited, large.ticket, NeverFitsError)
     assert cache.census().num_waiting == 1
+
+
+def test_call_that_asks_a_store_and_can_never_be_served_any_more_is_told_so() -> None:
+    """A call that waits for the remote store's answer is refused if the pool is made too small for it meanwhile."""
+    cache = a_remote_cache()
+    asked = cache.handle(a_patient_reserve(doc(2), more=4), 0.0)
+
+    resized = cache.handle(c.Resize(tier=Tier.DEVICE, num_blocks=4), 0.0)
+
+    woken(resized, asked.ticket, NeverFitsError)
+    probed(cache, the_probe(asked), 0, 0)
+    reserve(cache, 1)
+    assert cache.check() == []
+
+
+def test_call_whose_copy_failed_and_that_can_never_be_served_any_more_is_told_so() -> None:
+    """A call for more than its tenant may have by now does not start over when its copy fails; nobody waits for it."""
+    cache = a_tiered_cache()
+    on_disk(cache, doc(2))
+    loading = cache.handle(a_patient_reserve(doc(2), more=4), 0.0)
+    limit(cache, max_blocks=3)
+
+    failed = fail(cache, the_copy(loading))
+
+    woken(failed, loading.ticket, NeverFitsError)
+    reserve(cache, 1)
+    assert cache.check() == []
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
