@@ -95,19 +95,23 @@ def limits(part: Part, of: Surveyed) -> None:
     """Add the limits of tenants, and what they have pinned and leased."""
     part.begin("tenant_leases", "tenant_leases_max")
     names = dict(zip(of.digests, of.tenants, strict=False))
-    num_others = 0
+    leases_of_others = pinned_of_others = 0
     for facts in of.survey.tenants:
         name = names.get(facts.tenant_digest)
         if name is None:
-            num_others += facts.num_leases
+            leases_of_others += facts.num_leases
+            pinned_of_others += facts.pinned_blocks
         else:
             part.add("tenant_leases", facts.num_leases, of.cache, name)
             part.add("tenant_leases_max", facts.leases_max, of.cache, name)
             part.add("tenant_pinned_blocks", facts.pinned_blocks, of.cache, name)
             part.add("tenant_limit_blocks", facts.min_blocks, of.cache, name, "min")
             part.add("tenant_limit_blocks", facts.max_blocks, of.cache, name, "max")
-    if num_others:
-        part.add("tenant_leases", num_others, of.cache, of.tenants[-1])
+    others = of.tenants[-1]
+    if leases_of_others:
+        part.add("tenant_leases", leases_of_others, of.cache, others)
+    if pinned_of_others:
+        part.add("tenant_pinned_blocks", pinned_of_others, of.cache, others)
 
 
 def leases(part: Part, of: Surveyed) -> None:

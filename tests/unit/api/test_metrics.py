@@ -192,6 +192,17 @@ def test_leases_of_tenants_are_shown(metrics: Metrics) -> None:
     assert most == LIMITS.leases_max
 
 
+def test_pins_of_nameless_tenants_are_shown(metrics: Metrics) -> None:
+    """Pins outlive workers, so what they hold of nameless tenants is one number, as their blocks are."""
+    strangers = [replace(LIMITS, tenant_digest=digest, pinned_blocks=digest) for digest in (1, 2)]
+    several = replace(SURVEYED, survey=replace(SURVEY, tenants=(LIMITS, *strangers)))
+    metrics.watch_caches(lambda: [several])
+
+    name = "kvlease_tenant_pinned_blocks"
+    assert value(metrics, name, cache="demo", tenant="chat") == LIMITS.pinned_blocks
+    assert value(metrics, name, cache="demo", tenant="(others)") == 3
+
+
 def test_drain_is_shown(metrics: Metrics) -> None:
     """A cache that grants nothing new is shown as drained."""
     assert value(metrics, "kvlease_draining", cache="demo") == 1
