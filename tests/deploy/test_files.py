@@ -29,7 +29,7 @@ _COMPOSITIONS: Final = [
     _DEPLOY / "compose.yaml",
     *sorted((ROOT / "examples" / "vllm").glob("*.yaml")),
 ]
-_LOCKS: Final = {"service": ("service",), "cuda": ("service", "cuda")}
+_LOCKS: Final = {"service": ("otel", "service"), "cuda": ("cuda", "otel", "service")}
 
 
 @pytest.mark.parametrize("path", ["Dockerfile", "examples/vllm/Dockerfile"])
