@@ -49,12 +49,15 @@ class GrantView(Bound):
     def block_ids(self) -> NDArray[np.int32]:
         """The blocks, in token order; empty while the lease is evicted and after it ended.
 
-        With several groups, their tables follow each other, with 0 at places that need no block.
+        With several groups, their tables follow each other, with 0 at places that need no block. The array is the
+        caller's own: what is written to it changes nothing here.
         """
         return self.grant.block_ids
 
     def blocks(self, group: int = 0) -> NDArray[np.int32]:
         """Return the table of a group: a block for each place, in token order; 0 at places that need none.
+
+        The array is the caller's own, as that of `block_ids`.
 
         Raises:
             InvalidError: the cache has no such group.

@@ -22,12 +22,11 @@ _NO_IDS: Final = np.empty(0, np.int32)
 class Grant:
     """A lease with one group, which keeps everything; the base of all grants.
 
-    Its blocks are stored packed, and become an array when somebody asks for them.
+    Its blocks are stored packed. Whoever asks for them gets an array of his own, and may write to it.
     """
 
     __slots__ = (
         "_packed",
-        "_read",
         "_tokens_per_block",
         "covered_tokens",
         "device_hit_tokens",
@@ -68,7 +67,6 @@ class Grant:
         """Tokens that the blocks have room for."""
         self._tokens_per_block = tokens_per_block
         self._packed = bytearray()
-        self._read = (self._packed, _NO_IDS)
 
     @property
     def hit_tokens(self) -> int:
@@ -79,13 +77,8 @@ class Grant:
     @property
     def block_ids(self) -> NDArray[np.int32]:
         """The blocks, in token order."""
-        packed = self._packed
-        read, block_ids = self._read
-        if read is not packed or block_ids.nbytes != len(packed):
-            # Another thread may append or replace blocks meanwhile; the next reader notices that.
-            block_ids = np.frombuffer(packed[:], "<i4")
-            self._read = (packed, block_ids)
-        return block_ids
+        # Another thread may append or replace blocks meanwhile, so the copy comes first.
+        return np.frombuffer(self._packed[:], "<i4")
 
     def blocks(self, group: int) -> NDArray[np.int32]:
         """Return the blocks of a group, one for each place of its table.
@@ -191,7 +184,7 @@ class GroupedGrant(Grant):
         if read_version != version:
             table = np.array(self._places[group], np.int32)
             self._tables[group] = (version, table)
-        return table
+        return table.copy()
 
     def put(self, packed: bytes | bytearray, num_places: Sequence[int] = ()) -> None:
         """Replace the places of all groups."""

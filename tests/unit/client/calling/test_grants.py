@@ -49,6 +49,22 @@ def test_one_group_is_its_blocks() -> None:
         grant.blocks(1)
 
 
+@pytest.mark.parametrize("groups", [(), (FULL,), (FULL, WINDOW)])
+def test_callers_may_write_to_the_blocks_they_are_told(groups: tuple[GroupShape, ...]) -> None:
+    """An engine that counts on in the array that it was given changes its own array, and not what the lease has."""
+    plain = Grant(request_id="r", tokens_per_block=16)
+    grant = grant_of(*groups) if groups else plain
+    grant.put(packed(*range(4, 4 + 2 * max(1, len(groups)))), [2] * len(groups))
+    before = (grant.block_ids.tolist(), grant.blocks(0).tolist())
+
+    told = grant.block_ids
+    told += 1
+    table = grant.blocks(0)
+    table += 1
+
+    assert (grant.block_ids.tolist(), grant.blocks(0).tolist()) == before
+
+
 def test_prefix_counts_wherever_it_was_found() -> None:
     """A prefix that came from a store need not be computed either."""
     grant = Grant(request_id="r", tokens_per_block=16)
