@@ -1,6 +1,7 @@
 """Own what an engine sees of a lease: its blocks, its life and its verbs; how the verbs run is `verbs`' business."""
 
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -141,6 +142,14 @@ def grant_of(lease: GrantView, worker: "WorkerView") -> Grant:
     return lease.grant
 
 
+def _hidden_by(kind: type[BaseException] | None) -> tuple[type[KVLeaseError], ...]:
+    """Return what the release at the end of a block may not raise in place of an exception that ends the block.
+
+    The lease counts as ended all the same, and has the reason in `refusal`.
+    """
+    return () if kind is None else (KVLeaseError,)
+
+
 class Lease(GrantView):
     """A right to blocks until it is released; a context manager that releases at its end.
 
@@ -157,9 +166,10 @@ class Lease(GrantView):
         """Return the lease."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Release the lease."""
-        self.release()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Release the lease; an exception that ends the block goes on, even if the release fails, too."""
+        with suppress(*_hidden_by(kind)):
+            self.release()
 
     def extend(self, num_tokens: int, *, wait_ms: int = 0) -> bool:
         """Make the lease cover `num_tokens` in all; returns whether it does."""
@@ -216,9 +226,10 @@ class AsyncLease(GrantView):
         """Return the lease."""
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Release the lease."""
-        await self.release()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Release the lease; an exception that ends the block goes on, even if the release fails, too."""
+        with suppress(*_hidden_by(kind)):
+            await self.release()
 
     def extend(self, num_tokens: int, *, wait_ms: int = 0) -> Coroutine[Any, Any, bool]:
         """Make the lease cover `num_tokens` in all; returns whether it does."""

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from kvlease import (
     AsyncClient,
+    AsyncLease,
     Client,
     DeadlineError,
     InvalidError,
@@ -159,6 +160,47 @@ def test_lease_is_released_at_the_end_of_its_block(client: Client, server: Frame
         assert (lease.is_live, worker.num_leases) == (False, 0)
 
     assert server.verbs() == ["attach", "reserve", "release", "detach"]
+
+
+def test_what_ends_a_block_is_not_hidden_by_its_release(server: FrameServer) -> None:
+    """With on_doubt="raise" a lost daemon is told at a block's end, but not in place of what ended the block."""
+    with (
+        Client(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client,
+        client.attach("demo") as worker,
+    ):
+        plain, ended = (worker.reserve(name, num_tokens=32) for name in ("r", "s"))
+        server.stop()
+
+        with pytest.raises((UnavailableError, DeadlineError)), plain:
+            pass
+        with pytest.raises(KeyboardInterrupt), ended:
+            raise KeyboardInterrupt
+
+        assert isinstance(ended.refusal, (UnavailableError, DeadlineError))
+        assert (ended.is_live, worker.num_leases) == (False, 0)
+
+
+async def test_what_ends_an_async_block_is_not_hidden_by_its_release(server: FrameServer) -> None:
+    """A task that is cancelled in the block of a lease is cancelled, although the daemon is lost."""
+    async with (
+        AsyncClient(f"unix://{server.path}", deadline_seconds=0.2, on_doubt="raise") as client,
+        await client.attach("demo") as worker,
+    ):
+        plain, ended = [await worker.reserve(name, num_tokens=32) for name in ("r", "s")]
+        server.stop()
+
+        async def leave(lease: AsyncLease, *, is_cancelled: bool) -> None:
+            async with lease:
+                if is_cancelled:
+                    raise asyncio.CancelledError
+
+        with pytest.raises((UnavailableError, DeadlineError)):
+            await leave(plain, is_cancelled=False)
+        with pytest.raises(asyncio.CancelledError):
+            await leave(ended, is_cancelled=True)
+
+        assert isinstance(ended.refusal, (UnavailableError, DeadlineError))
+        assert (ended.is_live, worker.num_leases) == (False, 0)
 
 
 def test_lease_is_used_through_its_own_worker_only(client: Client, server: FrameServer) -> None:
