@@ -359,7 +359,9 @@ class WorkerVerbs:
         _LOG.info("worker_died", **worker.told, leases=num_leases)
 
     def _end(self, worker: WorkerEntry) -> int:
-        return self._finish(worker, c.Detach(worker_id=worker.worker_id))
+        num_leases = self._finish(worker, c.Detach(worker_id=worker.worker_id))
+        self._events.append("worker_detached", worker.entry.name, worker_id=worker.worker_id)
+        return num_leases
 
     def _finish(self, worker: WorkerEntry, command: c.Detach | c.WorkerDied) -> int:
         """End a worker and its leases; return the number of leases."""

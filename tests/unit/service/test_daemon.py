@@ -407,6 +407,32 @@ async def test_fault_in_what_an_answer_leaves_harms_nobody(
         assert released.released
 
 
+async def test_events_tell_of_each_worker_that_ends(node: Node) -> None:
+    """A watcher who counts workers hears of each end: by the worker itself, by an operator, after silence, by death."""
+    async with node.life() as daemon:
+        await node.register()
+        itself, silent = await node.attach(), await node.attach()
+        ended, dying = await node.attach(), await node.attach()
+        ids = [
+            daemon.registry.by_token[one.token].worker_id for one in (itself, ended, silent, dying)
+        ]
+        watcher = daemon.watch(pb.WatchRequest())
+        before = [await anext(watcher) for _ in range(5)]
+
+        await node.ask("detach", pb.DetachRequest(), itself)
+        await node.ask("detach", pb.DetachRequest(worker_id=ids[1]))
+        daemon._workers._silent._end(daemon.registry.by_token[silent.token])
+        daemon._workers._died(daemon.registry.by_token[dying.token])
+        events = [await anext(watcher) for _ in range(4)]
+
+        assert sorted(event.worker_id for event in before[1:]) == sorted(ids)
+        kinds = ["worker_detached", "worker_detached", "worker_detached", "worker_died"]
+        assert [(event.kind, event.worker_id) for event in events] == [
+            *zip(kinds, ids, strict=True)
+        ]
+        await watcher.aclose()  # type: ignore[attr-defined]  # a generator behind the protocol
+
+
 async def test_events_tell_what_happened(node: Node) -> None:
     """A watcher sees a registration, an attachment and a grant, in this order and numbered."""
     async with node.life() as daemon:
