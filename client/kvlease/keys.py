@@ -12,7 +12,7 @@ means nothing to a tenant with another tenant key.
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from blake3 import blake3
@@ -32,7 +32,7 @@ _LABEL: Final = b"kvlease block key 1"
 _ITEMS_LABEL: Final = b"kvlease block items 1"
 _BYTES_PER_TOKEN: Final = 4
 
-Tokens = Sequence[int] | NDArray[np.int32]
+Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)

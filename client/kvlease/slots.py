@@ -4,7 +4,6 @@ Here a slot is a token's place in its group's pool: block id * tokens_per_block 
 plan's blocks, whatever blocks a kernel reads.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvlease._checks import check_type, checked_integer, wrong_type
 from kvlease.errors import InvalidError
-from kvlease.tables import NO_ROW, whole_numbers
+from kvlease.tables import NO_ROW, Ints, whole_numbers
 from kvlease.units import TOKENS_MAX, checked_count
 
 NO_SLOT: Final = -1
@@ -22,8 +21,6 @@ NO_SLOT: Final = -1
 
 _RANKS_MAX: Final = 2**16
 _TABLE_DIMENSIONS: Final = 2
-
-Counts = NDArray[np.int64] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ WHOLE: Final = ContextShard()
 class TokenRuns:
     """The tokens of one step: for each request a run of new positions, one request after another."""
 
-    def __init__(self, *, rows: Counts, first_positions: Counts, num_tokens: Counts) -> None:
+    def __init__(self, *, rows: Ints, first_positions: Ints, num_tokens: Ints) -> None:
         """Take for each request its row of the block table, or NO_ROW, its first position and its number of tokens.
 
         Raises:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
 from kvlease.ids import BYTES_PER_KEY
-from kvlease.keys import BlockKeys
+from kvlease.keys import BlockKeys, Tokens
+from kvlease.tables import Ints
 
 TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)
 KEYS = BlockKeys(bytes(range(32)), "layout", "model")
@@ -60,9 +61,15 @@ def test_arrays_and_lists_are_keyed_alike(tokens: list[int]) -> None:
 
     assert (
         KEYS.chain(tokens, 4)
+        == KEYS.chain(wide, 4)
         == KEYS.chain(wide.astype(np.int32), 4)
         == KEYS.chain(tuple(tokens), 4)
     )
+
+
+def test_type_of_tokens_names_every_array_that_is_keyed() -> None:
+    """Whoever checks types may give arrays of any whole numbers, such as NumPy's own, which have 64 bits."""
+    assert set(get_args(Tokens)) == set(get_args(Ints))
 
 
 @pytest.mark.parametrize(

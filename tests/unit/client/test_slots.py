@@ -1,6 +1,6 @@
 """Laws of slots: every token of a step has one slot, on one rank, where its request's row says."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvlease.errors import InvalidError
 from kvlease.slots import NO_SLOT, WHOLE, ContextShard, TokenRuns, run_slots, state_slots
-from kvlease.tables import NO_ROW, token_slots
+from kvlease.tables import NO_ROW, Ints, token_slots
 
 TABLE = np.array([[3, 5, 0], [4, 7, 9]], np.int32)
 
@@ -223,3 +223,10 @@ def test_arguments_of_the_wrong_type_are_refused(arguments: dict[str, Any]) -> N
 
     with pytest.raises(InvalidError, match=f"^{name} must be"):
         run_slots(**{"block_table": TABLE, "runs": runs, "tokens_per_block": 4} | arguments)
+
+
+def test_types_of_runs_name_every_array_that_is_counted() -> None:
+    """Whoever checks types may give arrays of any whole numbers, as to the block table."""
+    hints = get_type_hints(TokenRuns.__init__)
+
+    assert [hints[name] for name in ("rows", "first_positions", "num_tokens")] == [Ints] * 3
