@@ -34,11 +34,11 @@ class Observing:
     def trace(
         self, request: pb.TraceRequest, caller: Caller
     ) -> AsyncGenerator[pb.TraceResponse, None]:
-        """Return the requests of a cache as their leases end, without end.
+        """Return the requests of a cache as their leases end, until the cache is deleted.
 
         Raises:
             NotYoursError: a worker asks.
-            UnknownCacheError: there is no such cache.
+            UnknownCacheError: there is no such cache, or it was deleted.
             BusyError: there are too many recordings.
         """
         if caller.token:

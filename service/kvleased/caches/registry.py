@@ -356,9 +356,12 @@ class Registry:
         self.by_pool[entry.pool] = entry
 
     def drop_cache(self, entry: CacheEntry) -> None:
-        """Forget a cache."""
+        """Forget a cache, and end its recordings."""
         del self.caches[entry.name]
         del self.by_pool[entry.pool]
+        if entry.observer is not None:
+            message = f"cache {entry.name} was deleted"
+            entry.observer.close(UnknownCacheError(message, resource="cache"))
 
     def require_another(self, tenant: str, *, is_joiner: bool) -> None:
         """Refuse one worker too many.

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
-from kvlease.errors import BusyError
+from kvlease.errors import BusyError, KVLeaseError
 from kvlease.ids import BYTES_PER_KEY
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.core import commands as c
@@ -63,6 +63,7 @@ class Observer:
         self._tokens_per_key = tokens_per_key
         self._recordings: list[_Recording] = []
         self._requests: dict[int, _Request] = {}
+        self._end_of_cache: KVLeaseError | None = None
 
     def __repr__(self) -> str:
         """Show life: who records and how many requests live."""
@@ -98,10 +99,18 @@ class Observer:
         if self._requests:
             self._end(list(self._requests))
 
+    def close(self, end_of_cache: KVLeaseError) -> None:
+        """End all recordings: each is told what is not told yet, and then why there is no more."""
+        self.tick()
+        self._end_of_cache = end_of_cache
+        for recording in self._recordings:
+            recording.wake()
+
     def record(self, now: float) -> AsyncGenerator[pb.TraceResponse, None]:
         """Return the requests that are granted from now on, each when its lease has ended.
 
-        The first message has no request: it only tells how many tokens a key covers.
+        The first message has no request: it only tells how many tokens a key covers. The last one is followed by why
+        the cache has ended.
 
         Raises:
             BusyError: there are as many recordings as are allowed.
@@ -116,7 +125,11 @@ class Observer:
         try:
             yield pb.TraceResponse(tokens_per_key=self._tokens_per_key)
             while True:
-                yield await recording.told(await recording.next())
+                while not recording.has_next:
+                    if self._end_of_cache is not None:
+                        raise self._end_of_cache
+                    await recording.wait()
+                yield await recording.told(recording.next())
         finally:
             self._recordings.remove(recording)
             if not self._recordings:
@@ -257,14 +270,25 @@ class _Recording:
         self._queue.append((self._num_dropped, request))
         self._num_dropped = 0
         self._num_keys += num_keys
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the reader look again."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def next(self) -> tuple[int, _Request]:
-        """Wait for a request."""
-        while not self._queue:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+    async def wait(self) -> None:
+        """Wait until there may be something to tell."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a request waits for the reader."""
+        return bool(self._queue)
+
+    def next(self) -> tuple[int, _Request]:
+        """Take the next request."""
         num_dropped, request = self._queue.popleft()
         self._num_keys -= len(request.keys) // BYTES_PER_KEY
         return num_dropped, request

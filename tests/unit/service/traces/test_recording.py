@@ -72,6 +72,29 @@ async def test_request_is_told_when_its_lease_has_ended(node: Node) -> None:
     assert first.timestamp_ms <= second.timestamp_ms
 
 
+async def test_recording_ends_with_its_cache(node: Node) -> None:
+    """A recording tells all requests of a cache that is deleted, and then that it was; the next cache has others."""
+    async with node.life():
+        await node.register()
+        worker = await node.attach()
+        trace = await begun(node)
+        late: Any = node.daemon.stream("trace", TRACE, OPERATOR)
+        await serve(node, worker, "a", keys(0, 3))
+        await reserve(node, worker, "b", keys(3, 2), 8)
+        await node.ask("detach", pb.DetachRequest(), worker)
+
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+        await node.register()
+
+        told = [(await anext(trace)).input_tokens for _ in range(2)]
+        assert told == [12, 8]
+        with pytest.raises(UnknownCacheError, match="main was deleted"):
+            await asyncio.wait_for(anext(trace), 10)
+        assert (await anext(late)).tokens_per_key == TOKENS_PER_BLOCK
+        with pytest.raises(UnknownCacheError, match="main was deleted"):
+            await asyncio.wait_for(anext(late), 10)
+
+
 async def test_keys_mean_nothing_outside_of_their_trace(node: Node) -> None:
     """Two traces of one request share no digest, and no digest shows bytes of a key."""
     async with node.life():
