@@ -101,6 +101,7 @@ class Daemon:
         }
         self._retries = Retries(self.registry, settings.max_remembered_replies)
         self._waiting = WaitingCalls(self._pass_time, self._leave)
+        self.registry.on_drop.append(self._waiting.end_all_of)
         self._settling = Settling(self._carry_out)
         self._ticker: asyncio.TimerHandle | None = None
         self._not_ready, self._unreachable = "starting", ""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import Message
 
-from kvlease.errors import NotYoursError
+from kvlease.errors import KVLeaseError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import Registry
+from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.core.commands import Command
 from kvleased.verbs.runner import Respond
 
@@ -29,6 +29,7 @@ class Observing:
     def __init__(self, registry: Registry) -> None:
         """Take the caches that are observed."""
         self._registry = registry
+        registry.on_drop.append(_end_recordings)
         self._at_work: asyncio.TimerHandle | None = None
 
     def trace(
@@ -71,6 +72,12 @@ class Observing:
             one.work(_GHOST_SECONDS / len(behind))
         if behind:
             self._at_work = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._work)
+
+
+def _end_recordings(entry: CacheEntry, error: KVLeaseError) -> None:
+    """End the recordings of a cache that was deleted."""
+    if entry.observer is not None:
+        entry.observer.close(error)
 
 
 def noted(observer: "Observer", command: Command, respond: Respond) -> Respond:

@@ -75,6 +75,11 @@ class WaitingCalls:
         else:
             waiting.future.set_result(waiting.respond(wake.result))
 
+    def end_all_of(self, entry: CacheEntry, error: KVLeaseError) -> None:
+        """Refuse all calls that wait for a cache that was deleted: its core answers none any more."""
+        for ticket in [ticket for pool, ticket in self._by_ticket if pool == entry.pool]:
+            self.wake(entry, Wake(ticket=ticket, result=error))
+
     def cancel_all(self) -> None:
         """Cancel all calls that wait."""
         for waiting in list(self._by_ticket.values()):

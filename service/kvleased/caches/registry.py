@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -260,6 +260,8 @@ class Registry:
         """Whether an operator has drained the daemon with all of its caches."""
         self.is_stopping = False
         """Whether the daemon was told to stop."""
+        self.on_drop: list[Callable[[CacheEntry, UnknownCacheError], None]] = []
+        """Called with a cache that was just forgotten, to end with that error what goes on in it."""
         self._max_caches = max_caches
         self._next_worker_id = (epoch << EPOCH_SHIFT) + 1
         self._next_pool = 1
@@ -356,12 +358,12 @@ class Registry:
         self.by_pool[entry.pool] = entry
 
     def drop_cache(self, entry: CacheEntry) -> None:
-        """Forget a cache, and end its recordings."""
+        """Forget a cache, and end what goes on in it."""
         del self.caches[entry.name]
         del self.by_pool[entry.pool]
-        if entry.observer is not None:
-            message = f"cache {entry.name} was deleted"
-            entry.observer.close(UnknownCacheError(message, resource="cache"))
+        error = UnknownCacheError(f"cache {entry.name} was deleted", resource="cache")
+        for end in self.on_drop:
+            end(entry, error)
 
     def require_another(self, tenant: str, *, is_joiner: bool) -> None:
         """Refuse one worker too many.

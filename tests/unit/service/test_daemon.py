@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 
 from kvlease.errors import (
     BusyError,
@@ -17,6 +18,7 @@ from kvlease.errors import (
     PoolFullError,
     StaleEpochError,
     StartingError,
+    UnknownCacheError,
     UnknownWorkerError,
     WrongStateError,
 )
@@ -450,3 +452,42 @@ async def test_events_tell_what_happened(node: Node) -> None:
         ]
         assert [event.sequence - events[0].sequence for event in events] == [0, 1, 2]
         await watcher.aclose()  # type: ignore[attr-defined]  # a generator behind the protocol
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [
+        pytest.param("evict", pb.EvictRequest(num_blocks=4, wait_ms=9_000), id="evict"),
+        pytest.param(
+            "resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=8), id="resize"
+        ),
+    ],
+)
+async def test_call_that_waits_for_copies_ends_with_its_cache(
+    node: Node, monkeypatch: pytest.MonkeyPatch, verb: str, request_: Message
+) -> None:
+    """Whoever waits for a cache that is deleted is told so at once, and holds up no call of another cache."""
+    async with node.life() as daemon:
+        await node.register()
+        await node.register("other")
+        worker = await node.attach()
+        reserve = pb.ReserveRequest(request_id="a", num_tokens=64)
+        lease = await node.ask("reserve", reserve, worker)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=64, keys=keys(1, 16))
+        await node.ask("commit", commit, worker)
+        await node.ask("detach", pb.DetachRequest(), worker)
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.tiers, "send", lambda *_: None)
+            caller = OPERATOR._replace(cache="main")
+            waiting = asyncio.ensure_future(node.ask(verb, request_, caller))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+
+            with pytest.raises(UnknownCacheError, match="main was deleted"):
+                await asyncio.wait_for(waiting, 5)
+
+        resize = pb.ResizeRequest(cache="other", tier="device", num_blocks=8)
+        resized = await asyncio.wait_for(node.ask("resize", resize), 5)
+
+    assert resized.num_blocks == 8
