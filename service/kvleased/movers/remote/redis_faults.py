@@ -55,6 +55,7 @@ _BY_WORDS: Final[Mapping[str, str]] = {
     "'select' command": "grant the user +select, or use database 0 in remote_url",
     "Protocol Error": "name a server that speaks the protocol of Redis in remote_url",
     "DB index is out of range": "use a database that the server has, such as 0, in remote_url",
+    "max number of clients": "raise maxclients of the server, or end other clients",
     "certificate has expired": _IF_OUT_OF_DATE,
     "certificate is not yet valid": _IF_OUT_OF_DATE,
     "CERTIFICATE_VERIFY_FAILED": (

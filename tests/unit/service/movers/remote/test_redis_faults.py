@@ -50,6 +50,11 @@ CLUSTER = "it is a node of a Redis cluster, which has only some values; name a s
             "DB index is out of range; use a database that the server has, such as 0, in remote_url",
             id="no such database",
         ),
+        pytest.param(
+            "ERR max number of clients reached",
+            "max number of clients reached; raise maxclients of the server, or end other clients",
+            id="no connection left",
+        ),
         pytest.param("ERR something", "something", id="anything else"),
     ],
 )
