@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
@@ -98,6 +99,7 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         self._memory = None
         self._scheduler = None
         self._step_id = 0
+        self._is_heard = False
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -106,18 +108,35 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
 
     # The worker
 
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Tell the scheduler where this rank's cache lies."""
+        self._is_heard = True
+        return self._rank_metadata()
+
+    def _rank_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return where this rank's cache lies; None if that is the engine's own memory."""
+        raise NotImplementedError
+
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Check that the cache lies in the daemon's memory."""
         if self._memory is not None:
             self._memory.check(kv_caches)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Remember the step's id, and make the cache private if the step asks for it."""
+        """Remember the step's id, and make the cache private if the step, or an unheard claim, asks for it.
+
+        Raises:
+            RuntimeError: the scheduler rules no pool, and the cache cannot be made private; a step must not write it.
+        """
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata), "the scheduler's half makes it"
         self._step_id = connector_metadata.step_id
-        if connector_metadata.parts and self._memory is not None:
+        if self._memory is None:
+            return
+        if connector_metadata.parts:
             self._memory.part()
+        if not self._is_heard:
+            self._part_unheard(self._memory)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Report that the step was carried out, and whether the cache is private to this engine."""
@@ -140,6 +159,20 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
 
     def wait_for_save(self) -> None:
         """Do nothing."""
+
+    def _part_unheard(self, memory: WorkersHalf) -> None:
+        """Make the cache private, because the scheduler has not heard where it lies, and so rules no pool."""
+        self._is_heard = True
+        _logger.error(
+            "MultiConnector passes on what one of its connectors tells of its ranks, and another one stands before %s. "
+            "The engine has its memory for itself, and its cache ends with the engine: name %s first.",
+            type(self).__name__,
+            type(self).__name__,
+            extra={"action": "unheard"},
+        )
+        memory.part()
+        if not memory.is_apart:
+            raise RuntimeError("the daemon's memory cannot be made private to this engine")
 
     # The scheduler
 

@@ -65,8 +65,8 @@ class KVLeaseOwnedConnector(MemoryConnector):
         self._memory = OwnedMemory(session, self._rank, num_warmup)
         return session.guard.shield(self._memory.context, None, "the claim of memory")
 
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Tell the scheduler what this rank has claimed."""
+    def _rank_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return what this rank has claimed."""
         if self._memory is None or self._memory.claim is None:
             return None
         return RankClaim(self._memory.claim)
@@ -92,9 +92,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
                 self._num_ranks,
                 extra={"action": "owned_refused"},
             )
-        # MultiConnector passes on the metadata of one of its connectors only, which may not be ours.
-        may_be_claimed = self._vllm_config.kv_transfer_config.kv_connector == "MultiConnector"
-        if claims or may_be_claimed:
+        if claims:
             self._scheduler.begin(claims, is_whole=is_whole)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

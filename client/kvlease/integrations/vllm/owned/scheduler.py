@@ -103,10 +103,9 @@ class OwnedScheduler:
         before these ranks overwrite them. If the daemon has meanwhile lost the claimed memory, the engine goes on
         without the daemon.
         """
-        session = self._session = self._open_session(claims[0].plan if claims else None)
-        self._memory = claims[0].memory if claims else None
-        if claims:
-            session.keep(claims[0].memory)
+        session = self._session = self._open_session(claims[0].plan)
+        self._memory = claims[0].memory
+        session.keep(claims[0].memory)
         pool = self._pool
         event, inventory = self._first_inventory(session)
         if event.ends_memory:
@@ -115,9 +114,6 @@ class OwnedScheduler:
         keeper = self.keeper_class(
             pool.num_gpu_blocks, self._needs, SessionCalls(session), self._keys
         )
-        if not claims and (inventory is None or not inventory.blocks.size):
-            session.close()
-            return
         keeper.publishes = is_whole
         observed = OwnedPool.observe(pool, keeper)
         if inventory is None:
@@ -248,9 +244,6 @@ def needs_of(vllm_config: Any, kv_cache_config: Any) -> Needs:
     speculative = getattr(vllm_config, "speculative_config", None)
     ahead_tokens = 2 * getattr(speculative, "num_speculative_tokens", 0)
     step_tokens = min(scheduling.max_num_batched_tokens, longest_tokens)
-    if vllm_config.kv_transfer_config.kv_connector == "MultiConnector":
-        # A prefix that another connector found gets all its blocks at once, beyond the tokens of a step.
-        step_tokens = longest_tokens
     sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
     blocks_per_request = sum(ceil_div(step_tokens + ahead_tokens, tokens) + 2 for tokens in sizes)
     longest_blocks = sum(ceil_div(longest_tokens, tokens) + 2 for tokens in sizes)

@@ -68,8 +68,8 @@ class KVLeaseSharedConnector(MemoryConnector):
         self._memory = RankMemory(session, self._rank)
         return session.guard.shield(self._memory.context, None, "the map of the pool")
 
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Tell the scheduler which memory this rank's cache lies in."""
+    def _rank_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return which memory this rank's cache lies in."""
         if self._memory is None or self._memory.mapped is None:
             return None
         return RankMapped(self._memory.mapped)
