@@ -121,6 +121,7 @@ def beside_offload(job: Job, pool_bytes: int = 16 << 20) -> Job:
     config = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"connectors": [alone, offload]},
     }
     return replace(job, kv_transfer_config=config)

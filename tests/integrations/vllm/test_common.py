@@ -95,6 +95,24 @@ for name in ("KVLeaseOffloadingConnector", "KVLeaseOwnedConnector", "KVLeaseShar
 say(refused)
 """
 
+OUTER: Final = """
+from vllm.config import set_current_vllm_config
+said = []
+for name in ("KVLeaseOffloadingConnector", "KVLeaseOwnedConnector", "KVLeaseSharedConnector"):
+    child = {"kv_connector": name, "kv_connector_module_path": "kvlease.integrations.vllm", "kv_role": "kv_both"}
+    for own in ({"kv_role": "kv_producer", "kv_load_failure_policy": "recompute"}, {"kv_role": "kv_both"}):
+        extra = {"connectors": [child]}
+        transfer = KVTransferConfig(kv_connector="MultiConnector", kv_connector_extra_config=extra, **own)
+        config = made(kv_transfer_config=transfer)
+        with set_current_vllm_config(config):
+            try:
+                KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, None)
+                said.append("")
+            except InvalidError as error:
+                said.append(error.resource)
+say(said)
+"""
+
 
 EVENTS: Final = """
 from vllm import SamplingParams
@@ -173,6 +191,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "STEPS",
         "IDENTITY",
         "ROLES",
+        "OUTER",
         "EVENTS",
         "TAKEN",
     ):
@@ -228,6 +247,11 @@ def test_identity_is_read_from_real_configurations(said: dict[str, Any]) -> None
 def test_connectors_of_an_engine_that_only_produces_are_refused(said: dict[str, Any]) -> None:
     """Each connector refuses `kv_producer` at the start, in the scheduler and in ranks."""
     assert said["ROLES"] == ["kv_role"] * 6
+
+
+def test_ranks_refuse_what_a_connector_above_would_do(said: dict[str, Any]) -> None:
+    """Each connector refuses an outer `kv_producer`, and one that loads an outer policy that fails requests."""
+    assert said["OUTER"] == ["kv_role", "kv_load_failure_policy", "kv_role", "", "kv_role", ""]
 
 
 def test_events_tell_of_the_leaving_of_what_they_told_is_there(said: dict[str, Any]) -> None:

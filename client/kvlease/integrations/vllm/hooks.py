@@ -18,6 +18,7 @@ Parts = Mapping[str, tuple[str, ...]]
 _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 _COMMON: Final[Parts] = {
+    "vllm.config:get_current_vllm_config_or_none": (),
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": ("register_connector",),
     f"{_BASE}:KVConnectorBase_V1": (
         "build_connector_meta", "build_connector_worker_meta", "get_num_new_matched_tokens",

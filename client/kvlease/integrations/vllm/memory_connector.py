@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvlease.errors import NeverFitsError
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name, rank_mark
+from kvlease.integrations.vllm.outer import require_outer
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import VLLM_SETTINGS, ConnectorSettings, require_role
@@ -88,6 +89,8 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
             InvalidError: a setting is unknown or out of range, or the engine is to produce only.
         """
         require_role(vllm_config.kv_transfer_config.kv_role)
+        if role is KVConnectorRole.WORKER:
+            require_outer(vllm_config.kv_transfer_config, loads=False)
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
         settings = ConnectorSettings.read(extra, VLLM_SETTINGS)

@@ -214,6 +214,20 @@ def require_role(kv_role: str | None) -> None:
         raise InvalidError(message, resource="kv_role", rule="produces_only")
 
 
+def require_recompute(policy: str) -> None:
+    """Refuse a MultiConnector with whose own policy a load that fails fails its request.
+
+    Raises:
+        InvalidError: that is so; the message names the setting and where it belongs.
+    """
+    if policy != "recompute":
+        message = (
+            f"kv_load_failure_policy is {policy} in MultiConnector's own settings, by which vLLM goes, so that a load "
+            "that fails would fail its request; set it to recompute there, beside kv_role"
+        )
+        raise InvalidError(message, resource="kv_load_failure_policy", rule="fails_requests")
+
+
 def require_chunks(blocks_per_chunk: int, tokens_per_block: Collection[int]) -> None:
     """Refuse chunks of several blocks where groups have blocks of different sizes.
 

@@ -48,6 +48,7 @@ from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
+from kvlease.integrations.vllm.outer import require_outer
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import (
     VLLM_SETTINGS,
@@ -75,12 +76,14 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Choose the spec and, in the scheduler's process, attach.
 
         Raises:
-            InvalidError: a setting is unknown, out of range or not for this model, or the engine only produces or has
-                two such connectors.
+            InvalidError: a setting is unknown, out of range or not for this model, or the engine only produces, has
+                two such connectors or, by the settings of a MultiConnector, fails requests whose loads fail.
         """
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
         require_role(transfer.kv_role)
+        if role is KVConnectorRole.WORKER:
+            require_outer(transfer, loads=True)
         transfer.kv_connector_extra_config = {
             **transfer.kv_connector_extra_config,
             "spec_name": KVLeaseOffloadingSpec.__name__,

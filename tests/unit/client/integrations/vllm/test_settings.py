@@ -10,6 +10,7 @@ from kvlease.integrations.vllm.settings import (
     VLLM_TRUTHS,
     ConnectorSettings,
     require_chunks,
+    require_recompute,
     require_role,
 )
 
@@ -181,6 +182,13 @@ def test_role_with_which_blocks_are_freed_too_early_is_refused() -> None:
     """An engine that only produces is refused, with the role to set instead."""
     with pytest.raises(InvalidError, match=r"kv_role is kv_producer.*set it to kv_both"):
         require_role("kv_producer")
+
+
+def test_policy_with_which_failed_loads_fail_requests_is_refused() -> None:
+    """A MultiConnector with vLLM's own default is refused, with the policy to set and where."""
+    require_recompute("recompute")
+    with pytest.raises(InvalidError, match=r"is fail in MultiConnector's own.*set it to recompute"):
+        require_recompute("fail")
 
 
 @pytest.mark.parametrize(("blocks_per_chunk", "sizes"), [(1, [32, 128]), (4, [32, 32]), (4, [])])
