@@ -20,6 +20,7 @@ _LOOK_SECONDS: Final = 0.2
 _NAMED_MAX: Final = 8
 """Most leases, or pins, that one line names."""
 _UNTIL: Final = "these limits last until the whole daemon ends; set them in the daemon's settings to keep them longer"
+_UNSET_UNTIL: Final = "without limits until the whole daemon ends; then those of its settings hold again, if it has any"
 _ENDED: Final = (
     "leases are granted again: somebody ended the drain, or the daemon started anew; the drain is not "
     "repeated"
@@ -367,7 +368,7 @@ def set_tenant(
         rule = client.set_tenant(tenant, TenantLimits(**limits), revision=wanted)
     _tell_rule(rule, as_json=as_json)
     if not as_json:
-        say(_UNTIL)
+        say(_UNTIL if limits else _UNSET_UNTIL)
 
 
 def _tell_rule(rule: TenantRule, *, as_json: bool) -> None:

@@ -391,7 +391,17 @@ def test_limits_that_are_not_named_are_not_set(daemon: type[Daemon]) -> None:
     assert "no limit is named" in errors
 
     assert run("tenants", "set", "chat", "--revision", "4")[0] == 0
-    assert run("tenants", "set", "chat", "--unset")[0] == 0
+
+
+def test_how_long_limits_hold_is_said(daemon: type[Daemon]) -> None:
+    """What is set, and what is taken away, holds until the daemon ends, which goes by its settings again."""
+    told = [
+        " ".join("".join(run("tenants", "set", "chat", *named)[1:]).split())
+        for named in (["--max-bytes", "8GiB"], ["--unset"], ["--unset", "--weight", "2"])
+    ]
+
+    assert ["set them in the daemon's settings" in text for text in told] == [True, False, True]
+    assert "then those of its settings hold again, if it has any" in told[1]
 
 
 def test_host_pool_that_stays_empty_is_explained(daemon: type[Daemon]) -> None:
