@@ -121,11 +121,12 @@ class Port:
     def _reattach(self, action: flows.Reattach) -> None:
         session = self._session
         assert session is not None, "only a worker attaches again"
-        if not self._attaching.acquire(timeout=max(0, action.deadline_at - session.link.clock())):
+        deadline_at = action.refused.deadline_at
+        if not self._attaching.acquire(timeout=max(0, deadline_at - session.link.clock())):
             raise past_deadline("attach")
         try:
-            if session.link.epoch == action.stale_epoch:
-                self.run(flows.reattach(session, action.deadline_at))
+            if action.is_due(session.link):
+                self.run(flows.reattach(session, deadline_at))
         finally:
             self._attaching.release()
 

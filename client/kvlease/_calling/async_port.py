@@ -136,13 +136,14 @@ class AsyncPort:
     async def _reattach(self, action: flows.Reattach) -> None:
         session = self._session
         assert session is not None, "only a worker attaches again"
+        deadline_at = action.refused.deadline_at
         try:
             async with (
-                asyncio.timeout(max(0, action.deadline_at - session.link.clock())),
+                asyncio.timeout(max(0, deadline_at - session.link.clock())),
                 self._attaching,
             ):
-                if session.link.epoch == action.stale_epoch:
-                    await self.run(flows.reattach(session, action.deadline_at))
+                if action.is_due(session.link):
+                    await self.run(flows.reattach(session, deadline_at))
         except TimeoutError as error:
             raise past_deadline("attach") from error
 

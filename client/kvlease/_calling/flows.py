@@ -53,10 +53,16 @@ class Attach(NamedTuple):
 
 
 class Reattach(NamedTuple):
-    """Run `reattach`, unless another call has already done so since `stale_epoch`."""
+    """Run `reattach`, unless another call has already done so since the call that was refused."""
 
-    stale_epoch: int
-    deadline_at: float
+    refused: Outgoing
+
+    def is_due(self, link: Link) -> bool:
+        """Tell whether the link is still as it was: a resumed worker has another epoch, and a new one another token.
+
+        To resume once more would end the leases that are on their way to the worker since.
+        """
+        return (link.token, link.epoch) == (self.refused.token, self.refused.epoch)
 
 
 Action = Outgoing | Pause | Attach | Reattach
@@ -123,7 +129,7 @@ def retried(link: Link, call: Outgoing, error: KVLeaseError) -> Flow[tuple[Any, 
             num_attaches += 1
             if not link.token or link.is_detached or num_attaches > ATTACHES_MAX:
                 raise error
-            yield Reattach(call.epoch, call.deadline_at)
+            yield Reattach(call)
         elif isinstance(error, UnavailableError | StartingError):
             yield from _pause(link, error, num_failures, call.deadline_at)
             num_failures += 1

@@ -56,7 +56,7 @@ class Played:
             self.clock.now += action.seconds
             return None
         if isinstance(action, flows.Reattach):
-            return self.run(flows.reattach(self.session, action.deadline_at))
+            return self.run(flows.reattach(self.session, action.refused.deadline_at))
         if isinstance(action, flows.Attach):
             assert isinstance(action.call.request, pb.AttachRequest)
             self.attaches.append(action.call.request)
