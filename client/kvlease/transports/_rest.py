@@ -269,6 +269,11 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     )
 
 
+def ended() -> OSError:
+    """Return the error of a stream that its daemon has ended, as it does when it stops; an orderly end is one, too."""
+    return ConnectionError("the connection was closed")
+
+
 def _in_words(error: Exception) -> str:
     """Return the text of an exchange's error, but not bytes that some other program at the address has sent."""
     text = str(error)

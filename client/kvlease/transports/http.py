@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 
 from kvlease.transports._pool import ConnectionPool
-from kvlease.transports._rest import SseReader, request_of, response_of, unreachable
+from kvlease.transports._rest import SseReader, ended, request_of, response_of, unreachable
 from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -67,6 +67,7 @@ class HttpTransport:
                     yield event
                     silence.note_event()
                 connection.limit(silence.wait_seconds())
+            raise ended()
         except TimeoutError as error:
             if silence is None:
                 raise past_deadline(call.verb) from error

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from google.protobuf.message import Message
 
-from kvlease.transports._rest import SseReader, request_of, response_of, unreachable
+from kvlease.transports._rest import SseReader, ended, request_of, response_of, unreachable
 from kvlease.transports._silence import Silence
 from kvlease.transports.base import Address, Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
@@ -73,7 +73,7 @@ class AsyncHttpTransport:
                     async with asyncio.timeout(silence.wait_seconds()):
                         chunk = await answer.content.readany()
                     if not chunk:
-                        return
+                        raise ended()
                     for event in events.feed(chunk):
                         yield event
                         silence.note_event()

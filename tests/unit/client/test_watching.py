@@ -18,6 +18,7 @@ from kvlease.v1 import kvlease_pb2 as pb
 from tests.unit.client.frame_server import FrameServer, Hang
 
 SCHEMES = ("unix", "http+unix")
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture
@@ -112,11 +113,8 @@ def streaming(scheme: str, path: Path, *, num_signs: int) -> Iterator[str]:
 def _comment(listener: socket.socket, num_signs: int, over: threading.Event) -> None:
     """Answer one watch with comments only."""
     connection, _ = listener.accept()
-    head = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
     with connection, contextlib.suppress(BrokenPipeError):
-        connection.sendall(head)
+        connection.sendall(_HEAD)
         for _ in range(num_signs):
             connection.sendall(b"4\r\n: \n\n\r\n")
             if over.wait(0.05):
@@ -171,6 +169,48 @@ async def test_signs_of_life_are_no_events_on_a_loop(tmp_path: Path, scheme: str
         transport = open_async_transport(parse_address(address))
 
         assert await _all(transport.stream(watch(5), 0.6)) == []
+        await transport.close()
+
+
+@contextmanager
+def stopping(path: Path) -> Iterator[str]:
+    """Give the address of a daemon that tells one event over REST, and then ends the stream because it stops."""
+    event = b'data: {"sequence":1}\n\n'
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(_HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http+unix://{path}"
+        thread.join()
+
+
+def test_watch_fails_if_its_daemon_stops(tmp_path: Path) -> None:
+    """A daemon that stops ends its streams in order over REST; the watcher is told, as over every other transport."""
+    with stopping(tmp_path / "s") as address:
+        events = open_transport(parse_address(address)).stream(watch(5), 60.0)
+
+        assert next(events) == pb.WatchResponse(sequence=1)
+        with pytest.raises(UnavailableError, match="the connection was closed"):
+            next(events)
+
+
+async def test_async_watch_fails_if_its_daemon_stops(tmp_path: Path) -> None:
+    """On an event loop, too."""
+    with stopping(tmp_path / "s") as address:
+        transport = open_async_transport(parse_address(address))
+        events = aiter(transport.stream(watch(5), 60.0))
+
+        assert await anext(events) == pb.WatchResponse(sequence=1)
+        with pytest.raises(UnavailableError, match="the connection was closed"):
+            await anext(events)
         await transport.close()
 
 
