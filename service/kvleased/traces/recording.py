@@ -64,6 +64,8 @@ class Observer:
         self._recordings: list[_Recording] = []
         self._requests: dict[int, _Request] = {}
         self._end_of_cache: KVLeaseError | None = None
+        self._offered: set[int] = set()
+        """The live leases whose keys the ghosts have, so that a reserve that is sent again counts once."""
 
     def __repr__(self) -> str:
         """Show life: who records and how many requests live."""
@@ -96,6 +98,8 @@ class Observer:
 
     def tick(self) -> None:
         """Note the leases that have ended without a call of their worker."""
+        if self._offered:
+            self._offered = set(filter(self._core.has_lease, self._offered))
         if self._requests:
             self._end(list(self._requests))
 
@@ -139,7 +143,8 @@ class Observer:
         if not command.keys or reply.joined_id:
             # A rank that joins a lease asks for keys that the first rank has asked for already.
             return
-        if self.ghosts is not None:
+        if self.ghosts is not None and reply.lease_id not in self._offered:
+            self._offered.add(reply.lease_id)
             self.ghosts.offer(command.keys)
         if self._recordings and reply.lease_id not in self._requests:
             num_keys = len(command.keys) // BYTES_PER_KEY

@@ -346,6 +346,22 @@ async def test_ghosts_see_every_granted_request(node: Node) -> None:
         assert b'kvlease_ghost_dropped_keys_total{cache="main"} 0.0' in metrics.render()
 
 
+async def test_ghosts_see_a_request_that_is_sent_again_once(node: Node) -> None:
+    """A retry is granted nothing new, so it is no hit of a ghost either; under its name another request may come."""
+    async with node.life():
+        await haunted(node, "fifo@16")
+        worker = await node.attach()
+        again = worker._replace(idempotency_key="key")
+
+        for caller in (worker, again, again):
+            lease_id = await reserve(node, caller, "a", keys(0, 3), 12)
+
+        assert await ghost_stats(node, 3) == [("fifo@16", 3, 0)]
+        await node.ask("release", pb.ReleaseRequest(lease_id=lease_id), worker)
+        await reserve(node, worker, "a", keys(0, 3), 12)
+        assert await ghost_stats(node, 6) == [("fifo@16", 6, 3)]
+
+
 async def test_ghosts_come_back_empty_after_a_restart(node: Node) -> None:
     """The next life has the same ghosts, and their counters start at zero, as all counters do."""
     async with node.life():
