@@ -39,7 +39,7 @@ class Events:
         self._first = (epoch << EPOCH_SHIFT) + 1
         self._next = self._first
         self._ring: list[_Event | None] = [None] * max_events
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._max_watchers = max_watchers
         self._max_read = max(1, max_watchers * _READ_PERCENT // 100)
         self._num_watchers = 0
@@ -70,7 +70,7 @@ class Events:
         )  # fmt: skip
         self._next = sequence + 1
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, {}
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
@@ -139,8 +139,12 @@ class Events:
                         yield _to_proto(event)
                 else:
                     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.append(future)
-                    await future
+                    self._waiting[future] = None
+                    try:
+                        await future
+                    finally:
+                        # The next event may not come for days, while many watchers come and go.
+                        self._waiting.pop(future, None)
         finally:
             self._num_watchers -= 1
 

@@ -190,6 +190,19 @@ async def test_watchers_are_limited() -> None:
     events.watch(0, "")
 
 
+async def test_watchers_that_have_left_are_forgotten() -> None:
+    """Watchers that come and go while nothing happens leave nothing behind."""
+    events = Events(5, 8, 1)
+    for _ in range(10):
+        watcher = events.watch(0, "")
+        waiting = asyncio.ensure_future(anext(watcher))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    assert (events.num_watchers, len(events._waiting)) == (0, 0)
+
+
 def test_numbers_of_a_later_epoch_are_larger() -> None:
     """Sequence numbers never go back over a restart."""
     earlier, later = Events(5, 8, 1), Events(6, 8, 1)
