@@ -87,6 +87,8 @@ class Resizer:
             return await self._resize(entry, tier, num_blocks)
 
     async def _resize(self, entry: CacheEntry, tier: Tier, num_blocks: int) -> pb.ResizeResponse:
+        # It may have been deleted while an earlier resize was under way.
+        self._require_there(entry)
         parked = parked_of(entry, tier)
         count = num_blocks - num_usable(entry, tier)
         num_dropped = 0

@@ -11,6 +11,8 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches import host_watch
 from kvleased.core.effects import Tier
 from kvleased.memory import holes
+from kvleased.movers.engine import Engine
+from kvleased.movers.protocol import Batch, Completion
 from tests.unit.service.conftest import OPERATOR, Node, keys
 from tests.unit.service.registering import SLOT_BYTES
 
@@ -110,6 +112,47 @@ async def test_cache_that_is_deleted_during_its_resize_costs_no_other_cache_memo
         with pytest.raises(UnknownCacheError, match="cache main was deleted"):
             await asyncio.wait_for(shrinking, 10)
         assert files == own
+
+
+async def test_calls_that_wait_for_a_cache_end_with_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for copies, or for another resize, is refused once the cache is deleted; later ones go on."""
+    goes_on = threading.Event()
+    complete = Engine._complete
+
+    def slowly(engine: Engine, batch: Batch) -> Completion:
+        assert goes_on.wait(10)
+        return complete(engine, batch)
+
+    monkeypatch.setattr(Engine, "_complete", slowly)
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        reserve = pb.ReserveRequest(request_id="a", num_tokens=64)
+        lease = await node.ask("reserve", reserve, worker)
+        commit = pb.CommitRequest(lease_id=lease.lease_id, num_tokens=64, keys=keys(1, 16))
+        await node.ask("commit", commit, worker)
+        await node.ask("detach", pb.DetachRequest(), worker)
+        evict = pb.EvictRequest(num_blocks=4, wait_ms=60_000)
+        shrink = pb.ResizeRequest(cache="main", tier="device", num_blocks=12)
+        waiting = [
+            asyncio.ensure_future(node.ask("evict", evict)),
+            *(asyncio.ensure_future(node.ask("resize", shrink)) for _ in range(2)),
+        ]
+        async with asyncio.timeout(10):
+            while "2 calls waiting" not in repr(daemon):  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="main"))
+        for one in waiting:
+            with pytest.raises(UnknownCacheError, match="cache main was deleted"):
+                await asyncio.wait_for(one, 10)
+        goes_on.set()
+        await node.register(cache="next")
+        shrink.cache = "next"
+        resized = await asyncio.wait_for(node.ask("resize", shrink), 10)
+
+    assert resized.num_blocks == 12
 
 
 async def test_host_pool_that_was_cut_off_is_not_resized(node: Node) -> None:
