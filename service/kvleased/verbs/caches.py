@@ -40,7 +40,7 @@ from kvleased.telemetry.events import Events
 from kvleased.verbs import inspecting, plans
 from kvleased.verbs.deleting import Deleter
 from kvleased.verbs.differences import plan_differences
-from kvleased.verbs.figures import pools_of
+from kvleased.verbs.figures import stats_of
 from kvleased.verbs.limits import Rules, limits_of, named, with_tenants
 from kvleased.verbs.making import PREFIX, Maker, Regions, gpu_regions_of, names_of
 from kvleased.verbs.options import from_metadata, option_differences, require_tiers, resolved
@@ -144,7 +144,7 @@ class CacheVerbs:
 
     def told(self, name: str) -> list[pb.CacheStats]:
         """Describe the cache of this name, if there is one; all caches if the name is empty."""
-        return [_stats(entry) for entry in self._registry if name in {"", entry.name}]
+        return [stats_of(entry) for entry in self._registry if name in {"", entry.name}]
 
     def inspect(self, request: pb.InspectRequest, caller: Caller) -> Answer:
         """List who uses a cache or waits for it."""
@@ -231,10 +231,9 @@ class CacheVerbs:
         return self._maker
 
     def _go_on(self, entry: CacheEntry, apply: Apply) -> None:
-        """Apply what operators had changed of a cache in earlier lives: its size, and whether it is drained."""
-        if entry.core.shape.parked_blocks:
-            usable_blocks = entry.core.shape.usable_blocks
-            apply(entry, self.limits_for(entry, self.rules.tenants, usable_blocks))
+        """Apply the limits of tenants to what a cache grants by now, and go on with its drain."""
+        usable_blocks = entry.core.shape.usable_blocks
+        apply(entry, self.limits_for(entry, self.rules.tenants, usable_blocks))
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
             apply(entry, c.Drain(is_daemon=self._registry.is_draining))
@@ -244,8 +243,11 @@ class CacheVerbs:
         await self._maker.stop()
 
     def _shape_of(self, plan: CachePlan, options: pb.CacheOptions) -> CacheShape:
-        """Return the numbers that the core of a cache works with, including the limits of its tenants."""
-        shape = shape_of(plan, self._settings, options)
+        """Return the numbers that the core of a cache works with, but for the limits of its tenants."""
+        return shape_of(plan, self._settings, options)
+
+    def _limited(self, shape: CacheShape, plan: CachePlan) -> CacheShape:
+        """Return these numbers with the limits of tenants; raise NeverFitsError if the minima exceed the pool."""
         bytes_per_block = plan.device_bytes_per_block
         return with_tenants(shape, self.rules.tenants, self._root_secret, bytes_per_block)
 
@@ -269,6 +271,8 @@ class CacheVerbs:
             self._registry.memory_shortages.require_none(name, planned)
             pool = "device_blocks" if inputs.device_blocks else "device_bytes"
             await self._maker.require_room(name, planned, options, pool)
+            # Refused here already, before any memory is made.
+            self._limited(self._shape_of(planned, options), planned)
             made = await self._maker.create(name, planned, options)
             # No worker can be attached to a host pool that outlived the container.
             earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
@@ -309,6 +313,9 @@ class CacheVerbs:
         is_other_container: bool = False,
     ) -> CacheEntry:
         shape, fds = self._shape_of(planned, options), made.fds
+        if earlier is None or is_other_container:
+            # In a recovered cache they may fit only what it grants since it was made smaller.
+            shape = self._limited(shape, planned)
         host_records_bytes = host_records_layout(shape).region_bytes
         records = lay_records(
             shape,
@@ -372,28 +379,3 @@ def _haunt(entry: CacheEntry) -> None:
     shape = entry.core.shape
     blocks_per_key = sum(1 / one.keys_per_block for one in shape.groups if one.keys_per_block)
     entry.observed(Ghosts(ghosts, entry.plan.usable_blocks, blocks_per_key or 1.0))
-
-
-def _stats(entry: CacheEntry) -> pb.CacheStats:
-    census = entry.core.census()
-    return pb.CacheStats(
-        cache=entry.name,
-        pools=[
-            pb.PoolStats(tier=tier, num_blocks=_num_blocks(entry, tier), **counts)
-            for tier, counts in pools_of(entry, census).items()
-        ],
-        num_leases=census.num_leases,
-        num_waiting=census.num_waiting,
-        num_workers=entry.num_workers,
-        counters=census.counters,
-        ghosts=[
-            pb.GhostStats(name=one.name, num_keys=one.num_keys, num_hits=one.num_hits)
-            for one in (entry.ghosts.figures() if entry.ghosts else ())
-        ],
-    )
-
-
-def _num_blocks(entry: CacheEntry, tier: str) -> int:
-    plan = entry.plan
-    numbers = {"device": plan.usable_blocks, "host": plan.num_slots, "disk": plan.num_disk_slots}
-    return numbers[tier]

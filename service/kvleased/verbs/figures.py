@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches.registry import CacheEntry, Registry
 from kvleased.caches.tier_infos import is_up
 from kvleased.calls import checks
@@ -63,6 +64,26 @@ def pools_of(entry: CacheEntry, census: Census) -> dict[str, Mapping[str, int]]:
     }
 
 
+def stats_of(entry: CacheEntry) -> pb.CacheStats:
+    """Describe the pools, leases and counters of a cache, as its stats are answered."""
+    census = entry.core.census()
+    return pb.CacheStats(
+        cache=entry.name,
+        pools=[
+            pb.PoolStats(tier=tier, num_blocks=_num_blocks(entry, tier), **counts)
+            for tier, counts in pools_of(entry, census).items()
+        ],
+        num_leases=census.num_leases,
+        num_waiting=census.num_waiting,
+        num_workers=entry.num_workers,
+        counters=census.counters,
+        ghosts=[
+            pb.GhostStats(name=one.name, num_keys=one.num_keys, num_hits=one.num_hits)
+            for one in (entry.ghosts.figures() if entry.ghosts else ())
+        ],
+    )
+
+
 def waiting_by_priority(census: Census) -> dict[str, int]:
     """Return the number of waiting calls by the name of the priority that they have reached."""
     counts = census.waiting_by_priority
@@ -78,3 +99,9 @@ def _tenants(core: Cache, names: Mapping[int, str]) -> Counter[tuple[str, str]]:
         blocks[name, "held"] += one.held_blocks
         blocks[name, "pinned"] += one.pinned_blocks
     return blocks
+
+
+def _num_blocks(entry: CacheEntry, tier: str) -> int:
+    plan = entry.plan
+    numbers = {"device": plan.usable_blocks, "host": plan.num_slots, "disk": plan.num_disk_slots}
+    return numbers[tier]

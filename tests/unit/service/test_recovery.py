@@ -133,6 +133,26 @@ async def test_blocks_of_a_drained_or_smaller_cache_are_copied_down(node: Node, 
         assert core.census().num_copies == 0
 
 
+async def test_minima_that_fit_only_a_smaller_pool_are_kept(node: Node) -> None:
+    """Minima that are set while a pool is smaller may round to more than the whole pool; its cache comes back."""
+    limits = {
+        "a": pb.TenantLimits(min_percent=50),
+        "b": pb.TenantLimits(min_percent=50),
+        "c": pb.TenantLimits(min_bytes=1),
+    }
+    async with node.life() as daemon:
+        await node.register(device_blocks=6)
+        limits["c"].min_bytes = daemon.registry.cache("main").plan.device_bytes_per_block
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=5))
+        for tenant, one in limits.items():
+            request = pb.SetTenantRequest(tenant=tenant, revision=1, limits=one)
+            await node.ask("set_tenant", request)
+        before = daemon.registry.cache("main").core.shape
+
+    async with node.life() as daemon:
+        assert daemon.registry.cache("main").core.shape == before
+
+
 async def test_half_made_cache_is_forgotten(node: Node) -> None:
     """Regions without a registration, which a kill during registration leaves behind, are dropped."""
     async with node.life():
