@@ -256,6 +256,8 @@ class Registry:
         """The revisions of the tenants' limits that calls have set, by tenant digest."""
         self.memory_shortages = MemoryShortages()
         """The caches whose memory could not be had."""
+        self.bytes_coming = 0
+        """Bytes of the pools of a cache that is being made, so that no other takes their room."""
         self.is_draining = False
         """Whether an operator has drained the daemon with all of its caches."""
         self.is_stopping = False
@@ -277,7 +279,7 @@ class Registry:
     @property
     def bytes_in_use(self) -> int:
         """Bytes that the pools of all caches take of the memory that this daemon may use."""
-        return sum(entry.bytes_in_use for entry in self)
+        return self.bytes_coming + sum(entry.bytes_in_use for entry in self)
 
     @property
     def num_leases(self) -> int:

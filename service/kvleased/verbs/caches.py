@@ -270,23 +270,11 @@ class CacheVerbs:
             self._registry.require_room_for_cache()
             self._registry.memory_shortages.require_none(name, planned)
             pool = "device_blocks" if inputs.device_blocks else "device_bytes"
-            await self._maker.require_room(name, planned, options, pool)
-            # Refused here already, before any memory is made.
-            self._limited(self._shape_of(planned, options), planned)
-            made = await self._maker.create(name, planned, options)
-            # No worker can be attached to a host pool that outlived the container.
-            earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
             try:
-                entry = self._make_entry(
-                    name, planned, options, made, earlier=earlier, is_other_container=True
-                )
-            except (OSError, MemoryError, NeverFitsError) as error:
-                # What is kept would make the next life fail here, too.
-                self._keeper.give_back(names_of(name, made.fds))
-                if isinstance(error, NeverFitsError):
-                    raise  # Meanwhile a tenant was given a minimum that is more than the pool.
-                raise unmapped(error) from error
-        if made.has_found_host:
+                entry, has_found_host = await self._make(name, planned, options, pool)
+            finally:
+                self._registry.bytes_coming = 0
+        if has_found_host:
             entry.num_found[Tier.HOST] = entry.core.census().host["ready"]
         elif entry.has_tier(Tier.HOST):
             self._maker.tell_unclaimed()
@@ -301,6 +289,28 @@ class CacheVerbs:
             num_found=entry.num_found[Tier.HOST],
         )
         return pb.RegisterCacheResponse(info=entry.info(), created=True)
+
+    async def _make(
+        self, name: str, planned: CachePlan, options: pb.CacheOptions, pool: str
+    ) -> tuple[CacheEntry, bool]:
+        """Make a cache; return it, and whether its host pool is one that outlived the container."""
+        await self._maker.require_room(name, planned, options, pool)
+        # Refused here already, before any memory is made.
+        self._limited(self._shape_of(planned, options), planned)
+        made = await self._maker.create(name, planned, options)
+        # No worker can be attached to a host pool that outlived the container.
+        earlier: Earlier | None = ({}, 0.0, {}, {}) if made.has_found_host else None
+        try:
+            entry = self._make_entry(
+                name, planned, options, made, earlier=earlier, is_other_container=True
+            )
+        except (OSError, MemoryError, NeverFitsError) as error:
+            # What is kept would make the next life fail here, too.
+            self._keeper.give_back(names_of(name, made.fds))
+            if isinstance(error, NeverFitsError):
+                raise  # Meanwhile a tenant was given a minimum that is more than the pool.
+            raise unmapped(error) from error
+        return entry, made.has_found_host
 
     def _make_entry(
         self,

@@ -90,6 +90,8 @@ class Maker:
     ) -> None:
         """Refuse a cache for which there is no memory or no disk; `pool` is the input that gave its pool's size.
 
+        Its room counts as taken from now on, in `bytes_coming`, which is the caller's to end.
+
         Files that an earlier life left of the same cache do not count: the cache will use them.
 
         Raises:
@@ -113,6 +115,7 @@ class Maker:
                 available=max(0, available),
                 limit=self._memory_bytes_max,
             )
+        self._registry.bytes_coming = need
         if planned.num_disk_slots:
             await self._require_disk(planned)
 
@@ -392,9 +395,5 @@ def disk_bytes(plan: CachePlan) -> int:
 
 
 def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
-    return {
-        "digest": digest,
-        "options": to_metadata(options),
-        "is_scanned": False,
-        "disk_file_id": "",
-    }
+    facts = {"digest": digest, "options": to_metadata(options)}
+    return {**facts, "is_scanned": False, "disk_file_id": ""}

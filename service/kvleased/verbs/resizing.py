@@ -149,7 +149,10 @@ class Resizer:
 
     async def _bring_back(self, entry: CacheEntry, tier: Tier, blocks: Ids) -> None:
         found = regions_of(entry, tier)
-        self._require_room(entry, sum(_bytes_under(one, blocks) for one in found))
+        need = sum(_bytes_under(one, blocks) for one in found)
+        self._require_room(entry, need)
+        # They count from now on, so that no cache is registered in their room meanwhile.
+        entry.bytes_given_back = max(0, entry.bytes_given_back - need)
         try:
             with _outliving(found) as outliving:
                 for one in outliving:

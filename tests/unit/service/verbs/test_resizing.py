@@ -3,18 +3,29 @@
 import asyncio
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvlease.errors import UnknownCacheError, WrongStateError
+from kvlease.errors import NeverFitsError, PoolFullError, UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches import host_watch
+from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier
 from kvleased.memory import holes
 from kvleased.movers.engine import Engine
 from kvleased.movers.protocol import Batch, Completion
+from kvleased.supervision.keeper_link import KeeperLink
 from tests.unit.service.conftest import OPERATOR, Node, keys
 from tests.unit.service.registering import SLOT_BYTES
+
+
+@pytest.fixture
+def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
+    """Settings of a small daemon, which may have as much memory as the test says."""
+    most = getattr(request, "param", 1 << 30)
+    return Settings(runtime_dir=tmp_path, max_leases=8, memory_bytes_max=most)
 
 
 async def test_resize_whose_caller_leaves_ends_before_the_next_one(
@@ -112,6 +123,65 @@ async def test_cache_that_is_deleted_during_its_resize_costs_no_other_cache_memo
         with pytest.raises(UnknownCacheError, match="cache main was deleted"):
             await asyncio.wait_for(shrinking, 10)
         assert files == own
+
+
+@pytest.mark.parametrize("settings", [1 << 16], indirect=True)
+async def test_memory_that_is_being_brought_back_is_taken(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that is registered while a pool grows cannot have the memory of the growing pool, too."""
+    began, goes_on = threading.Event(), threading.Event()
+    bring_back = holes.bring_back
+
+    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        bring_back(fd, ranges, region_bytes)
+
+    monkeypatch.setattr(holes, "bring_back", slowly)
+    async with node.life() as daemon:
+        await node.register(device_blocks=64, host_bytes=0)
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=1))
+        grow = pb.ResizeRequest(cache="main", tier="device", num_blocks=64)
+        growing = asyncio.ensure_future(node.ask("resize", grow))
+        assert await asyncio.to_thread(began.wait, 10)
+        with pytest.raises(NeverFitsError, match="memory_bytes_max"):
+            await node.register(cache="next", device_blocks=100, host_bytes=0)
+        goes_on.set()
+        await asyncio.wait_for(growing, 10)
+
+        assert daemon.registry.bytes_in_use == 64 * SLOT_BYTES
+
+
+@pytest.mark.parametrize("settings", [1 << 16], indirect=True)
+async def test_memory_of_a_cache_that_is_being_made_is_taken(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool that grows while a cache is registered cannot have the memory of that cache; a failed cache has none."""
+    create, began, goes_on = KeeperLink.create, asyncio.Event(), asyncio.Event()
+
+    async def slowly(link: KeeperLink, name: str, num_bytes: int, metadata: Any) -> int:
+        began.set()
+        await goes_on.wait()
+        return await create(link, name, num_bytes, metadata)
+
+    async with node.life() as daemon:
+        await node.register(device_blocks=64, host_bytes=0)
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=1))
+        monkeypatch.setattr(KeeperLink, "create", slowly)
+        making = asyncio.ensure_future(node.register(cache="next", device_blocks=100, host_bytes=0))
+        await asyncio.wait_for(began.wait(), 10)
+        grow = pb.ResizeRequest(cache="main", tier="device", num_blocks=64)
+        with pytest.raises(PoolFullError, match="may use are left"):
+            await node.ask("resize", grow)
+        goes_on.set()
+        await asyncio.wait_for(making, 10)
+        assert daemon.registry.bytes_in_use <= daemon.settings.memory_bytes_max
+
+        await node.ask("delete_cache", pb.DeleteCacheRequest(cache="next"))
+        with pytest.raises(NeverFitsError, match="memory_bytes_max"):
+            await node.register(cache="huge", device_blocks=128, host_bytes=0)
+        await node.ask("resize", grow)
 
 
 async def test_calls_that_wait_for_a_cache_end_with_it(
