@@ -176,10 +176,13 @@ class MoverLink:
 
     def unmap(self, pool: int) -> None:
         """Have the mover forget a cache's pools after the copies that were sent; copies that wait are dropped."""
-        if self._pools.pop(pool, None) is None:
+        mapped = self._pools.pop(pool, None)
+        if mapped is None:
             return
         self._queue.forget(pool)
         if self.is_attached:
+            # If the mover has not heard of the pool yet, it never need: its descriptors are about to be closed.
+            self._packets = deque(one for one in self._packets if one[1] is not mapped.fds)
             self._packets.append((protocol.encode_unmap(pool), ()))
             self._flush()
 

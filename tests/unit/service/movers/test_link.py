@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -342,6 +342,25 @@ async def test_full_socket_delays_and_loses_nothing(
 
     assert [answer.copy_id for _, answer in owner.answers] == list(range(3_000))  # type: ignore[attr-defined]
     assert repr(link) == "<MoverLink mover 1, 0 batches in flight>"
+
+
+async def test_pool_that_goes_before_its_mover_heard_of_it_costs_no_mover(
+    link: MoverLink, mover: ScriptedMover, owner: Owner
+) -> None:
+    """If a mover does not read, pools that come and go again wait for it without the descriptors, which are closed."""
+    fd = os.memfd_create("test")
+    for number in range(1_000):
+        link.map(replace(_pool(), pool=number), [fd])
+    for number in range(1_000):
+        link.unmap(number)
+    os.close(fd)
+    found: list[bytes] = []
+    while packets := mover.packets():
+        found += packets
+        await asyncio.sleep(0.01)
+
+    gone = [packet for packet in found if packet[:1] == protocol.UNMAP]
+    assert (owner.num_gone, len(gone)) == (0, 1_000)
 
 
 async def test_few_batches_are_out_of_hand_at_once(link: MoverLink, mover: ScriptedMover) -> None:
