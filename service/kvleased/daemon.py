@@ -89,6 +89,7 @@ class Daemon:
             self.registry, self, settings, epoch=epoch, keeper=keeper, events=events
         )
         self.counting = self._workers.counting
+        self._caches.maker.end_workers = self._workers.end_all
         self._operating = OperatorVerbs(
             self.registry, self, settings, caches=self._caches, keeper=keeper, events=events
         )

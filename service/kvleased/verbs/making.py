@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from blake3 import blake3
@@ -25,7 +25,7 @@ from kvleased.movers.plans import pool_map
 from kvleased.supervision.keeper import Kept
 from kvleased.supervision.keeper_link import KeeperLink
 from kvleased.system.looking_aside import LookingAside
-from kvleased.verbs.options import to_metadata
+from kvleased.verbs.options import registration
 from kvleased.verbs.populating import Populator
 
 PREFIX: Final = "cache/"
@@ -80,6 +80,8 @@ class Maker:
         self.device_bytes_default = settings.device_bytes_default or (
             min(limit_bytes, settings.memory_bytes_max or limit_bytes) // 4
         )
+        self.end_workers: Callable[[CacheEntry], None] = lambda _: None
+        """Ends the workers of a cache that is given up."""
         self.root_secret = b""
         """Makes the names of files differ from those of other daemons; set before the first call."""
 
@@ -235,7 +237,7 @@ class Maker:
                         f"{PREFIX}{name}/{kind}", region_bytes, {}
                     )
             fds[regions.PLAN] = await self._keeper.create(
-                f"{PREFIX}{name}/{regions.PLAN}", len(packed), _registration(digest, options)
+                f"{PREFIX}{name}/{regions.PLAN}", len(packed), registration(digest, options)
             )
             regions.write_plan(fds[regions.PLAN], packed)
         except BaseException:
@@ -271,16 +273,14 @@ class Maker:
     def note_store(self, entry: CacheEntry) -> None:
         """Have the supervisor keep for the next life how far a cache is: its disk file, scan, drain, and populating."""
         _, digest = regions.packed_plan(entry.plan)
-        registration = _registration(digest, entry.options) | {
+        kept = registration(digest, entry.options) | {
             "is_scanned": entry.is_scanned,
             "disk_file_id": entry.disk_file_id,
             "is_draining": entry.is_draining,
             "num_populatings": entry.num_populatings,
             "was_ready": entry.was_ready,
         }
-        self._keeper.keep(
-            f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], registration
-        )
+        self._keeper.keep(f"{PREFIX}{entry.name}/{regions.PLAN}", entry.fds[regions.PLAN], kept)
 
     def _identity_of(self, entry: CacheEntry, tier: Tier) -> bytes:
         return self._identity(tier, entry.name, entry.plan, entry.options)
@@ -326,6 +326,7 @@ class Maker:
 
     def _give_up(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache that cannot have all of it."""
+        self.end_workers(entry)
         # If no blocks were found in the host pool's files, delete them: they take memory that the next try needs.
         has_blocks = entry.core.census().host["ready"]
         (self.drop if has_blocks else self.delete)(entry)
@@ -392,8 +393,3 @@ def disk_bytes(plan: CachePlan) -> int:
     if not plan.num_disk_slots:
         return 0
     return disk_file.file_bytes(plan.num_disk_slots, plan.bytes_per_slot)
-
-
-def _registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
-    facts = {"digest": digest, "options": to_metadata(options)}
-    return {**facts, "is_scanned": False, "disk_file_id": ""}

@@ -130,3 +130,9 @@ def _one_of(field: str, value: str, names: tuple[str, ...]) -> str:
 
 def _shown(value: Any) -> str:
     return str(value) if isinstance(value, str | int) else ", ".join(value) or "none"
+
+
+def registration(digest: str, options: pb.CacheOptions) -> dict[str, Any]:
+    """Return what is kept of a new cache beside its plan, whose digest is given."""
+    facts = {"digest": digest, "options": to_metadata(options)}
+    return {**facts, "is_scanned": False, "disk_file_id": ""}

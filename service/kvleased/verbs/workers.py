@@ -187,8 +187,7 @@ class WorkerVerbs:
     def places(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, Place]]:
         """Return the engines and ranks of living workers, by cache and worker id; those without an engine have none."""
         found: dict[str, dict[WorkerId, Place]] = {}
-        for item in living:
-            metadata = item.metadata
+        for metadata in (item.metadata for item in living):
             # A worker that was kept by an earlier build has none.
             if engine := metadata.get("engine_digest", 0):
                 place = Place(engine, metadata["rank"])
@@ -198,8 +197,7 @@ class WorkerVerbs:
     def magazines(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, int]]:
         """Return the digests of the magazines that living workers share, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
-        for item in living:
-            metadata = item.metadata
+        for metadata in (item.metadata for item in living):
             if digest := metadata.get("magazine_digest", 0):
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
         return found
@@ -222,6 +220,11 @@ class WorkerVerbs:
         worker = self._registry.by_id[worker_id]
         own = [worker.entry.fds[device_kind(worker.rank)], worker.entry.tables_read_only_fd]
         return own + self.counting.fds(worker_id)
+
+    def end_all(self, entry: CacheEntry) -> None:
+        """End the workers of a cache that is given up; they learn of it by their next call."""
+        for worker in [one for one in self._registry.by_id.values() if one.entry is entry]:
+            _LOG.info("worker_given_up", **worker.told, leases=self._end(worker))
 
     def stop(self) -> None:
         """Stop watching the workers, and end the regions of key counts."""
@@ -306,14 +309,13 @@ class WorkerVerbs:
         self, worker: WorkerEntry, caller: Caller, *, is_resumed: bool
     ) -> pb.AttachResponse:
         entry = worker.entry
-        is_local = caller.transport == "local"
         return pb.AttachResponse(
             worker_id=worker.worker_id,
             token=worker.token,
             epoch=self._epoch,
             tenant_key=worker.tenant_key,
             info=entry.info(),
-            regions=entry.regions_of(worker.rank) if is_local else [],
+            regions=entry.regions_of(worker.rank) if caller.transport == "local" else [],
             heartbeat_seconds=self._settings.heartbeat_seconds,
             lease_seconds=self._settings.lease_seconds,
             lease_ids=entry.core.lease_ids_of(worker.worker_id) if is_resumed else b"",

@@ -1,6 +1,9 @@
 """Who may become a worker, how often and in whose place, and what an operator can undo."""
 
+import asyncio
+import errno
 import os
+import threading
 
 import pytest
 
@@ -9,14 +12,16 @@ from kvlease.errors import (
     InvalidError,
     NotYoursError,
     StaleRevisionError,
+    StartingError,
     UnknownWorkerError,
     WrongStateError,
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role
+from kvleased.memory import cpu
 
-from .conftest import Node
+from .conftest import Node, inputs
 
 
 async def test_attach_over_the_network_is_never_answered_from_memory(node: Node) -> None:
@@ -145,3 +150,36 @@ async def test_last_revision_of_limits_can_be_removed(node: Node) -> None:
             await told(last, leases_max=2)
         assert await told(last) == 0
         assert await told(1, leases_max=2) == 1
+
+
+async def test_workers_end_with_a_cache_that_is_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the memory of a cache cannot be had, its workers end with it, and belong to no later cache of its name."""
+    goes_on, allocate = threading.Event(), cpu.allocate
+
+    def fail(fd: int, start: int, num_bytes: int) -> None:
+        del fd, start, num_bytes
+        assert goes_on.wait(10)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cpu, "allocate", fail)
+    request = pb.ReserveRequest(request_id="r", num_tokens=4)
+    async with node.life() as daemon:
+        await node.ask("register_cache", pb.RegisterCacheRequest(cache="main", inputs=inputs()))
+        worker = await node.attach()
+        with pytest.raises(StartingError):
+            await node.ask("reserve", request, worker)
+        goes_on.set()
+        async with asyncio.timeout(10):
+            while "main" in daemon.registry.caches:  # noqa: ASYNC110 -- nothing tells of it
+                await asyncio.sleep(0)
+
+        with pytest.raises(UnknownWorkerError):
+            await node.ask("reserve", request, worker)
+        monkeypatch.setattr(cpu, "allocate", allocate)
+        await node.register(device_blocks=12)
+
+    async with node.life():
+        with pytest.raises(UnknownWorkerError):
+            await node.ask("reserve", request, worker)
