@@ -28,7 +28,8 @@ from kvleased.answering.observing import Observing, noted
 from kvleased.answering.retries import Retries, check_key
 from kvleased.answering.settling import Settling
 from kvleased.answering.waiting import WaitingCalls
-from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.entries import READY, CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tallies import verb_of
 from kvleased.caches.tier_infos import restrictions
 from kvleased.caches.tiers import Tiers

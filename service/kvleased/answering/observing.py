@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from kvlease.errors import KVLeaseError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.core.commands import Command
 from kvleased.verbs.runner import Respond
 

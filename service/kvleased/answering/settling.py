@@ -5,7 +5,7 @@ from time import monotonic
 
 import structlog
 
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.core.effects import Effect
 from kvleased.system.next_turn import in_next_turn
 

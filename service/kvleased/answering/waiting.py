@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from kvlease.errors import KVLeaseError
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.caches.tallies import Wait
 from kvleased.calls.idempotency import Leaving
 from kvleased.core.effects import Wake

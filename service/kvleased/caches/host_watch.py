@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.core.effects import Tier
 from kvleased.memory.regions import HOST, HOST_RECORDS
 from kvleased.movers.protocol import Status

@@ -13,7 +13,7 @@ from kvlease.ids import WorkerId
 from kvlease.memory.key_counts import num_buckets_for, region_bytes
 from kvlease.memory.mapped import KEY_COUNTS
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.caches.registry import CacheEntry, WorkerEntry
+from kvleased.caches.entries import CacheEntry, WorkerEntry
 from kvleased.core.effects import Tier
 from kvleased.memory.key_counts import CountsRegion
 

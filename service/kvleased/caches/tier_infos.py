@@ -8,7 +8,8 @@ from kvleased.counted import are
 from kvleased.movers.protocol import Status
 
 if TYPE_CHECKING:
-    from kvleased.caches.registry import CacheEntry, Registry
+    from kvleased.caches.entries import CacheEntry
+    from kvleased.caches.registry import Registry
 
 READY: Final = "ready"
 SCANNING: Final = "scanning"

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 import structlog
 
 from kvleased.caches import host_watch
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.config.addresses import without_credentials
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c

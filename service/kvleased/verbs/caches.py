@@ -11,7 +11,8 @@ from kvlease.ids import Epoch, WorkerId
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import TENANT_DEFAULT, CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import TENANT_DEFAULT, Registry
 from kvleased.caches.tiers import Apply, Tiers
 from kvleased.calls import checks
 from kvleased.calls.draining import draining

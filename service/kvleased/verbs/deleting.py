@@ -8,7 +8,8 @@ import structlog
 from kvlease.errors import CacheInUseError, UnknownCacheError, WrongStateError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tiers import Tiers
 from kvleased.calls.idempotency import Answer
 from kvleased.core.effects import Tier

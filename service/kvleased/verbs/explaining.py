@@ -9,7 +9,8 @@ from kvlease.ids import LeaseId
 from kvlease.plan_groups import why_no_prefix
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
+from kvleased.caches.entries import CacheEntry, WorkerEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls.idempotency import Answer
 from kvleased.core import commands as c
 from kvleased.core import effects as e

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tier_infos import is_up
 from kvleased.calls import checks
 from kvleased.core.cache import Cache

@@ -13,7 +13,8 @@ from kvlease.errors import NotYoursError
 from kvlease.ids import ID_MAX
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
+from kvleased.caches.entries import CacheEntry, WorkerEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from kvlease.ids import BYTES_PER_KEY, LeaseId, PinId, WorkerId
 from kvlease.keys import BlockKeys
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry, WorkerEntry
+from kvleased.caches.entries import CacheEntry, WorkerEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.calls.idempotency import Answer
 from kvleased.config.settings import Settings

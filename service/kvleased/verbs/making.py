@@ -12,7 +12,8 @@ from kvlease import disk_file
 from kvlease.errors import NeverFitsError, PoolFullError, WrongStateError
 from kvlease.plan import CachePlan
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.entries import READY, CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tiers import Tiers
 from kvleased.config.settings import Settings
 from kvleased.core.effects import Tier

@@ -13,7 +13,8 @@ from kvlease.errors import (
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer

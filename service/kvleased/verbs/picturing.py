@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from kvlease.plan import CachePlan
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.core.effects import Tier
 from kvleased.core.magazines import id_of

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.memory import cpu, regions
 from kvleased.memory.shortages import ADVICE, MemoryShortages
 

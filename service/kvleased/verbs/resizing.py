@@ -18,7 +18,8 @@ from kvlease.errors import (
 )
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches import host_watch
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls import checks
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c

@@ -3,7 +3,7 @@
 from kvlease.errors import InvalidError, NotYoursError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry, WorkerEntry
+from kvleased.caches.entries import CacheEntry, WorkerEntry
 from kvleased.verbs.proofs import same_process
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.calls.idempotency import Answer
 from kvleased.core.commands import Command
 

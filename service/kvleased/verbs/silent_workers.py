@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import structlog
 
-from kvleased.caches.registry import Registry, WorkerEntry
+from kvleased.caches.entries import WorkerEntry
+from kvleased.caches.registry import Registry
 from kvleased.config.settings import Settings
 
 _LOG = structlog.get_logger()

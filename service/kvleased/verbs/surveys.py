@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from kvlease.geometry import floor_div
 from kvlease.plan import CachePlan, Waste
 from kvleased.access.tenant_names import is_reserved
-from kvleased.caches.registry import CacheEntry, Registry
+from kvleased.caches.entries import CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tallies import Tally
 from kvleased.caches.tier_infos import is_up
 from kvleased.core.effects import Tier

@@ -21,8 +21,9 @@ from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire.fields import JSON_INTEGER_MAX
 from kvleased.access.callers import Caller
 from kvleased.access.roles import Role
+from kvleased.caches.entries import CacheEntry, WorkerEntry
 from kvleased.caches.key_counting import KeyCounting
-from kvleased.caches.registry import TENANT_DEFAULT, CacheEntry, Registry, WorkerEntry, new_token
+from kvleased.caches.registry import TENANT_DEFAULT, Registry, new_token
 from kvleased.calls import checks
 from kvleased.calls.draining import draining
 from kvleased.calls.idempotency import Answer, Replies
@@ -96,18 +97,7 @@ class WorkerVerbs:
                 "register this layout under another name"
             )
             raise LayoutMismatchError(message, resource="layout_fingerprint")
-        num_ranks = len(entry.plan.ranks)
-        if request.rank >= num_ranks:
-            message = (
-                f"rank is {request.rank}, but cache {entry.name} has ranks 0 to {num_ranks - 1}"
-            )
-            raise InvalidError(
-                message,
-                resource="rank",
-                rule="unknown_rank",
-                need=request.rank,
-                limit=num_ranks - 1,
-            )
+        entry.require_rank(request.rank)
         if request.resume_token:
             worker = self._resume(entry, request, caller, inventory)
         else:

@@ -15,7 +15,7 @@ from kvlease.errors import (
 from kvlease.plan import RankPlan
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.memory.cpu import map_region
 from kvleased.memory.regions import device_kind
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import WorkerEntry
+from kvleased.caches.entries import WorkerEntry
 from kvleased.verbs.silent_workers import SilentWorkers
 
 from .conftest import Node

@@ -393,7 +393,8 @@ def test_limits_that_are_not_named_are_not_set(daemon: type[Daemon]) -> None:
     assert run("tenants", "set", "chat", "--revision", "4")[0] == 0
 
 
-def test_how_long_limits_hold_is_said(daemon: type[Daemon]) -> None:
+@pytest.mark.usefixtures("daemon")
+def test_how_long_limits_hold_is_said() -> None:
     """What is set, and what is taken away, holds until the daemon ends, which goes by its settings again."""
     told = [
         " ".join("".join(run("tenants", "set", "chat", *named)[1:]).split())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from kvleased.answering.settling import Settling
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from tests.unit.service.core.builders import a_cache, evict, reserve
 
 FOREVER = float("inf")

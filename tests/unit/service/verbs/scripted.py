@@ -8,7 +8,8 @@ from kvlease.ids import WorkerId
 from kvlease.plan import CachePlan, EngineInputs, PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
-from kvleased.caches.registry import READY, CacheEntry, Registry, WorkerEntry
+from kvleased.caches.entries import READY, CacheEntry, WorkerEntry
+from kvleased.caches.registry import Registry
 from kvleased.calls.idempotency import Answer, Replies
 from kvleased.config.settings import Settings
 from kvleased.core.commands import Command

@@ -11,7 +11,8 @@ import pytest
 
 from kvlease.plan import PlanInputs
 from kvlease.v1 import kvlease_pb2 as pb
-from kvleased.caches.registry import READY, CacheEntry, Registry
+from kvleased.caches.entries import READY, CacheEntry
+from kvleased.caches.registry import Registry
 from kvleased.caches.tiers import Tiers
 from kvleased.config.settings import Settings
 from kvleased.core import commands as c

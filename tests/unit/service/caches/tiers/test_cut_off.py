@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvleased.caches import host_watch
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.core import commands as c
 from kvleased.core.effects import Mover, Tier
 from kvleased.memory.regions import HOST

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvlease.ids import CopyId
-from kvleased.caches.registry import CacheEntry
+from kvleased.caches.entries import CacheEntry
 from kvleased.core import commands as c
 from kvleased.core.effects import Copy, Direction, Tier
 from kvleased.movers import protocol

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvlease.ids import CopyId
-from kvleased.caches.registry import POPULATING, READY
+from kvleased.caches.entries import POPULATING, READY
 from kvleased.caches.tier_infos import is_up, restrictions
 from kvleased.core import commands as c
 from kvleased.core.effects import (
