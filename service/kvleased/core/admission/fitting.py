@@ -2,9 +2,10 @@
 
 from kvlease.errors import NeverFitsError
 from kvleased.core.admission.parking import larger
+from kvleased.core.lease.leases import Lease
 from kvleased.core.prefix.chains import asking_for
 from kvleased.core.state import CacheState
-from kvleased.core.tenancy.tenants import most_tokens
+from kvleased.core.tenancy.tenants import check_fits, most_tokens
 from kvleased.counted import are, counted
 
 
@@ -46,3 +47,18 @@ def never_fits(
         limit=limit,
         remedies=remedies,
     )
+
+
+def check_comes_back(state: CacheState, lease: Lease) -> None:
+    """Refuse the reload of a lease that has more blocks than its tenant, or the pool, can ever have by now."""
+    need, limit = state.leases.num_entries(lease), state.shape.usable_blocks
+    check_fits(state, lease.tenant, need)
+    if need > limit:
+        more = larger(state.shape.parked_blocks, need - limit, "register a larger pool")
+        raise NeverFitsError(
+            f"the lease has {counted(need, 'block')}, but the device pool has {limit}; release the lease, or {more}",
+            resource="device_blocks",
+            need=need,
+            available=state.device.num_available,
+            limit=limit,
+        )

@@ -52,7 +52,7 @@ from kvleased.core.verbs.ending import expire, forget_lease
 from kvleased.core.verbs.forking import finish_fork
 from kvleased.core.verbs.moving import finish_evict, finish_reload
 from kvleased.core.verbs.parting import end_late_evicts, hang_up, shed_late
-from kvleased.core.verbs.seating import end_waits
+from kvleased.core.verbs.seating import can_still_fit, end_waits
 from kvleased.core.waiting import Waiter
 
 Marks = NDArray[np.bool_]
@@ -269,7 +269,8 @@ def _turn_back(state: CacheState, lease: Lease, command: Reload, ticket: int) ->
     waiter = Waiter(
         ticket=ticket, command=command, worker_id=lease.worker_id, deadline=lease.ticket_deadline
     )
-    state.waiting.join(waiter)
+    if can_still_fit(state, waiter):
+        state.waiting.join(waiter)
 
 
 def _come_to_nothing(state: CacheState, flight: Flight, now: float) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvlease.errors import IdReusedError, InvalidError, WrongStateError
+from kvleased.core.admission.fitting import check_comes_back
 from kvleased.core.admission.granting import check_reserve, check_tokens, num_missing, unextended
 from kvleased.core.commands import Command, Evict, Extend, Reload, Reserve
 from kvleased.core.effects import Outcome
@@ -10,7 +11,7 @@ from kvleased.core.lease.leases import Lease
 from kvleased.core.lease.phases import Phase
 from kvleased.core.prefix.explaining import misses_of
 from kvleased.core.state import CacheState
-from kvleased.core.tenancy.tenants import check_fits, check_tokens_fit
+from kvleased.core.tenancy.tenants import check_tokens_fit
 from kvleased.core.verbs.asking import ask, supersede_asking
 from kvleased.core.verbs.ending import renew
 from kvleased.core.verbs.joining import (
@@ -118,7 +119,7 @@ def reload(state: CacheState, command: Reload, now: float) -> Outcome:
         return reload_after_evict(state, lease, command, now)
     if lease.phase is Phase.ACTIVE:
         return Outcome(reply=here(state, lease))
-    check_fits(state, lease.tenant, state.leases.num_entries(lease))
+    check_comes_back(state, lease)
     begin = seat_apart if is_large(state, lease) else seat
     return begin(state, command, command.worker_id or lease.worker_id, now)
 

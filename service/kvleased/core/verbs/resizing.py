@@ -13,7 +13,7 @@ from kvlease.errors import NeverFitsError, PoolFullError
 from kvleased.core.admission.parking import park, unpark
 from kvleased.core.blocks.history import DepartureReason
 from kvleased.core.blocks.pool import Pool
-from kvleased.core.commands import Limit, Reserve, Resize
+from kvleased.core.commands import Limit, Resize
 from kvleased.core.effects import Done, Outcome, Resized, Tier
 from kvleased.core.lease.leases import NOWHERE
 from kvleased.core.shape import CacheShape
@@ -73,8 +73,8 @@ def check_owed(state: CacheState, shape: CacheShape) -> None:
 
 
 def _refuse_what_never_fits(state: CacheState) -> None:
-    """Refuse waiting reserves that can never be granted any more, also those that wait for a store's answer."""
-    for waiter in [one for one in state.callers if isinstance(one.command, Reserve)]:
+    """Refuse waiting calls that can never be granted any more, also those that wait for a store's answer."""
+    for waiter in list(state.callers):
         if not can_still_fit(state, waiter):
             state.waiting.leave(waiter.ticket)
             state.asking.pop(waiter.ticket, None)

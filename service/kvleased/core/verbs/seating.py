@@ -7,7 +7,13 @@ from typing import Final
 
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.ids import LeaseId, WorkerId
-from kvleased.core.admission.granting import attempt_reserve, check_reserve
+from kvleased.core.admission.fitting import check_comes_back
+from kvleased.core.admission.granting import (
+    attempt_reserve,
+    check_reserve,
+    check_tokens,
+    num_missing,
+)
 from kvleased.core.admission.refusals import busy, draining, refusal, superseded
 from kvleased.core.admission.shortages import shortage
 from kvleased.core.commands import Extend, Reload, Reserve
@@ -17,7 +23,7 @@ from kvleased.core.lease.leases import Lease
 from kvleased.core.reasons import OF_TENANT
 from kvleased.core.shape import WAIT_MS_MAX
 from kvleased.core.state import CacheState
-from kvleased.core.tenancy.tenants import is_held_back
+from kvleased.core.tenancy.tenants import check_tokens_fit, is_held_back
 from kvleased.core.verbs.ending import settle
 from kvleased.core.verbs.joining import (
     attempt_joint_extend,
@@ -244,14 +250,28 @@ def _is_passed(state: CacheState, waiter: Waiter) -> bool:
 
 
 def can_still_fit(state: CacheState, waiter: Waiter) -> bool:
-    """Tell whether a call for a new lease can ever be granted; if not, because limits have changed, refuse it."""
-    assert isinstance(waiter.command, Reserve), "only these ask for a lease"
+    """Tell whether a call can ever be granted; if not, because limits or the pool have changed, refuse it."""
     try:
-        check_reserve(state, waiter.command)
+        _check_fits(state, waiter.command)
     except KVLeaseError as error:
         state.wake(waiter.ticket, without_frames(error))
         return False
     return True
+
+
+def _check_fits(state: CacheState, command: Waitable) -> None:
+    """Refuse a call that can never be granted."""
+    if isinstance(command, Reserve):
+        check_reserve(state, command)
+        return
+    # The end of a lease ends its waiting calls, too.
+    lease = state.leases.by_id[command.lease_id]  # type: ignore[index]  # a Reload of keys never waits
+    if isinstance(command, Reload):
+        check_comes_back(state, lease)
+        return
+    check_tokens(state, command.num_tokens, lease.tenant, lease)
+    if state.is_limited and num_missing(state, lease, command.num_tokens) > 0:
+        check_tokens_fit(state, lease.tenant, command.num_tokens)
 
 
 def end_waits(state: CacheState, now: float) -> None:

@@ -13,6 +13,7 @@ from kvleased.core.blocks.states import State
 from kvleased.core.effects import (
     Cleared,
     Drained,
+    Extended,
     Outcome,
     Pinned,
     Reserved,
@@ -22,11 +23,13 @@ from kvleased.core.effects import (
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from tests.unit.service.core.builders import (
     EPOCH,
+    MATE,
     OTHER_TENANT,
     SHAPE,
     STRANGER,
     TENANT,
     TOKENS_PER_BLOCK,
+    WAIT_MS,
     WORKER,
     a_cache,
     a_full_cache,
@@ -35,12 +38,16 @@ from tests.unit.service.core.builders import (
     answer,
     cached,
     copies,
+    evict,
+    evicted,
     fail,
     ids,
     keys,
     land,
     leases_of,
     records,
+    release,
+    reload,
     reserve,
     the_copy,
     woken,
@@ -331,6 +338,97 @@ def test_call_whose_copy_failed_and_that_can_never_be_served_any_more_is_told_so
 
     woken(failed, loading.ticket, NeverFitsError)
     reserve(cache, 1)
+    assert cache.check() == []
+
+
+def test_waiting_extend_that_can_never_be_granted_any_more_holds_up_nobody() -> None:
+    """A call to extend a lease beyond its tenant's new maximum is refused at once; others' calls go on."""
+    cache = a_cache(8)
+    lease = reserve(cache, 2, "mine")
+    reserve(cache, 4, "theirs", worker_id=STRANGER)
+    ends = reserve(cache, 2, "ends", worker_id=STRANGER)
+    growing = cache.handle(an_extend(lease.lease_id, 6, wait_ms=WAIT_MS), 0.0)
+
+    limited = cache.handle(
+        c.Limit(tenants={TENANT: TenantLimits(max_blocks=3)}, tenant_default=UNLIMITED), 0.0
+    )
+
+    woken(limited, growing.ticket, NeverFitsError)
+    release(cache, ends.lease_id, worker_id=STRANGER)
+    reserve(cache, 1, "next", worker_id=STRANGER)
+    assert cache.check() == []
+
+
+def test_waiting_extend_that_still_fits_into_a_smaller_pool_waits_on() -> None:
+    """A pool that is made smaller, but not too small for a waiting call to extend a lease, grants it later."""
+    cache = a_cache(8)
+    lease = reserve(cache, 2, "mine")
+    ends = reserve(cache, 4, "ends", worker_id=MATE)
+    growing = cache.handle(an_extend(lease.lease_id, 6, wait_ms=WAIT_MS), 0.0)
+
+    assert cache.handle(c.Resize(tier=Tier.DEVICE, num_blocks=6), 0.0).effects == ()
+
+    woken(release(cache, ends.lease_id, worker_id=MATE), growing.ticket, Extended)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        c.Limit(tenants={TENANT: TenantLimits(max_blocks=3)}, tenant_default=UNLIMITED),
+        c.Resize(tier=Tier.DEVICE, num_blocks=4),
+    ],
+    ids=["maximum", "pool"],
+)
+def test_waiting_reload_that_can_never_be_granted_any_more_holds_up_nobody(
+    change: c.Command,
+) -> None:
+    """A lease that has more blocks than it may have by now does not come back; its call is refused at once."""
+    cache = a_cache(8)
+    lease = evicted(cache, b"", more=5)
+    ends = reserve(cache, 4, "ends", worker_id=MATE)
+    waiting = reload(cache, lease.lease_id)
+
+    changed = cache.handle(change, 0.0)
+
+    woken(changed, waiting.ticket, NeverFitsError)
+    release(cache, ends.lease_id, worker_id=MATE)
+    reserve(cache, 1, "next", worker_id=MATE)
+    with pytest.raises(NeverFitsError):
+        reload(cache, lease.lease_id)
+    assert cache.check() == []
+
+
+def test_lease_that_can_never_come_back_from_a_smaller_pool_is_told_what_helps() -> None:
+    """The refusal says how many blocks the lease has, and how many the pool, and which ones could be brought back."""
+    cache = a_cache(8)
+    lease = evicted(cache, b"", more=5)
+    resize(cache, 4)
+
+    with pytest.raises(NeverFitsError, match="has 5 blocks, but the device pool has 4") as refused:
+        reload(cache, lease.lease_id)
+
+    assert (refused.value.resource, refused.value.need, refused.value.limit) == (
+        "device_blocks", 5, 4,
+    )  # fmt: skip
+    assert refused.value.message.endswith(
+        "release the lease, or bring some of its 4 parked blocks back into use with kvlease resize"
+    )
+    resize(cache, 8)
+    assert reload(cache, lease.lease_id).ticket is not None
+
+
+def test_reload_that_waits_for_an_evict_is_refused_if_it_can_never_be_granted_any_more() -> None:
+    """A lease on its way down does not come back at once if its tenant may have fewer blocks by then."""
+    cache = a_cache(8)
+    lease = reserve(cache, 5)
+    down = evict(cache, lease.lease_id)
+    waiting = reload(cache, lease.lease_id)
+    limit(cache, max_blocks=3)
+
+    landed = land(cache, the_copy(down))
+
+    woken(landed, waiting.ticket, NeverFitsError)
+    assert cache.census().num_waiting == 0
     assert cache.check() == []
 
 
