@@ -368,23 +368,29 @@ def blocks_to_pin(state: CacheState, command: Pin) -> Ids:
 
 
 def _check_minima(state: CacheState, blocks: Ids, tenant: int | None) -> None:
-    """Refuse a pin of cached blocks that are owed to an attached tenant below its minimum."""
-    owners = state.device.records.tenant[blocks]
+    """Refuse a pin of cached blocks that are owed to an attached tenant below its minimum.
+
+    An operator's pin may have blocks of several tenants, which count as if they were pinned one tenant after another.
+    """
+    owners, use, num_before = state.device.records.tenant[blocks], use_of(state), 0
     for owner in np.unique(owners).tolist():
         own = blocks[owners == owner]
         num_cached = num_idle(state, own)
-        left = _left_by_minima(state, owner, own, use_of(state))
+        left = _left_by_minima(state, owner, own, use)
         if num_cached and left < 0:
-            available = max(0, num_cached + left)
+            need, available = num_idle(state, blocks), num_before + max(0, num_cached + left)
             msg = (
-                f"{num_cached} cached blocks would be pinned, but only {available} may be: another tenant is below its "
+                f"{need} cached blocks would be pinned, but only {available} may be: another tenant is below its "
                 "minimum and must be able to get the others; pin fewer, or unpin some"
             )
             raise PoolFullError(
-                msg, resource="pinned_blocks", need=num_cached, available=available,
+                msg, resource="pinned_blocks", need=need, available=available,
                 limit=state.shape.usable_blocks, retry_after_ms=state.shape.retry_after_ms,
                 rule="tenant_minimum", holdings=holdings(state, state.device, tenant),
             )  # fmt: skip
+        in_use, evictable = use.by_tenant[owner]
+        use.by_tenant[owner] = (in_use, evictable - num_cached)
+        num_before += num_cached
 
 
 def num_owed(tenants: Mapping[int, TenantLimits], pinned: Mapping[int, int]) -> int:

@@ -5,7 +5,7 @@ import pytest
 from kvlease.errors import (
     PoolFullError,
 )
-from kvlease.ids import PinId
+from kvlease.ids import PinId, WorkerId
 from kvleased.core import Cache
 from kvleased.core import commands as c
 from kvleased.core.effects import Pinned, Released
@@ -200,6 +200,26 @@ def test_pin_leaves_what_a_living_tenant_is_owed(tenant: int | None) -> None:
     )  # fmt: skip
     assert sum(one.num_blocks for one in refusal.value.holdings) == 8
     assert pin(cache, keys(1, 2), tenant).num_blocks == 2
+    assert cache.check() == []
+
+
+def test_operators_pin_of_several_tenants_blocks_leaves_every_minimum() -> None:
+    """Blocks of two tenants in one pin leave a third one its minimum, as they would in two pins."""
+    cache = a_cache(11, max_pins=8, tenants={9: TenantLimits(min_blocks=6)})
+    reserve(cache, 4, "runs")
+    cached(cache, keys(1, 2))
+    cached(cache, keys(3, 4), worker_id=STRANGER)
+    cache.handle(c.Attach(worker_id=WorkerId(4), tenant_digest=9), 0.0)
+
+    with pytest.raises(PoolFullError, match="must be able to get the others") as refusal:
+        pin(cache, keys(1, 3))
+
+    assert (refusal.value.rule, refusal.value.need, refusal.value.available) == (
+        "tenant_minimum", 2, 1,
+    )  # fmt: skip
+    pin(cache, keys(1))
+    with pytest.raises(PoolFullError):
+        pin(cache, keys(3))
     assert cache.check() == []
 
 
