@@ -128,7 +128,7 @@ class Replies:
         """Remember a reply that is still pending, and return a future of it."""
         shared = Shared(work)
         self.remember(verb, key, digest, shared)
-        work.add_done_callback(lambda done: self._settle((verb, key), digest, done))
+        work.add_done_callback(lambda done: self._settle((verb, key), (digest, shared), done))
         return shared.follow()
 
     def remember(self, verb: str, key: str, digest: int, reply: Message | Shared) -> None:
@@ -137,13 +137,16 @@ class Replies:
         if len(self._entries) > self._max_replies:
             self._entries.popitem(last=False)
 
-    def _settle(self, name: tuple[str, str], digest: int, done: asyncio.Future[Message]) -> None:
-        if name not in self._entries:
+    def _settle(
+        self, name: tuple[str, str], pending: tuple[int, Shared], done: asyncio.Future[Message]
+    ) -> None:
+        """Put a reply in the place of the pending one, unless that was forgotten: a retry may have its place by now."""
+        if self._entries.get(name) != pending:
             return
         if done.cancelled() or done.exception() is not None:
             del self._entries[name]
         else:
-            self._entries[name] = (digest, done.result())
+            self._entries[name] = (pending[0], done.result())
 
 
 def digest_of(request: Message, cache: str = "", salt: int = 0) -> int:

@@ -100,6 +100,29 @@ async def test_late_refusal_reaches_every_try() -> None:
     assert len(replies) == 0
 
 
+async def test_end_of_a_forgotten_try_leaves_the_reply_to_a_later_one() -> None:
+    """A pending reply that was pushed out leaves the one in its place alone when it ends, however it ends."""
+    for is_refused in (False, True):
+        replies = Replies(1)
+        first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+        early = replies.promise("evict", "key", 1, first)
+        replies.remember("commit", "other", 1, pb.CommitResponse())
+        late = replies.promise("evict", "key", 1, second)
+
+        if is_refused:
+            first.set_exception(PoolFullError("superseded"))
+        else:
+            first.set_result(pb.EvictResponse(num_evicted=1))
+        await asyncio.wait([early])
+        retry = replies.recall("evict", "key", 1)
+        second.set_result(pb.EvictResponse(num_evicted=2))
+
+        assert isinstance(early.exception(), PoolFullError) == is_refused
+        assert isinstance(retry, asyncio.Future)
+        assert (await retry, await late) == (second.result(), second.result())
+        assert replies.known(("evict", "key")) == second.result()
+
+
 def test_digest_tells_bodies_apart() -> None:
     """Equal bodies of calls about one cache have equal digests; different bodies or caches have different ones."""
     one, same, other = (pb.ReleaseRequest(lease_id=number) for number in (1, 1, 2))
