@@ -5,7 +5,7 @@ scheduler's half keeps account of blocks. No byte is copied, so the hooks for lo
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -58,8 +58,8 @@ class SchedulersHalf(Protocol):
     def has_work(self) -> bool:
         """Whether more steps of the engine, even empty ones, would let more blocks be published."""
 
-    def dispatch(self, *, is_empty: bool) -> int:
-        """Note that a step goes out; return its id."""
+    def dispatch(self, *, is_empty: bool, taken_out: Collection[str] = ()) -> int:
+        """Note that a step goes out, without requests that were preempted while it was scheduled; return its id."""
 
     def came_back(self, step_id: int, *, is_apart: bool) -> None:
         """Note that a step came back on all ranks, and publish what it wrote."""
@@ -191,7 +191,9 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         """Number the step."""
         assert self._scheduler is not None, "vLLM asks the scheduler's half"
         is_empty = not scheduler_output.total_num_scheduled_tokens
-        step_id = self._scheduler.dispatch(is_empty=is_empty)
+        preempted: set[str] = scheduler_output.preempted_req_ids or set()
+        taken_out = preempted - scheduler_output.num_scheduled_tokens.keys() if preempted else ()
+        step_id = self._scheduler.dispatch(is_empty=is_empty, taken_out=taken_out)
         return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -65,6 +65,7 @@ class Build:
     step_tokens_max: int
     requests_max: int
     retention_interval: int | None
+    policy: Literal["fcfs", "priority"] = "fcfs"
 
     def config(self, sockets: Sequence[str]) -> VllmConfig:
         """Return vLLM's configuration, in which each mode's connector finds its session by a socket."""
@@ -79,6 +80,7 @@ class Build:
             block_size=BLOCK_TOKENS,
             enable_chunked_prefill=True,
             skip_tokenizer_init=True,
+            scheduling_policy=self.policy,
             kv_transfer_config=self._transfer(sockets),
         ).create_engine_config()
         config.scheduler_config.async_scheduling = self.is_async
@@ -179,14 +181,18 @@ class PlayedEngine:
         """Whether the engine has lost its daemon for good, and has made its memory private or will."""
         return self.rank.is_apart or not all(one.is_returning for one in self.sessions.values())
 
-    def ask(self, prompt: Sequence[int], num_tokens: int, *, wants_logprobs: bool) -> None:
+    def ask(
+        self, prompt: Sequence[int], num_tokens: int, *, wants_logprobs: bool, priority: int = 0
+    ) -> None:
         """Add a request; one that wants its prompt's log-probabilities reads no cached prefix."""
         self._num_requests += 1
         name = f"{next(iter(self.sessions.values())).name}-{self._num_requests}"
         sampling = SamplingParams(
             max_tokens=num_tokens, ignore_eos=True, prompt_logprobs=1 if wants_logprobs else None
         )
-        request = Request(name, list(prompt), sampling, None, block_hasher=self._hasher)
+        request = Request(
+            name, list(prompt), sampling, None, block_hasher=self._hasher, priority=priority
+        )
         self._requests[name] = request
         self.scheduler.add_request(request)
 

@@ -33,6 +33,11 @@ class PlayedPool:
         """Count the blocks that could be taken."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def findable(self) -> set[int]:
+        """The blocks that are found under a key."""
+        return {*self._key_of}
+
     def has(self, key: bytes) -> bool:
         """Tell whether a block is found under a key."""
         return key in self._block_of

@@ -13,6 +13,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from kvlease.integrations.vllm.fills import Fills
 from kvlease.integrations.vllm.owned.keeper import Keeper
 
 _logger: Final = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     keeper: Keeper
     is_short: bool
     """Whether, at the last count, fewer blocks could be handed out than were free."""
+    fills: Fills
     _counts_all: bool
 
     @classmethod
@@ -41,6 +43,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     def _begin(self, keeper: Keeper) -> None:
         self._counts_all = False
         self.is_short = False
+        self.fills = Fills()
         self.keeper = keeper
         keeper.watch(self._is_free, self._free_ids)
 
@@ -102,13 +105,13 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
             block_mask,
         )
         keeper = self.keeper
-        if not keeper.is_on:
-            return
         for index in range(num_cached_blocks, num_full_blocks):
             block = blocks[index]
             is_masked = block_mask is not None and not block_mask[index - num_cached_blocks]
             if not block.is_null and not is_masked and block.block_hash is not None:
-                keeper.note(block.block_id, block.block_hash, index)
+                self.fills.note(request.request_id, block)
+                if keeper.is_on:
+                    keeper.note(block.block_id, block.block_hash, index)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Touch as vLLM does, and note that the blocks are used again."""

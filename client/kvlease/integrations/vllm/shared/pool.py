@@ -16,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_block_hashes,
 )
 
+from kvlease.integrations.vllm.fills import Fills
 from kvlease.integrations.vllm.shared.magazine import Books
 
 _logger: Final = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
     """A pool of which this engine has only the blocks of its magazine; `share` turns vLLM's pool into one."""
 
     books: Books
+    fills: Fills
     allowance: int
     """Blocks that count as free in the current check, besides those in stock."""
     num_elsewhere: int
@@ -50,6 +52,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         pool.__class__ = cls
         assert isinstance(pool, cls), "its class was just set"
         pool.books = books
+        pool.fills = Fills()
         pool.allowance = 0
         pool.num_elsewhere = 0
         pool.on_reset = on_reset
@@ -134,6 +137,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         for position, block in nameless:
             if block.block_hash is not None:
                 announced.add(block.block_id)
+                self.fills.note(request.request_id, block)
                 write(block.block_id, block.block_hash, position)
 
     def emit_cached_block_events(
