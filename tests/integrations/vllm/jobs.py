@@ -89,7 +89,7 @@ class Job:
         return Job(model=self.model, engine={**engine, "enable_prefix_caching": False})
 
 
-_DECISIVE: Final = ("dtype", "kv_cache_dtype", "seed")
+_DECISIVE: Final = ("attention_config", "dtype", "kv_cache_dtype", "seed")
 """Arguments that decide what an engine says; how it splits work and where it keeps blocks do not."""
 _ENGINE: Final[dict[str, Any]] = {
     "block_size": 32,

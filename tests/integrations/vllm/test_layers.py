@@ -21,7 +21,8 @@ PROMPTS: Final = [
     prompt(350 + 7 * index, seed=index, prefix=prompt(PREFIX_TOKENS, seed=1)) for index in range(4)
 ]
 SMALL: Final = {"max_model_len": 512, "max_num_seqs": 4}
-LATENT: Final = {**SMALL, "block_size": 16}
+LATENT: Final = {**SMALL, "block_size": 16, "attention_config": {"backend": "CPU_MLA"}}
+"""Where the processor has AMX, the engine would choose a backend that takes no float32."""
 RECURRENT: Final = {**SMALL, "max_num_batched_tokens": 32}
 
 
