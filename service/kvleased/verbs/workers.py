@@ -177,7 +177,8 @@ class WorkerVerbs:
     def places(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, Place]]:
         """Return the engines and ranks of living workers, by cache and worker id; those without an engine have none."""
         found: dict[str, dict[WorkerId, Place]] = {}
-        for metadata in (item.metadata for item in living):
+        for item in living:
+            metadata = item.metadata
             # A worker that was kept by an earlier build has none.
             if engine := metadata.get("engine_digest", 0):
                 place = Place(engine, metadata["rank"])
@@ -187,7 +188,8 @@ class WorkerVerbs:
     def magazines(self, living: Iterable[Kept | Note]) -> dict[str, dict[WorkerId, int]]:
         """Return the digests of the magazines that living workers share, by cache and worker id."""
         found: dict[str, dict[WorkerId, int]] = {}
-        for metadata in (item.metadata for item in living):
+        for item in living:
+            metadata = item.metadata
             if digest := metadata.get("magazine_digest", 0):
                 found.setdefault(metadata["cache"], {})[WorkerId(metadata["worker_id"])] = digest
         return found

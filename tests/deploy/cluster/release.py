@@ -22,6 +22,18 @@ DEVICE_MIB: Final = 512
 HOST_MIB: Final = 256
 ROLES: Final = ("joiner", "operator", "reader")
 _USER: Final = 10001
+_REPOSITORY, _, _TAG = NAME.rpartition(":")
+OF_ANY_MODE: Final = {
+    "image": {"repository": _REPOSITORY, "tag": _TAG, "pullPolicy": "Never"},
+    "probes": {
+        "startup": {"periodSeconds": 1},
+        "liveness": {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
+        "readiness": {"periodSeconds": 1},
+    },
+    "terminationGracePeriodSeconds": 20,
+    "resources": {"cpuRequest": "200m"},
+}
+"""Values of a small daemon of our own image, whose end the kubelet finds out in seconds."""
 _PROGRAMS: Final = (Path(__file__).with_name("filler.py"), PROGRAM)
 
 
@@ -162,10 +174,8 @@ class Release:
 
     def _values(self, settings: Mapping[str, object]) -> Document:
         """Return values of a small daemon, whose end the kubelet finds out in seconds."""
-        repository, _, tag = NAME.rpartition(":")
         return {
             "mode": "daemonset",
-            "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
             "pools": {
                 "deviceMiB": DEVICE_MIB,
                 "hostMiB": HOST_MIB,
@@ -176,13 +186,7 @@ class Release:
             "daemonset": {"hostPath": str(self._folder / "daemon")},
             "tls": {"existingSecret": "kvlease-tls"},
             "tokens": {f"{role}Secret": f"kvlease-{role}" for role in ROLES},
-            "probes": {
-                "startup": {"periodSeconds": 1},
-                "liveness": {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
-                "readiness": {"periodSeconds": 1},
-            },
-            "terminationGracePeriodSeconds": 20,
-            "resources": {"cpuRequest": "200m"},
+            **OF_ANY_MODE,
             "settings": {"lease_seconds": 20, **settings},
         }
 

@@ -7,28 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from tests.deploy.cluster.node import Node, processes_of
-from tests.deploy.containers.images import NAME
+from tests.deploy.cluster.release import NAMESPACE, OF_ANY_MODE
 from tests.deploy.containers.orders import ordered
 from tests.deploy.containers.pods import PROGRAM
 from tests.deploy.tools import Document, Helm
 
-NAMESPACE: Final = "inference"
-_REPOSITORY, _, _TAG = NAME.rpartition(":")
 _VALUES: Final = {
     "mode": "sidecar",
-    "image": {"repository": _REPOSITORY, "tag": _TAG, "pullPolicy": "Never"},
     "pools": {"deviceMiB": 64, "hostMiB": 64, "hostOutlivesContainer": True},
-    "probes": {
-        "startup": {"periodSeconds": 1},
-        "liveness": {"periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
-        "readiness": {"periodSeconds": 1},
-    },
-    "terminationGracePeriodSeconds": 20,
-    "resources": {"cpuRequest": "200m"},
+    **OF_ANY_MODE,
     # No lease runs out while these tests run: blocks become free only by the proof of an end.
     "settings": {"lease_seconds": 3600, "heartbeat_seconds": 5},
     "engine": {
-        "image": {"repository": _REPOSITORY, "tag": _TAG, "pullPolicy": "Never"},
+        "image": OF_ANY_MODE["image"],
         "kvCacheMiB": 256,
         "resources": {"cpuRequest": "200m", "memoryMiB": 2048},
     },

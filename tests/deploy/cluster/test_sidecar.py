@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 
 from tests.deploy.cluster.node import Node
-from tests.deploy.cluster.sidecar import NAMESPACE, Sidecar
+from tests.deploy.cluster.release import NAMESPACE
+from tests.deploy.cluster.sidecar import Sidecar
 from tests.deploy.containers.images import Image
 from tests.deploy.tools import Helm
 
