@@ -69,18 +69,10 @@ async def test_limits_that_a_tenant_gets_during_a_resize_stay(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limits of tenants that are set while memory is brought back are those of the larger pool, too."""
-    began, goes_on = threading.Event(), threading.Event()
-    bring_back = holes.bring_back
-
-    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
-        began.set()
-        assert goes_on.wait(10)
-        bring_back(fd, ranges, region_bytes)
-
     async with node.life() as daemon:
         await node.register()
         await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=4))
-        monkeypatch.setattr(holes, "bring_back", slowly)
+        began, goes_on = _with_memory_held_up(monkeypatch)
         grow = pb.ResizeRequest(cache="main", tier="device", num_blocks=16)
         growing = asyncio.ensure_future(node.ask("resize", grow))
         assert await asyncio.to_thread(began.wait, 10)
@@ -130,15 +122,7 @@ async def test_memory_that_is_being_brought_back_is_taken(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache that is registered while a pool grows cannot have the memory of the growing pool, too."""
-    began, goes_on = threading.Event(), threading.Event()
-    bring_back = holes.bring_back
-
-    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
-        began.set()
-        assert goes_on.wait(10)
-        bring_back(fd, ranges, region_bytes)
-
-    monkeypatch.setattr(holes, "bring_back", slowly)
+    began, goes_on = _with_memory_held_up(monkeypatch)
     async with node.life() as daemon:
         await node.register(device_blocks=64, host_bytes=0)
         await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=1))
@@ -258,3 +242,19 @@ async def test_blocks_that_a_resize_takes_beside_a_full_host_pool_are_told_as_it
     assert resized.num_evicted == counters["blocks_dropped"] > 0
     assert [miss.reason for miss in answer.misses] == ["resized"]
     assert "a resize took them from the device tier" in answer.misses[0].why
+
+
+def _with_memory_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[threading.Event, threading.Event]:
+    """Have memory that is brought back tell that it was begun, and wait until it may go on."""
+    began, goes_on = threading.Event(), threading.Event()
+    bring_back = holes.bring_back
+
+    def slowly(fd: int, ranges: holes.Ranges, region_bytes: int) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        bring_back(fd, ranges, region_bytes)
+
+    monkeypatch.setattr(holes, "bring_back", slowly)
+    return began, goes_on
