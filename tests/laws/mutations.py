@@ -80,8 +80,8 @@ def release_counts_twice(patch: pytest.MonkeyPatch) -> None:
     """A lease's end lets go of a shared block once too often, as a nameless counter does (LMCache #3381)."""
     let_go = Pool.let_go
 
-    def twice(self: Pool, ids: Ids, *, coldest: bool = False) -> None:
-        let_go(self, ids, coldest=coldest)
+    def twice(self: Pool, ids: Ids) -> None:
+        let_go(self, ids)
         shared = ids[self.holds[ids] > 0]
         if len(shared) > 1:
             self.holds[shared] -= 1

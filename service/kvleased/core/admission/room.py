@@ -223,7 +223,7 @@ def disk_slots(state: CacheState, count: int) -> Ids:
 
 def _evict_slots(state: CacheState, pool: Pool, victims: Ids, counter: str) -> None:
     state.counters[counter] += len(victims)
-    state.counters["blocks_dropped"] += _num_dropped(state, pool, victims)
+    state.counters["blocks_dropped"] += _sink(state, pool, victims)
     pool.evict(victims)
 
 
@@ -234,20 +234,29 @@ def evict_blocks(
     if not len(blocks):
         return
     state.counters["evictions"] += len(blocks)
-    state.counters["blocks_dropped"] += _num_dropped(state, state.device, blocks)
+    state.counters["blocks_dropped"] += _sink(state, state.device, blocks)
     # If no tenant is named for whom room is made, the blocks do not leave for lack of room.
     state.device.evict(blocks, DepartureReason.EVICTED if state.history.tenant else why)
     state.tell("blocks_evicted", num_blocks=len(blocks))
 
 
-def _num_dropped(state: CacheState, pool: Pool, blocks: Ids) -> int:
-    """Count the blocks of a pool that are in no other tier."""
+def _sink(state: CacheState, pool: Pool, blocks: Ids) -> int:
+    """Make the topmost copies below of blocks that leave a pool the hottest there; count the blocks without any copy.
+
+    So a lower tier's order tells when its blocks left the tiers above, the deepest of a chain first, and not when, or
+    in how many parts, they were copied down.
+    """
     others = [one for one in state.tiers if one is not pool and len(one.index)]
     if not others and not state.dirt.shares:
         return len(blocks)
     is_dropped = np.ones(len(blocks), np.bool_)
+    keys = pool.keys_of(blocks)
     for other in others:
-        is_dropped &= pool.is_unknown_to(other, blocks)
+        found = other.index.find(keys)
+        is_found = found >= 0
+        if state.pools.index(other) > state.pools.index(pool):
+            other.touch(found[is_found & is_dropped])
+        is_dropped &= ~is_found
     if state.dirt.shares:
         is_dropped &= ~state.dirt.remote[state.pools.index(pool)][blocks]
     return int(np.count_nonzero(is_dropped))

@@ -1,9 +1,4 @@
-"""Own the blocks of one tier: which are free, findable under a key or evictable, and how often each is held.
-
-Every hold has a holder: a lease, a copy, a pin or a magazine lists the blocks that it holds, and
-lets go of each exactly once. `holds` only counts the holders, to tell when the last one lets go;
-`Cache.check` compares the counts with the lists.
-"""
+"""Own the blocks of one tier: which are free, findable under a key or evictable, and whose bytes they hold."""
 
 from typing import Final
 
@@ -11,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlease.ids import BYTES_PER_KEY
-from kvleased.core.blocks.free_list import FreeList
-from kvleased.core.blocks.history import DepartureReason, History, Leaving
+from kvleased.core.blocks.history import DepartureReason, Leaving
+from kvleased.core.blocks.holding import HOLDERS, PACKED_HOLDERS, HeldBlocks
 from kvleased.core.blocks.index import KeyIndex
 from kvleased.core.blocks.owners import Owners
 from kvleased.core.blocks.records import TierRecords
 from kvleased.core.blocks.seals import Seals
-from kvleased.core.blocks.states import CompiledTransitions, Event, State, advance, by_state
+from kvleased.core.blocks.states import CompiledTransitions, Event, State, advance
 from kvleased.core.blocks.tenant_digests import TenantDigests
 from kvleased.core.eviction import EvictionOrder
 from kvleased.core.eviction.order import deepest_first
@@ -27,18 +22,9 @@ from kvleased.core.ids import Ids
 _READY: Final = int(State.READY)
 _EVICT: Final = Event.EVICT
 _IN_USE: Final = np.array([byte not in (State.FREE, State.PARKED) for byte in range(256)])
-# Arrays of no dimensions: setting columns to them, and calculating with them, takes half the time of plain numbers.
-_ONE: Final = np.array(1, np.uint64)
-_HOLDERS: Final = tuple(np.array(count, np.int32) for count in range(3))
-_PACKED_HOLDERS: Final = tuple(np.int32(count).tobytes() for count in range(2))
-_WHEN_IDLE: Final = {
-    int(State.RESERVED): Event.ABANDON,
-    int(State.QUARANTINED): Event.PROVE,
-}
-"""What happens to a block that is not READY when its last holder lets go of it."""
 
 
-class Pool:
+class Pool(HeldBlocks):
     """The blocks of the device pool, or the slots of a lower tier; `block` stands for both here."""
 
     def __init__(
@@ -50,34 +36,22 @@ class Pool:
         null_blocks: int = 0,
     ) -> None:
         """Take over columns in which every entry is FREE; the first `null_blocks` are never granted."""
-        self.records = records
-        self.order = order
+        super().__init__(records, transitions, order, null_blocks)
         self.index = KeyIndex(records.key)
-        self.holds: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
-        self._transitions = transitions
         self._seals = Seals(records, layout_digest)
         self._null_blocks = null_blocks
-        usable = np.arange(null_blocks, len(records.state), dtype=np.intp)
-        self.free = FreeList(usable, len(usable))
-        """The blocks that are nobody's."""
         self.num_parked = 0
         """Blocks that are out of use until the pool grows again."""
         self._tenants = TenantDigests()
-        self.owners: Owners | None = None
-        """The tenants of the blocks in use; None while nobody needs to know them, as with one tenant at most."""
         self.has_classes = False
         """Whether some leases are of another class than the normal one."""
         self._parts_tenants = False
         self._keys = records.key.view(np.dtype((np.void, BYTES_PER_KEY))).reshape(-1)
         """Each key as one element: writing it takes half the time of writing its bytes."""
         self._mark: NDArray[np.int32] = np.zeros(len(records.state), np.int32)
-        self.history: History | None = None
-        """What remembers the keys that leave; None if nothing does."""
         self.tier_number = 0
         self.since: NDArray[np.int64] = np.zeros(len(records.state), np.int64)
         """The newest lease when each READY block became findable; 0 if that was in an earlier life of the process."""
-        self.idle_at: NDArray[np.float64] = np.zeros(len(records.state), np.float64)
-        """Monotonic seconds when each READY block's last holder let go; 0 if that was in an earlier life."""
         self._first_words: NDArray[np.int64] = records.key.view(np.int64)[:, 0]
 
     def __len__(self) -> int:
@@ -143,62 +117,6 @@ class Pool:
         self._mark[ids] = order
         return self._mark[ids].tobytes() == order.tobytes()
 
-    def change(self, ids: Ids, event: Event) -> None:
-        """Make one transition of the table for all `ids`."""
-        advance(self._transitions, self.records.state, ids, event)
-
-    # Holds --------------------------------------------------------------------------------------------------------
-
-    def hold(self, ids: Ids) -> None:
-        """Count one more holder of each block; `ids` has no duplicates."""
-        num_idle = len(self.order)
-        self.order.discard(ids)
-        if num_idle - len(self.order) == len(ids):
-            # Nobody held any: writing a number takes a third of the time of counting up.
-            self.holds[ids] = _HOLDERS[1]
-        else:
-            self.holds[ids] += 1
-
-    def hold_to_copy(self, ids: Ids) -> None:
-        """Count a copy as one more holder of each block, which policies do not take for a use; no duplicates."""
-        self.order.set_aside(ids)
-        self.holds[ids] += 1
-
-    def let_go(self, ids: Ids, *, coldest: bool = False) -> None:
-        """Count one holder less of each block.
-
-        Blocks that nobody holds any more become evictable (if READY) or free (if not). They are given in token order;
-        or, with `coldest`, in the order in which they were going to be evicted, and go back to the head of that order.
-        """
-        left = self.holds[ids]
-        # Comparing bytes takes a tenth of the time of searching arrays.
-        if left.tobytes() == _PACKED_HOLDERS[1] * len(ids):
-            self.holds[ids] = _HOLDERS[0]
-            idle = ids
-        else:
-            left -= 1
-            self.holds[ids] = left
-            idle = ids[left == 0]
-        if not len(idle):
-            return
-        states = self.records.state[idle]
-        packed = states.tobytes()
-        if packed.count(packed[0]) == len(packed):
-            self._settle(idle, packed[0], coldest=coldest)
-            return
-        for state, where in by_state(states):
-            self._settle(idle[where], state, coldest=coldest)
-
-    def _settle(self, idle: Ids, state: int, *, coldest: bool) -> None:
-        if state == _READY and coldest:
-            self.order.add_coldest(idle)
-        elif state == _READY:
-            self.order.add(idle[::-1].copy())  # because indexing with a view is slow
-            if self.history is not None:
-                self.idle_at[idle] = self.history.now
-        elif state in _WHEN_IDLE:
-            self._free_up(idle, _WHEN_IDLE[state])
-
     # Into and out of use ------------------------------------------------------------------------------------------
 
     def suitable(self, count: int, tenant: int | None = None) -> Ids | None:
@@ -249,27 +167,8 @@ class Pool:
         elif self._parts_tenants and (tenant is None or len(self._tenants) > 1):
             self._begin_owners().take(ids, tenant)
         advance(self._transitions, self.records.state, ids, event)
-        self.holds[ids] = _HOLDERS[num_holders]
+        self.holds[ids] = HOLDERS[num_holders]
         self.free.take(ids)
-
-    def end(self, ids: Ids, event: Event) -> None:
-        """End a fill or scrub whose block nobody but the copy held."""
-        self.holds[ids] -= 1
-        assert not self.holds[ids].any(), "the block is held by more than the copy"
-        self._free_up(ids, event)
-
-    def _free_up(self, ids: Ids, event: Event) -> None:
-        # The generation is written first, so that an entry that a crash leaves in between fails its seal.
-        generations = self.records.generation[ids]
-        generations += _ONE
-        self.records.generation[ids] = generations
-        self._set_free(ids, event)
-
-    def _set_free(self, ids: Ids, event: Event) -> None:
-        advance(self._transitions, self.records.state, ids, event)
-        if self.owners is not None:
-            self.owners.free(ids)
-        self.free.add(ids)
 
     @property
     def parked_ids(self) -> Ids:
@@ -327,7 +226,7 @@ class Pool:
 
     def evict(self, ids: Ids, why: DepartureReason = DepartureReason.EVICTED) -> None:
         """Make evictable blocks free and their keys unknown to this tier."""
-        assert self.holds[ids].tobytes() == _PACKED_HOLDERS[0] * len(ids), "evicting a held block"
+        assert self.holds[ids].tobytes() == PACKED_HOLDERS[0] * len(ids), "evicting a held block"
         self._leave(ids, why)
         self._free_up(ids, _EVICT)
 

@@ -81,6 +81,8 @@ class _Tier:
     """All blocks that the leases list, lease by lease."""
     held: list[Ids]
     """The blocks of each holder; all that leases list counts as one holder."""
+    copied: list[Ids]
+    """The blocks that each copy in flight reads."""
 
 
 def violations(state: CacheState, sound: Sound) -> list[str]:
@@ -128,6 +130,7 @@ def _looked_at(state: CacheState) -> tuple[object, ...]:
         [(one.place, one.num_blocks, one.tenant) for one in magazines.by_name.values()],
         magazines.records.held_by.tobytes(),
         *(pool.holds.tobytes() for pool in state.pools),
+        *(pool.copies.tobytes() for pool in state.pools),
         *(pool.records.state.tobytes() for pool in state.pools),
         *(pool.records.tenant.tobytes() for pool in state.pools),
     )
@@ -147,6 +150,7 @@ def _tiers(state: CacheState) -> list[_Tier]:
     leases: tuple[list[Lease], ...] = [], [], []
     listed: tuple[list[Ids], ...] = [], [], []
     held: tuple[list[Ids], ...] = [], [], []
+    copied: tuple[list[Ids], ...] = [], [], []
     for lease in state.leases.by_id.values():
         at = int(lease.phase in _ON_HOST)
         leases[at].append(lease)
@@ -155,18 +159,18 @@ def _tiers(state: CacheState) -> list[_Tier]:
             held[_GOING_TO.index(lease.phase)].append(lease.moving_to)
     for flight in state.flights.values():
         source_pool, target_pool = state.ends(flight.direction)
-        held[state.pools.index(source_pool)].append(flight.sources)
+        copied[state.pools.index(source_pool)].append(flight.sources)
         held[state.pools.index(target_pool)].append(flight.targets)
     book = state.magazines
     held[0].extend(state.pins.values())
     held[0].extend(book.blocks_of(one) for one in book.by_name.values())
     tiers = []
-    for name, pool, own, lists, others in zip(
-        _NAMES, state.pools, leases, listed, held, strict=True
+    for name, pool, own, lists, others, read in zip(
+        _NAMES, state.pools, leases, listed, held, copied, strict=True
     ):
         owners = np.arange(len(own)).repeat([len(one) for one in lists]) if own else NOWHERE
         ids = _joined(lists)
-        tiers.append(_Tier(name, pool, own, owners, ids, [ids, *others]))
+        tiers.append(_Tier(name, pool, own, owners, ids, [ids, *others, *read], read))
     return tiers
 
 
@@ -196,7 +200,8 @@ def _whose(tier: _Tier, chosen: NDArray[np.bool_]) -> list[Lease]:
 def _holds(tier: _Tier) -> list[str]:
     """Compare the counts of holds with the holders' own lists: every hold has a holder, and nobody holds twice."""
     counted = np.bincount(_joined(tier.held), minlength=len(tier.pool))
-    is_wrong = counted != tier.pool.holds
+    copied = np.bincount(_joined(tier.copied), minlength=len(tier.pool))
+    is_wrong = (counted != tier.pool.holds) | (copied != tier.pool.copies)
     if not is_any(is_wrong):
         return []
     (wrong,) = is_wrong.nonzero()

@@ -224,9 +224,10 @@ def _let_go(state: CacheState, flight: Flight, failed: Marks | None) -> None:
         target_pool.end(good[failed], Event.FAIL)
         good = good[~failed]
     if flight.purpose in HELD_BY_LEASES:
+        source_pool.copies[flight.sources] -= 1
         state.unsettled.left += [(source_pool, flight.sources, False), (target_pool, good, False)]
     else:
-        source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
+        source_pool.let_go_of_copied(flight.sources, is_use=flight.is_use)
         target_pool.let_go(good)
 
 
@@ -290,13 +291,13 @@ def _fail(state: CacheState, flight: Flight, now: float) -> None:
     error = CopyFailedError(text, resource="copies", retry_after_ms=state.shape.retry_after_ms)
     disappoint(state, flight, error, now)
     source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
+    source_pool.let_go_of_copied(flight.sources, is_use=flight.is_use)
     target_pool.end(flight.targets, Event.FAIL)
 
 
 def _let_go_of_lost(state: CacheState, flight: Flight) -> None:
     source_pool, target_pool = state.ends(flight.direction)
-    source_pool.let_go(flight.sources, coldest=_are_cold(state, flight))
+    source_pool.let_go_of_copied(flight.sources, is_use=flight.is_use)
     target_pool.let_go(flight.targets)
     state.dirt.is_due = state.dirt.is_any
 
@@ -308,12 +309,6 @@ def _suspect(state: CacheState, flight: Flight) -> None:
         state.counters["disk_failures"] += len(bad)
         state.disk.retire(bad)
         state.disk.put_last(flight.targets)
-
-
-def _are_cold(state: CacheState, flight: Flight) -> bool:
-    """Tell whether the sources of a copy were the blocks to leave next, and are so again."""
-    is_cold = flight.purpose in (Purpose.STORE, Purpose.SHARE) and not state.dirt.writes_through
-    return is_cold or flight.purpose is Purpose.WRITE_BACK
 
 
 def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> None:

@@ -56,11 +56,13 @@ class ClassedOrder:
         """The labels of each tenant's parts, lowest class first."""
         self._classes: _Classes | None = None
         self._num_blocks = 0
+        aside = whole.put_all_back()
         blocks = whole.coldest(len(whole), np.empty(0, np.intp))
         if self.columns is not None:
             self._place = self.columns.place
             self._place[blocks] = 0
-        self.add_coldest(blocks)
+        self._add_coldest(blocks)
+        self.set_aside(aside)
 
     def __len__(self) -> int:
         """Count the evictable blocks."""
@@ -68,7 +70,7 @@ class ClassedOrder:
 
     def __contains__(self, block: int) -> bool:
         """Tell whether a block is evictable."""
-        return bool(self._place[block])
+        return bool(self._place[block] > 0)
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, class by class, the coldest of each tenant first."""
@@ -86,7 +88,7 @@ class ClassedOrder:
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell for each block whether it is evictable."""
-        is_there: NDArray[np.bool_] = self._place[blocks] != 0
+        is_there: NDArray[np.bool_] = self._place[blocks] > 0
         return is_there
 
     def cached(self, blocks: Ids) -> None:
@@ -105,10 +107,8 @@ class ClassedOrder:
             self._part(label).add(own)
         self._num_blocks += len(blocks)
 
-    def add_coldest(self, blocks: Ids) -> None:
-        """Put absent blocks back at the cold ends of their parts, the first given one as the coldest."""
-        if self._classes is not None:
-            self._classes.let_go(blocks)
+    def _add_coldest(self, blocks: Ids) -> None:
+        """Add absent blocks at the cold ends of their parts, the first given one as the coldest."""
         for label, own in self._parted(blocks):
             self._part(label).add_coldest(own)
         self._num_blocks += len(blocks)
@@ -117,24 +117,43 @@ class ClassedOrder:
         """Take distinct blocks out because they are hit; absent ones count as hit, too."""
         if self.columns is not None:
             self.columns.used(blocks)
-        self.set_aside(blocks)
+        self._drop(blocks)
 
     def set_aside(self, blocks: Ids) -> None:
         """Take distinct blocks out to be copied; absent ones are ignored."""
+        self._age()
         places = self._place[blocks]
-        is_there = places != 0
-        places = places[is_there]
-        if not len(places):
-            return
+        self._tell(places[places > 0])
+        self._place[blocks] = -np.abs(places)
+
+    def put_back(self, blocks: Ids) -> None:
+        """Put blocks that were set aside back at their places."""
+        for label, own in self._parted(blocks):
+            self._part(label).put_back(own)
+        self._num_blocks += len(blocks)
+
+    def put_all_back(self) -> Ids:
+        """Put all blocks that were set aside back, to set them aside again later; return them."""
+        aside = np.flatnonzero(self._place < 0)
+        self.put_back(aside)
+        return aside
+
+    def _drop(self, blocks: Ids) -> None:
+        places = self._place[blocks]
+        is_placed = places != 0
         if self._classes is not None:
-            self._classes.take_up(blocks[is_there], self.now)
-        tell_rings(self._rings, places)
+            self._classes.take_up(blocks[is_placed], self.now)
+        self._tell(places[places > 0])
         self._place[blocks] = 0
+
+    def _tell(self, places: NDArray[np.int64]) -> None:
+        """Tell the parts that blocks at these places leave them."""
+        tell_rings(self._rings, places)
         self._num_blocks -= len(places)
 
     def evicted(self, blocks: Ids) -> None:
         """Take out distinct blocks that leave for good."""
-        self.set_aside(blocks)
+        self._drop(blocks)
         if self.columns is not None:
             self.columns.evicted(blocks)
 
@@ -192,6 +211,7 @@ class ClassedOrder:
         if classes is None or self.now < classes.next_end:
             return
         classes.next_end = inf
+        aside = self.put_all_back()
         for owner, labels in self._labels_of.items():
             normal = owner * _NUM_CLASSES + NORMAL
             above = labels[bisect_right(labels, normal) :]
@@ -200,12 +220,13 @@ class ClassedOrder:
             if len(fallen):
                 classes.rank[fallen] = NORMAL
                 self._merge(normal, fallen, classes.since)
+        self.set_aside(aside)
 
     def _merge(self, label: int, blocks: Ids, since: NDArray[np.float64]) -> None:
         """Put blocks into a part, in the order of when they were let go of; those of lower classes are given first."""
         part = self._part(label)
         if isinstance(part, Part):
-            self.set_aside(blocks)
+            self._drop(blocks)
             part.add_coldest(blocks)
             self._num_blocks += len(blocks)
             return
@@ -215,7 +236,7 @@ class ClassedOrder:
         # A child that was always of a lower class leaves before a parent that was let go of together with it.
         merged = np.concatenate([colder, blocks])
         merged = merged[np.argsort(since[merged], kind="stable")]
-        self.set_aside(merged)
+        self._drop(merged)
         part.add_coldest(merged)
         self._num_blocks += len(merged)
 

@@ -4,7 +4,8 @@ A chain is always touched from its root, so a parent is never colder than its ch
 added tail first. So the order needs no tree, but the caller must add tail first.
 
 The order is a ring of places, the coldest first. A block that is taken out only forgets its place, which is skipped
-later. So adding blocks, taking them out and finding victims are array operations for any number of blocks.
+later. So adding blocks, taking them out and finding victims are array operations for any number of blocks. A block that
+is set aside remembers its place as a negative number, and is put back there if the order has not gone past it.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ class LeafFirstLRU:
         self._mask = num_places - 1
         self._ring: NDArray[np.int32] = np.zeros(num_places, np.int32)
         self._place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        """By block: its place; 0 if it is not evictable."""
+        """By block: its place; 0 if it is not evictable, and the negative of its former place if it was set aside."""
+        self._has_aside = False
+        """Whether any block was ever set aside."""
         self._first = self._begin = self._end = _FIRST
         self._num_blocks = 0
         self._offered = _NOTHING
@@ -61,7 +64,7 @@ class LeafFirstLRU:
 
     def __contains__(self, block: int) -> bool:
         """Tell whether a block is evictable."""
-        return bool(self._place[block])
+        return bool(self._place[block] > 0)
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, the coldest first."""
@@ -77,7 +80,7 @@ class LeafFirstLRU:
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell for each block whether it is evictable."""
-        is_there: NDArray[np.bool_] = self._place[blocks] != 0
+        is_there: NDArray[np.bool_] = self._place[blocks] > 0
         return is_there
 
     def add(self, blocks: Ids) -> None:
@@ -95,10 +98,10 @@ class LeafFirstLRU:
 
     def discard(self, blocks: Ids) -> None:
         """Take distinct blocks out; absent ones are ignored."""
-        if self._num_blocks:
+        if self._num_blocks or self._has_aside:
             self._offered = _NOTHING
             # If there are few, bytes are counted in half the time of an array.
-            self._num_blocks -= (self._place[blocks] != _NOWHERE).tobytes().count(1)
+            self._num_blocks -= (self._place[blocks] > _NOWHERE).tobytes().count(1)
             self._place[blocks] = _NOWHERE
             if not self._num_blocks:
                 self._begin = self._end
@@ -106,7 +109,37 @@ class LeafFirstLRU:
     def cached(self, blocks: Ids) -> None:
         """Do nothing: this policy does not care when blocks were cached."""
 
-    set_aside = discard
+    def set_aside(self, blocks: Ids) -> None:
+        """Take distinct blocks out to be copied; absent ones are ignored."""
+        self._offered = _NOTHING
+        self._has_aside = True
+        places = self._place[blocks]
+        self._num_blocks -= int(np.count_nonzero(places > _NOWHERE))
+        self._place[blocks] = -np.abs(places)
+
+    def put_back(self, blocks: Ids) -> None:
+        """Put blocks that were set aside back at their places, or at the cold end if those have gone by."""
+        gone_by = self.restore(blocks)
+        if len(gone_by):
+            self.add_coldest(gone_by)
+
+    def put_all_back(self) -> Ids:
+        """Put all blocks that were set aside back, to set them aside again later; return them."""
+        aside = np.flatnonzero(self._place < 0)
+        self.put_back(aside)
+        return aside
+
+    def restore(self, blocks: Ids) -> Ids:
+        """Put blocks that were set aside back at their places; return those whose places have gone by, in order."""
+        self._offered = _NOTHING
+        places = -self._place[blocks]
+        is_kept = (places >= self._begin) & (places < self._end)
+        is_kept[is_kept] = self._ring[places[is_kept] & self._mask] == blocks[is_kept]
+        kept = blocks[is_kept]
+        self._place[kept] = places[is_kept]
+        self._num_blocks += len(kept)
+        gone_by: Ids = blocks[~is_kept][places[~is_kept].argsort()]
+        return gone_by
 
     def evicted(self, blocks: Ids) -> None:
         """Take distinct blocks out; if they are those that `coldest` just returned, the order begins behind them."""
@@ -185,7 +218,10 @@ class LeafFirstLRU:
         """If the ring has no room for so many more, move its blocks together, without the places of those that left."""
         if self._end - self._begin + count <= len(self._ring):
             return
-        blocks = self.blocks()
+        at = self._at(self._begin, self._end)
+        places = self._place[at]
+        blocks = at[np.abs(places) == np.arange(self._begin, self._end)]
+        aside = blocks[self._place[blocks] < 0]
         num_places = len(self._ring)
         while num_places < 2 * (len(blocks) + count):
             num_places *= 2
@@ -196,6 +232,8 @@ class LeafFirstLRU:
         self._num_blocks = 0
         self._write(blocks, self._begin)
         self._end += len(blocks)
+        self._place[aside] *= -1
+        self._num_blocks -= len(aside)
 
 
 def ring_numbers(places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -39,10 +39,13 @@ class EvictionOrder(Protocol):
         """Take out blocks that are used again; that is a hit of each block, also of absent ones."""
 
     def set_aside(self, blocks: Ids) -> None:
-        """Take out blocks only to copy them, which is no hit; absent ones are ignored."""
+        """Take out blocks only to copy them, which is no hit; their places are kept, and absent ones are ignored."""
 
-    def add_coldest(self, blocks: Ids) -> None:
-        """Put back blocks that were taken out only to be copied; they are again the next to leave."""
+    def put_back(self, blocks: Ids) -> None:
+        """Put blocks that were set aside, and not used since, back at their places."""
+
+    def put_all_back(self) -> Ids:
+        """Put all blocks that were set aside back, and return them; the caller soon sets them aside again."""
 
     def evicted(self, blocks: Ids) -> None:
         """Take out blocks, if they are there, because they leave for good; their keys can be read for the last time."""

@@ -28,7 +28,7 @@ class Columns:
         """Start with no block cached."""
         self.policy = policy
         self.place: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        """By block: its place in the ring of its segment; 0 if the block is not evictable."""
+        """By block: its place in the ring of its segment; 0 if it is not evictable, negative if it was set aside."""
         self.segment: Segments = np.full(num_blocks, _NEW, np.int8)
         self.stamp: Stamps = np.zeros(num_blocks, np.int64)
         """By block: when it was last let go of, in a time that counts the blocks let go of."""
@@ -115,7 +115,7 @@ class Part:
             self.policy.rests(segment, len(own), self._columns.now)
 
     def add_coldest(self, blocks: Ids) -> None:
-        """Put blocks back at their places by stamp, which are nearly always at the cold end."""
+        """Add blocks at their places by stamp, which are nearly always at the cold end."""
         self._columns.know(blocks)
         for segment, own in self._parted(blocks):
             ring, newest = self.rings[segment], int(self._stamp[own].max())
@@ -127,6 +127,14 @@ class Part:
             merged = np.concatenate([own, colder])
             ring.add_coldest(merged[np.argsort(self._stamp[merged], kind="stable")])
             self._tails[segment] = _NO_TAIL
+
+    def put_back(self, blocks: Ids) -> None:
+        """Put blocks that were set aside back at their places."""
+        for segment, own in self._parted(blocks):
+            gone_by = self.rings[segment].restore(own)
+            self._tails[segment] = _NO_TAIL
+            if len(gone_by):
+                self.add_coldest(gone_by)
 
     def coldest(self, count: int, protected: Ids) -> Ids:
         """Return up to `count` of the blocks that should leave next, none of them protected."""
@@ -264,7 +272,7 @@ class SegmentedOrder:
 
     def __contains__(self, block: int) -> bool:
         """Tell whether a block is evictable."""
-        return bool(self.columns.place[block])
+        return bool(self.columns.place[block] > 0)
 
     def __iter__(self) -> Iterator[int]:
         """Go through the evictable blocks, the first to leave first."""
@@ -277,7 +285,7 @@ class SegmentedOrder:
 
     def holds(self, blocks: Ids) -> NDArray[np.bool_]:
         """Tell for each block whether it is evictable."""
-        is_there: NDArray[np.bool_] = self.columns.place[blocks] != 0
+        is_there: NDArray[np.bool_] = self.columns.place[blocks] > 0
         return is_there
 
     def cached(self, blocks: Ids) -> None:
@@ -290,10 +298,16 @@ class SegmentedOrder:
             self.columns.let_go(blocks)
             self._part.add(blocks)
 
-    def add_coldest(self, blocks: Ids) -> None:
-        """Put absent blocks back where they were."""
+    def put_back(self, blocks: Ids) -> None:
+        """Put blocks that were set aside back at their places."""
         if len(blocks):
-            self._part.add_coldest(blocks)
+            self._part.put_back(blocks)
+
+    def put_all_back(self) -> Ids:
+        """Put all blocks that were set aside back, to set them aside again later; return them."""
+        aside = np.flatnonzero(self.columns.place < 0)
+        self.put_back(aside)
+        return aside
 
     def discard(self, blocks: Ids) -> None:
         """Take distinct blocks out because they are hit; absent ones count as hit, too."""
@@ -301,7 +315,9 @@ class SegmentedOrder:
 
     def set_aside(self, blocks: Ids) -> None:
         """Take distinct blocks out to be copied; absent ones are ignored."""
-        self._drop(blocks, is_hit=False)
+        places = self.columns.place[blocks]
+        tell_rings(self._part.rings, places[places > 0])
+        self.columns.place[blocks] = -np.abs(places)
 
     def evicted(self, blocks: Ids) -> None:
         """Take out distinct blocks that leave for good, and remember them."""
@@ -316,7 +332,7 @@ class SegmentedOrder:
         places = self.columns.place[blocks]
         if is_hit:
             self.columns.used(blocks)
-        tell_rings(self._part.rings, places[places != 0])
+        tell_rings(self._part.rings, places[places > 0])
         self.columns.place[blocks] = 0
 
 

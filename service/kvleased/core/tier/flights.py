@@ -74,6 +74,9 @@ PREFETCHES: Final = (Purpose.PREFETCH, Purpose.DISK_PREFETCH)
 CHORES: Final = (Purpose.CLEAN, Purpose.STORE, Purpose.SHARE)
 """Background copies, which no call asks for."""
 
+DOWNWARD: Final = (Purpose.WRITE_BACK, *CHORES)
+"""Copies to lower tiers of blocks that nobody uses for it: these keep their places in the order of eviction."""
+
 HELD_BY_LEASES: Final = frozenset({Purpose.PREEMPT, Purpose.RESUME})
 """Purposes whose targets are held by the lease that moves, besides the copy."""
 
@@ -128,6 +131,11 @@ class Flight:
     def num_pairs(self) -> int:
         """Blocks that are copied or scrubbed."""
         return max(len(self.sources), len(self.targets))
+
+    @property
+    def is_use(self) -> bool:
+        """Whether the copy counts as a use of its sources, after which these are the last to leave."""
+        return self.purpose not in DOWNWARD
 
 
 def on_device(num_tokens: int) -> TierTokens:

@@ -320,8 +320,7 @@ def test_order_is_parted_by_tenants() -> None:
     """The blocks of each tenant leave in their own order."""
     order, owner = an_order()
     owner[[3, 4]] = 1
-    order.add(as_ids([1, 3, 2, 4]))
-    order.add_coldest(as_ids([5]))
+    order.add(as_ids([5, 1, 3, 2, 4]))
 
     assert order.coldest_of(1, 9, NOWHERE).tolist() == [3, 4]
     assert order.coldest_of(0, 2, as_ids([5])).tolist() == [1, 2]
@@ -338,12 +337,30 @@ def test_block_that_is_put_back_is_high_as_long_as_before() -> None:
     order.begin_classes()
     order.raise_to(as_ids([1]), HIGH, 5.0)
     order.add(as_ids([1, 2]))
-    order.discard(as_ids([1]))
-    order.add_coldest(as_ids([1]))
+    order.set_aside(as_ids([1]))
+    order.put_back(as_ids([1]))
 
     before, order.now = order.coldest(1, NOWHERE).tolist(), 5.0
 
     assert (before, order.coldest(2, NOWHERE).tolist()) == ([2], [2, 1])
+
+
+def test_class_of_a_block_that_is_being_copied_ends_in_time() -> None:
+    """Blocks whose class ends while some of them are copied leave in the order in which they were let go of."""
+    order, _ = an_order()
+    order.begin_classes()
+    order.raise_to(as_ids([1, 2, 3]), HIGH, 5.0)
+    order.add(as_ids([1, 2, 3]))
+    order.now = 1.0
+    order.add(as_ids([4]))
+    order.set_aside(as_ids([2]))
+
+    order.now = 9.0
+    meanwhile = order.coldest(9, NOWHERE).tolist()
+    order.put_back(as_ids([2]))
+
+    assert meanwhile == [1, 3, 4]
+    assert order.coldest(9, NOWHERE).tolist() == list(order) == [1, 2, 3, 4]
 
 
 def test_high_blocks_join_the_normal_ones_of_their_segment() -> None:

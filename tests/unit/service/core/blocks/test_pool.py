@@ -136,16 +136,71 @@ def test_leaves_leave_before_their_prefix() -> None:
 
 
 def test_block_copied_for_its_eviction_leaves_next() -> None:
-    """A block that was held only for its copy goes back to the cold end."""
+    """A block that was held only for its copy goes back to its place; after a copy that is a use, it is the hottest."""
     pool = a_pool()
     cold, hot = published(pool, 1), published(pool, 1)
     pool.let_go(cold)
     pool.let_go(hot)
-    pool.hold(cold)
 
-    pool.let_go(cold, coldest=True)
+    pool.hold_to_copy(cold)
+    pool.let_go_of_copied(cold, is_use=False)
+    before = pool.victims(1, NOWHERE).tolist()
+    pool.hold_to_copy(cold)
+    pool.let_go_of_copied(cold, is_use=True)
 
-    assert pool.victims(1, NOWHERE).tolist() == cold.tolist()
+    assert (before, pool.victims(1, NOWHERE).tolist()) == (cold.tolist(), hot.tolist())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_block_let_go_of_while_it_is_copied_takes_its_place(policy: str) -> None:
+    """Blocks of a chain that its last holder leaves while some are copied leave in the order of the chain."""
+    pool = a_pool(6, policy)
+    chain = published(pool, 5)
+    pool.hold_to_copy(chain[1:3])
+    pool.hold_to_copy(chain[4:])
+    pool.hold(chain[:1])
+
+    pool.let_go(chain)
+    meanwhile = pool.victims(9, NOWHERE).tolist()
+    pool.let_go(chain[:1])
+    pool.let_go_of_copied(chain[1:3], is_use=False)
+    pool.let_go_of_copied(chain[4:], is_use=False)
+
+    assert meanwhile == chain[3:4].tolist()
+    assert pool.victims(9, NOWHERE).tolist() == chain[::-1].tolist()
+
+
+def test_private_block_that_was_copied_is_free_once_nobody_holds_it() -> None:
+    """A block that never became findable takes no place in the order while it is copied."""
+    pool = a_pool(3)
+    ids = take(pool, 2)
+    pool.hold_to_copy(ids)
+
+    pool.let_go(ids)
+    meanwhile = pool.num_available
+    pool.let_go_of_copied(ids, is_use=False)
+
+    assert (meanwhile, pool.num_available, pool.num_free) == (1, 3, 3)
+
+
+def test_touched_blocks_leave_last() -> None:
+    """Blocks that nobody uses become the hottest, the deepest first; a held one stays held, and a copied one aside."""
+    pool = a_pool(6)
+    chain = published(pool, 4)
+    pool.records.position[chain] = range(4)
+    other = published(pool, 1)
+    pool.let_go(chain)
+    pool.let_go(other)
+    pool.hold(chain[:1])
+    pool.hold_to_copy(chain[2:3])
+
+    pool.touch(chain)
+    meanwhile = pool.victims(9, NOWHERE).tolist()
+    pool.let_go_of_copied(chain[2:3], is_use=False)
+    pool.touch(chain[:1])
+
+    assert meanwhile == [*other.tolist(), chain[3], chain[1]]
+    assert pool.victims(9, NOWHERE).tolist() == [*other.tolist(), *chain[:0:-1].tolist()]
 
 
 def test_held_block_is_not_evicted() -> None:
@@ -242,7 +297,7 @@ def test_policy_learns_from_what_happens_to_blocks() -> None:
     pool.let_go(used)
 
     pool.hold_to_copy(copied)
-    pool.let_go(copied)
+    pool.let_go_of_copied(copied, is_use=False)
     pool.hold(used)
     pool.let_go(used)
     before = repr(pool.order)

@@ -47,13 +47,57 @@ def test_asking_changes_nothing() -> None:
     assert list(order) == [3, 1]
 
 
-def test_block_that_was_taken_out_to_be_copied_is_next_again() -> None:
-    """Blocks that are put back at the cold end leave before all others, in the given order."""
-    order = an_order(3, 1)
+def test_block_that_was_taken_out_to_be_copied_goes_back_to_its_place() -> None:
+    """A copy changes nothing in the order, whatever is put back first."""
+    order = an_order(3, 1, 2, 7)
+    order.set_aside(as_ids([1, 99]))
+    order.set_aside(as_ids([7, 3]))
+    meanwhile = list(order)
 
-    order.add_coldest(as_ids([7, 8]))
+    order.put_back(as_ids([7, 3]))
+    order.add(as_ids([8]))
+    order.put_back(as_ids([1]))
 
-    assert list(order) == [7, 8, 3, 1]
+    assert meanwhile == [2]
+    assert list(order) == [3, 1, 2, 7, 8]
+
+
+def test_blocks_whose_places_went_by_are_next() -> None:
+    """Blocks that are put back when all colder and some hotter ones have left are the coldest, in their old order."""
+    order = an_order(3, 1, 2, 7)
+    order.set_aside(as_ids([3, 1]))
+    order.evicted(order.coldest(1, NOWHERE))
+
+    order.put_back(as_ids([1, 3]))
+
+    assert list(order) == order.coldest(9, NOWHERE).tolist() == [3, 1, 7]
+
+
+def test_place_of_a_block_that_is_used_while_it_is_copied_is_forgotten() -> None:
+    """A use during a copy counts: the block is as hot as its last use."""
+    order = an_order(3)
+    order.set_aside(as_ids([3]))
+    order.discard(as_ids([3]))
+    order.add(as_ids([1, 3]))
+
+    assert list(order) == [1, 3]
+
+
+def test_places_of_blocks_that_are_copied_outlive_the_ring() -> None:
+    """Blocks that are aside while the ring is made anew go back between the same others, and once gone by, in order."""
+    order = LeafFirstLRU(100)
+    order.add(as_ids(range(10)))
+    order.set_aside(as_ids([4, 5]))
+    for _ in range(100):
+        order.add(as_ids([*range(20, 60)]))
+        order.discard(as_ids([*range(20, 60)]))
+    between = [*order]
+
+    order.put_back(as_ids([5, 4]))
+
+    assert between == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert [*order] == [*range(10)]
+    assert order.put_all_back().tolist() == []
 
 
 def test_discarded_block_is_not_in_the_order() -> None:
@@ -135,7 +179,10 @@ def test_all_may_leave_at_once() -> None:
     "change",
     [
         pytest.param(lambda order: order.discard(as_ids([1])), id="held again"),
-        pytest.param(lambda order: order.add_coldest(as_ids([7])), id="put back before them"),
+        pytest.param(
+            lambda order: (order.set_aside(as_ids([3])), order.put_back(as_ids([3]))),
+            id="put back among them",
+        ),
     ],
 )
 def test_those_that_were_next_leave_also_where_something_has_changed_since(

@@ -44,14 +44,15 @@ class Sets:
             self.order.add(as_ids(chosen))
             self._move(chosen, self.held, self.idle)
         elif name == "use":
-            self.order.discard(as_ids([one for one in blocks if one not in self.aside]))
-            self._move([one for one in blocks if one in self.idle], self.idle, self.held)
+            self.order.discard(as_ids(blocks))
+            for source in (self.idle, self.aside):
+                self._move([one for one in blocks if one in source], source, self.held)
         elif name == "set aside":
             self.order.set_aside(as_ids(blocks))
             self._move([one for one in blocks if one in self.idle], self.idle, self.aside)
         elif name == "put back":
             chosen = [one for one in blocks if one in self.aside]
-            self.order.add_coldest(as_ids(chosen))
+            self.order.put_back(as_ids(chosen))
             self._move(chosen, self.aside, self.idle)
         elif name == "evict":
             chosen = self.order.coldest(len(blocks), NOWHERE).tolist()
@@ -153,12 +154,14 @@ class Tree:
         self.order.add(as_ids(idle[::-1]))
 
     def copy(self, count: int) -> None:
-        """Take the next blocks to leave out for a copy, and put them back."""
-        victims = self.order.coldest(count, NOWHERE)
-        self.order.set_aside(victims)
-        half = len(victims) // 2
-        self.order.add_coldest(victims[half:])
-        self.order.add_coldest(victims[:half])
+        """Take every third block, and the next ones to leave, out for copies, and put them back."""
+        order = self.order.coldest(len(self.order), NOWHERE)
+        for copied in (order[::3], order[:count]):
+            self.order.set_aside(copied)
+            half = len(copied) // 2
+            self.order.put_back(copied[half:])
+            self.order.put_back(copied[:half])
+        assert self.order.coldest(len(order), NOWHERE).tolist() == order.tolist()
 
     def _use(self, blocks: list[int]) -> None:
         self.order.discard(as_ids(blocks))

@@ -324,10 +324,23 @@ def test_blocks_that_are_put_back_leave_when_they_would_have() -> None:
     order.add(as_ids(range(10)))
 
     order.set_aside(as_ids([0, 1, 2, 3]))
-    order.add_coldest(as_ids([0, 1]))
-    order.add_coldest(as_ids([2, 3]))
+    order.put_back(as_ids([2, 3]))
+    order.put_back(as_ids([0, 1]))
 
     assert list(order) == [*range(10)]
+
+
+def test_blocks_whose_places_went_by_are_next() -> None:
+    """Blocks that are put back when all colder and some hotter ones have left are the coldest, in their old order."""
+    order = an_order()
+    order.add(as_ids(range(10)))
+
+    order.set_aside(as_ids([0, 1, 2, 3]))
+    order.evicted(order.coldest(2, NOWHERE))
+    order.put_back(as_ids([0, 1]))
+    order.put_back(as_ids([3, 2]))
+
+    assert list(order) == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
 def test_copy_is_no_use() -> None:
@@ -365,7 +378,7 @@ def test_nothing_is_nothing() -> None:
     """Acts on no blocks change nothing."""
     order = an_order()
 
-    for act in (order.add, order.add_coldest, order.discard, order.set_aside, order.evicted):
+    for act in (order.add, order.put_back, order.discard, order.set_aside, order.evicted):
         act(NOWHERE)
     order.cached(NOWHERE)
 
