@@ -31,7 +31,7 @@ def test_no_step_reads_what_others_wrote(mode: str) -> None:
     assert told.returncode == 0, told.stderr
 
 
-@pytest.mark.parametrize("mode", ["shared", "owned"])
+@pytest.mark.parametrize("mode", ["shared", "owned", "offload"])
 def test_blocks_of_a_request_that_is_taken_out_of_its_step_are_not_published(mode: str) -> None:
     """With scheduling by priority, a request can lose its place in a step in which it was to fill a block."""
     script = Path(__file__).with_name("played") / "taking_out.py"

@@ -49,8 +49,10 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
         _COMMON,
         {
             f"{_BASE}:KVConnectorBase_V1": (
-                "get_block_ids_with_load_errors", "get_kv_connector_stats", "get_transfer_results",
+                "bind_gpu_block_pool", "get_block_ids_with_load_errors", "get_kv_connector_stats",
+                "get_transfer_results",
             ),
+            "vllm.v1.core.block_pool:BlockPool": ("cache_full_blocks", "evict_blocks"),
             "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector:OffloadingConnector": (
                 "connector_scheduler", "connector_worker",
             ),

@@ -66,6 +66,8 @@ class Build:
     requests_max: int
     retention_interval: int | None
     policy: Literal["fcfs", "priority"] = "fcfs"
+    chunk_tokens_max: int = 0
+    """The most tokens of a prompt that one step computes of a request; 0 for no such bound."""
 
     def config(self, sockets: Sequence[str]) -> VllmConfig:
         """Return vLLM's configuration, in which each mode's connector finds its session by a socket."""
@@ -77,6 +79,7 @@ class Build:
             enable_prefix_caching=True,
             max_num_batched_tokens=self.step_tokens_max,
             max_num_seqs=self.requests_max,
+            long_prefill_token_threshold=self.chunk_tokens_max,
             block_size=BLOCK_TOKENS,
             enable_chunked_prefill=True,
             skip_tokenizer_init=True,

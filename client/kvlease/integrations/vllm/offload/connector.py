@@ -23,11 +23,10 @@ from vllm.forward_context import ForwardContext
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
-from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from kvlease.geometry import ceil_div, floor_div
+from kvlease.geometry import floor_div
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.offload import preemptions, resets, streaming, windows
 from kvlease.integrations.vllm.offload.alone import open_alone
@@ -41,6 +40,7 @@ from kvlease.integrations.vllm.offload.pool import (
     no_room,
     pool_inputs,
     row_disagreements,
+    rows_per_step,
     too_small,
 )
 from kvlease.integrations.vllm.offload.preemptions import changed
@@ -100,6 +100,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         self._has_one_group = len(specs) == 1
         self._is_plain = self._has_one_group and isinstance(specs[0], FullAttentionSpec)
         self._newcomers = Newcomers()
+        self._engine_pool: Any = None
         self._loading: dict[int, str] = {}
         self._unwritten_blocks: set[int] = set()
         self._progress = Progress(
@@ -120,6 +121,13 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(manager, PoolManager)
         return manager
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Observe the engine's own pool, if requests can lose their places in a step that gave them blocks."""
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._engine_pool = gpu_block_pool
+        if self._vllm_config.scheduler_config.policy == "priority":
+            preemptions.observe(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
         """Note a request; if all layers attend to all tokens, vLLM's scheduler is told of it only when needed."""
@@ -150,6 +158,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         So no first token waits for that plan. The ranks begin a step's stores in the next step anyway.
         """
         scheduled, new = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_new_reqs
+        preemptions.take_names_away(self._engine_pool, scheduler_output)
         self._take_in_started()
         self.manager.admit(scheduled.keys(), has_new=bool(new))
         # Layers with windows may have given up blocks by the next step, so their stores are not put off.
@@ -323,7 +332,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         session = self._session(0)
         desk = Desk(session, manager.held)
         num_rows = desk.books.num_rows or 1
-        stock = self._settings.magazine_blocks or _rows_per_step(self._vllm_config, config)
+        stock = self._settings.magazine_blocks or rows_per_step(self._vllm_config, config)
         manager.open(
             desk,
             num_ranks=config.parallel.world_size,
@@ -388,10 +397,3 @@ def _mapping(session: EngineSession, rank: int) -> Callable[[], MappedPool | Non
         return known[0]
 
     return mapped
-
-
-def _rows_per_step(vllm_config: VllmConfig, config: OffloadingConfig) -> int:
-    """Return how many rows two steps fill at most, over all groups."""
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    per_chunk = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
-    return 2 * sum(ceil_div(tokens, one) for one in per_chunk)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from vllm.config import VllmConfig
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvlease.errors import NeverFitsError
@@ -131,3 +132,10 @@ def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequenc
         ]
 
     return disagreements
+
+
+def rows_per_step(vllm_config: VllmConfig, config: OffloadingConfig) -> int:
+    """Return how many rows two steps fill at most, over all groups."""
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    per_chunk = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
+    return 2 * sum(ceil_div(tokens, one) for one in per_chunk)
