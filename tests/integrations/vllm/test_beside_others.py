@@ -1,12 +1,14 @@
-"""Prove that an engine whose connector stands behind another one, which tells of its ranks, spoils no cached block."""
+"""Prove that an engine whose connector stands behind another one spoils no cached block."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.integrations.vllm.births import until
 from tests.integrations.vllm.daemon import Daemon
 from tests.integrations.vllm.engine import Job, differences, living, prompt, reference
+from tests.integrations.vllm.offloads import num_found, offloading
 from tests.integrations.vllm.shares import PREFIX, PROMPTS, sharing
 from tests.integrations.vllm.test_owned import TINY, job
 
@@ -16,17 +18,18 @@ OTHERS = [prompt(400, seed=100 + index) for index in range(24)]
 """More than the pool has blocks for."""
 
 
-def behind_another(alone: Job) -> Job:
-    """Return the same engine with its connector behind one that tells of its ranks."""
-    telling = {
-        "kv_connector": "TellingConnector",
-        "kv_connector_module_path": "tests.integrations.vllm.told",
+def behind(module: str, alone: Job) -> Job:
+    """Return the same engine with its connector behind the one of a module beside this one."""
+    another = {
+        "kv_connector": f"{module.title()}Connector",
+        "kv_connector_module_path": f"tests.integrations.vllm.{module}",
         "kv_role": "kv_both",
     }
     config = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [telling, alone.kv_transfer_config]},
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [another, alone.kv_transfer_config]},
     }
     return replace(alone, kv_transfer_config=config)
 
@@ -40,7 +43,7 @@ def test_engine_that_nobody_heard_of_writes_into_its_own_memory(
     with living(alone, tmp_path) as life:
         life.generate(PROMPTS[:2])
 
-    with living(behind_another(alone), tmp_path) as life:
+    with living(behind("telling", alone), tmp_path) as life:
         others = life.generate(OTHERS)
         told = life.told()
     with living(alone, tmp_path) as life:
@@ -50,3 +53,27 @@ def test_engine_that_nobody_heard_of_writes_into_its_own_memory(
     assert differences(got, reference(alone, PROMPTS[:2])) == []
     assert min(got.cached) >= len(PREFIX)
     assert told.count("The engine has its memory for itself, and its cache ends") == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["in-turn", "async"])
+def test_blocks_that_another_connector_loads_into_are_stored_before(
+    is_async: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """What is found is right though another connector writes into freed blocks in the step that plans their store."""
+    said = {"max_tokens": 1}
+    engine = {"num_gpu_blocks_override": 40, "max_model_len": 1152}
+    job = offloading(daemon, engine=engine, is_async=is_async, pool_bytes=32 << 20)
+    prompts = [prompt(1030 + 20 * index, seed=300 + index) for index in range(6)]
+    with living(behind("landing", job), tmp_path) as life:
+        first = life.generate(prompts, sampling=said)
+        until(lambda: num_found(daemon) >= sum(len(one) // 32 for one in prompts), "not all stored")
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(job, tmp_path) as life:
+        found = life.generate(prompts, sampling=said)
+
+    wanted = reference(replace(job, sampling=said), prompts)
+    assert differences(first, wanted) == []
+    assert min(found.cached) >= 1024
+    assert differences(found, wanted) == []

@@ -64,6 +64,8 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
                 "_sliding_window_groups", "manager",
             ),
             f"{_OFFLOADING}.worker:OffloadingConnectorWorker": ("worker",),
+            "vllm.v1.core.kv_cache_manager:KVCacheBlocks": (),
+            "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_hash", "block_id", "is_null"),
             "vllm.v1.core.sched.output:SchedulerOutput": (
                 "finished_req_ids", "kv_cache_block_copies", "num_scheduled_tokens", "preempted_req_ids",
                 "scheduled_cached_reqs", "scheduled_new_reqs",

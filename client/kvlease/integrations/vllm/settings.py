@@ -1,5 +1,6 @@
 """Own a connector's settings, which vLLM passes as `kv_connector_extra_config`."""
 
+import logging
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,8 @@ from kvlease._runtime import ADDRESS_VARIABLE
 from kvlease.errors import InvalidError
 from kvlease.options import CacheOptions
 from kvlease.transports.base import default_address, parse_address
+
+_logger: Final = logging.getLogger(__name__)
 
 VLLM_SETTINGS: Final = frozenset(
     {
@@ -244,3 +247,16 @@ def require_chunks(blocks_per_chunk: int, tokens_per_block: Collection[int]) -> 
             "tokens; leave out block_size and blocks_per_chunk, so that a chunk is one block"
         )
         raise InvalidError(message, resource="blocks_per_chunk", need=1, limit=1)
+
+
+def recompute_failed_loads(transfer: Any) -> None:
+    """Make requests whose load fails compute their blocks; by default vLLM fails such requests.
+
+    The scheduler reads the policy after it has made its connector.
+    """
+    if transfer.kv_load_failure_policy != "recompute":
+        transfer.kv_load_failure_policy = "recompute"
+        _logger.warning(
+            "kv_load_failure_policy is set to recompute, because a failing cache must not make requests fail.",
+            extra={"action": "policy"},
+        )

@@ -1,6 +1,5 @@
 """Own what vLLM's offloading connector lacks: sessions with the daemon, and loads that fail without harm."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -20,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from kvlease.geometry import floor_div
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
-from kvlease.integrations.vllm.offload import preemptions, resets, streaming, windows
+from kvlease.integrations.vllm.offload import landings, preemptions, resets, streaming, windows
 from kvlease.integrations.vllm.offload.alone import open_alone
 from kvlease.integrations.vllm.offload.arrivals import CAN_TELL_LATER, REQUESTS_MAX
 from kvlease.integrations.vllm.offload.copies import Rows
@@ -53,13 +53,12 @@ from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import (
     VLLM_SETTINGS,
     ConnectorSettings,
+    recompute_failed_loads,
     require_chunks,
     require_role,
 )
 from kvlease.integrations.vllm.shared import readers
 from kvlease.integrations.vllm.uncached import why_uncached
-
-_logger: Final = logging.getLogger(__name__)
 
 MODE: Final = "offload"
 _Parted = tuple[bool, dict[str, Any] | None]
@@ -110,7 +109,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             ]
         )
         if role is KVConnectorRole.SCHEDULER:
-            _recompute_failed_loads(vllm_config)
+            recompute_failed_loads(transfer)
             self._open_manager()
 
     # The scheduler's side
@@ -151,6 +150,14 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             request, num_computed_tokens
         )
         return matched
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Note what a request loads; if it loads nothing from here, another connector may be about to write."""
+        if not num_external_tokens:
+            landings.note_given(self.scheduler, blocks)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Plan the step's loads and stores; what a request stores of its first step is planned in the next step.
@@ -332,7 +339,8 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         session = self._session(0)
         desk = Desk(session, manager.held)
         num_rows = desk.books.num_rows or 1
-        stock = self._settings.magazine_blocks or rows_per_step(self._vllm_config, config)
+        tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
+        stock = self._settings.magazine_blocks or rows_per_step(config, tokens)
         manager.open(
             desk,
             num_ranks=config.parallel.world_size,
@@ -364,21 +372,6 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         if self.role is KVConnectorRole.SCHEDULER:
             return open_alone(settings, terms)
         return EngineSession.open(settings, terms)
-
-
-def _recompute_failed_loads(vllm_config: VllmConfig) -> None:
-    """Make requests whose load fails compute their blocks; by default vLLM fails such requests.
-
-    The scheduler reads the policy after it has made its connector.
-    """
-    transfer = vllm_config.kv_transfer_config
-    assert transfer is not None
-    if transfer.kv_load_failure_policy != "recompute":
-        transfer.kv_load_failure_policy = "recompute"
-        _logger.warning(
-            "kv_load_failure_policy is set to recompute, because a failing cache must not make requests fail.",
-            extra={"action": "policy"},
-        )
 
 
 def _mapping(session: EngineSession, rank: int) -> Callable[[], MappedPool | None]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from vllm.config import VllmConfig
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from kvlease.errors import NeverFitsError
@@ -35,6 +34,12 @@ def bytes_per_state(config: OffloadingConfig) -> int:
 def bytes_per_row(config: OffloadingConfig) -> int:
     """Return the bytes of one rank's row: the bytes of its tokens, rounded up to a multiple of a cache line."""
     return round_up(bytes_per_state(config) * tokens_per_chunk(config), ROW_MULTIPLE_BYTES)
+
+
+def rows_per_step(config: OffloadingConfig, tokens_per_step: int) -> int:
+    """Return how many rows two steps fill at most, over all groups."""
+    per_chunk = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
+    return 2 * sum(ceil_div(tokens_per_step, one) for one in per_chunk)
 
 
 def chunk_mark(config: OffloadingConfig) -> str:
@@ -132,10 +137,3 @@ def row_disagreements(config: OffloadingConfig) -> Callable[[CachePlan], Sequenc
         ]
 
     return disagreements
-
-
-def rows_per_step(vllm_config: VllmConfig, config: OffloadingConfig) -> int:
-    """Return how many rows two steps fill at most, over all groups."""
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    per_chunk = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
-    return 2 * sum(ceil_div(tokens, one) for one in per_chunk)
