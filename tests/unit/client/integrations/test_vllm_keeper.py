@@ -545,6 +545,17 @@ def test_reset_takes_back_what_is_on_its_way(cold: PlayedEngine) -> None:
     assert len(cold.keeper.spare) == NUM_BLOCKS - 1
 
 
+def test_reset_takes_back_what_was_published_without_an_answer(cold: PlayedEngine) -> None:
+    """Whether the daemon finds it is only known from the inventory, and then it must not be found."""
+    (block,) = written(cold, b"a")
+    cold.finish_request(chance_of(0))
+    cold.daemon.underway, cold.daemon.key_of[block] = None, key_of(b"a")
+    cold.keeper.reset()
+
+    assert cold.daemon.key_of == {}
+    assert len(cold.keeper.spare) == NUM_BLOCKS - 1
+
+
 def test_lost_answer_is_followed_by_an_inventory(cold: PlayedEngine) -> None:
     """What was on its way is known again once the daemon has told what the magazine has."""
     (block,) = written(cold, b"a")

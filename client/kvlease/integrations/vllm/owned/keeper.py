@@ -193,8 +193,9 @@ class Keeper:
         """Note that vLLM no longer finds anything, and retract all findable blocks."""
         self._hear_sent()
         self.fence.cancel_all()
-        for block_id in self.ledger.ids(Standing.FINDABLE):
-            self.ledger.outdate(block_id)
+        for standing in (Standing.FINDABLE, Standing.DOUBTFUL):
+            for block_id in self.ledger.ids(standing):
+                self.ledger.outdate(block_id)
         self._names.clear()
         self._restored.clear()
         self._refile_all()
