@@ -328,6 +328,7 @@ def _trace(daemon: Daemon, settings: Settings, epoch: int) -> bool:
         )
         return False
     daemon.trace(tracing)
+    daemon.registry.on_drop.append(lambda entry, _: tracing.cache_ended(entry.pool))
     return True
 
 

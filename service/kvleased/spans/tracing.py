@@ -230,10 +230,17 @@ class Tracing:
                 span.set_attribute("kvlease.outcome", _OUTCOMES[outcome])
                 span.end(unix_nanoseconds())
         elif isinstance(command, MoverDied):
-            for name in [one for one in self._copies if one[0] == pool]:
-                span = self._copies.pop(name)
-                span.set_attribute("kvlease.outcome", "mover died")
-                span.end(unix_nanoseconds())
+            self._end_all_of(pool, "mover died")
+
+    def cache_ended(self, pool: int) -> None:
+        """End the spans of all copies of a cache that was deleted: nobody hears of their ends any more."""
+        self._end_all_of(pool, "cache deleted")
+
+    def _end_all_of(self, pool: int, outcome: str) -> None:
+        for name in [one for one in self._copies if one[0] == pool]:
+            span = self._copies.pop(name)
+            span.set_attribute("kvlease.outcome", outcome)
+            span.end(unix_nanoseconds())
 
 
 _OUTCOMES: Final = {"CopyDone": "done", "CopyFailed": "failed", "CopyLost": "lost"}

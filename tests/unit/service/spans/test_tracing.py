@@ -197,6 +197,19 @@ def test_copies_of_a_call_hang_below_it_and_tell_how_they_ended(spans: Tracing) 
     ]  # fmt: skip
 
 
+def test_copies_of_a_deleted_cache_end_with_it(spans: Tracing) -> None:
+    """Nobody tells of their ends any more; the copies of other caches go on."""
+    tracing.finish(spans.call("evict", "grpc", ""), "OK")
+    for pool, number in ((1, 1), (1, 2), (2, 1)):
+        spans.copy_began(pool, "main", a_copy(number))
+
+    spans.cache_ended(1)
+
+    assert repr(spans) == "<Tracing 1 copies>"
+    outcomes = [one["attributes"].get("kvlease.outcome") for one in written(spans)]
+    assert outcomes == [None, "cache deleted", "cache deleted", None]
+
+
 def test_what_the_mover_measured_is_a_span_below_the_copy(spans: Tracing) -> None:
     """The mover's span covers a part of the copy's; the rest is transport and queue."""
     span = spans.call("evict", "local", PARENT)
