@@ -88,8 +88,9 @@ class Replies:
     """The last replies to one caller, by verb and idempotency key."""
 
     def __init__(self, max_replies: int) -> None:
-        """Remember up to `max_replies`, the newest."""
+        """Remember up to `max_replies`, the newest, and all that are pending."""
         self._max_replies = max_replies
+        self._num_pending = 0
         self._entries: OrderedDict[tuple[str, str], tuple[int, Message | Shared]] = OrderedDict()
         self.names = self._entries.keys()
         """The verbs and keys of the replies that are remembered."""
@@ -127,26 +128,30 @@ class Replies:
     ) -> asyncio.Future[Message]:
         """Remember a reply that is still pending, and return a future of it."""
         shared = Shared(work)
+        self._num_pending += 1
         self.remember(verb, key, digest, shared)
         work.add_done_callback(lambda done: self._settle((verb, key), (digest, shared), done))
         return shared.follow()
 
     def remember(self, verb: str, key: str, digest: int, reply: Message | Shared) -> None:
-        """Keep a reply for retries of its call; forget the oldest if there are too many."""
+        """Keep a reply for retries of its call; forget the oldest that was given if there are too many."""
         self._entries[verb, key] = (digest, reply)
-        if len(self._entries) > self._max_replies:
-            self._entries.popitem(last=False)
+        if len(self._entries) - self._num_pending > self._max_replies:
+            # Not a pending one: a retry of its call would be carried out beside it.
+            oldest = (
+                name for name, (_, one) in self._entries.items() if not isinstance(one, Shared)
+            )
+            del self._entries[next(oldest)]
 
     def _settle(
         self, name: tuple[str, str], pending: tuple[int, Shared], done: asyncio.Future[Message]
     ) -> None:
-        """Put a reply in the place of the pending one, unless that was forgotten: a retry may have its place by now."""
-        if self._entries.get(name) != pending:
-            return
-        if done.cancelled() or done.exception() is not None:
-            del self._entries[name]
-        else:
-            self._entries[name] = (pending[0], done.result())
+        """Have a reply, the newest, for the pending one, or nothing if the call was refused."""
+        assert self._entries[name] == pending, "a pending reply stays"
+        self._num_pending -= 1
+        del self._entries[name]
+        if not done.cancelled() and done.exception() is None:
+            self.remember(*name, pending[0], done.result())
 
 
 def digest_of(request: Message, cache: str = "", salt: int = 0) -> int:

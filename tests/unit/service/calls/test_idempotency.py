@@ -100,27 +100,27 @@ async def test_late_refusal_reaches_every_try() -> None:
     assert len(replies) == 0
 
 
-async def test_end_of_a_forgotten_try_leaves_the_reply_to_a_later_one() -> None:
-    """A pending reply that was pushed out leaves the one in its place alone when it ends, however it ends."""
-    for is_refused in (False, True):
-        replies = Replies(1)
-        first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
-        early = replies.promise("evict", "key", 1, first)
-        replies.remember("commit", "other", 1, pb.CommitResponse())
-        late = replies.promise("evict", "key", 1, second)
+async def test_pending_reply_is_never_forgotten() -> None:
+    """However many replies come after it, a retry waits for the first try; once it is given, it is the newest."""
+    replies, work = Replies(1), asyncio.get_running_loop().create_future()
+    calls = []
 
-        if is_refused:
-            first.set_exception(PoolFullError("superseded"))
-        else:
-            first.set_result(pb.EvictResponse(num_evicted=1))
-        await asyncio.wait([early])
-        retry = replies.recall("evict", "key", 1)
-        second.set_result(pb.EvictResponse(num_evicted=2))
+    def wait() -> asyncio.Future[Message]:
+        calls.append(1)
+        return work
 
-        assert isinstance(early.exception(), PoolFullError) == is_refused
-        assert isinstance(retry, asyncio.Future)
-        assert (await retry, await late) == (second.result(), second.result())
-        assert replies.known(("evict", "key")) == second.result()
+    first = answer(replies, "evict", "k", 1, wait)
+    for key in ("a", "b"):
+        answer(replies, "commit", key, 1, pb.CommitResponse)
+    retry = answer(replies, "evict", "k", 1, wait)
+    assert list(replies.names) == [("evict", "k"), ("commit", "b")]
+    work.set_result(pb.EvictResponse(num_evicted=1))
+
+    assert isinstance(first, asyncio.Future)
+    assert isinstance(retry, asyncio.Future)
+    assert (await first, await retry) == (work.result(), work.result())
+    assert len(calls) == 1
+    assert list(replies.names) == [("evict", "k")]
 
 
 def test_digest_tells_bodies_apart() -> None:
