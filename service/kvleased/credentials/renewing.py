@@ -5,7 +5,9 @@ certificate that is not valid by its dates counts as unusable, too, because clie
 """
 
 import asyncio
+import errno
 import math
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ CERTIFICATE: Final = "certificate"
 """The two kinds of credentials that are watched."""
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the files."""
+_NOT_THE_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about the files: they may be readable at the next look."""
 _LOG = structlog.get_logger()
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -134,7 +138,10 @@ class Renewal:
                     "that is valid now, and its key too",
                 )
             except UnusableError as error:
-                self.note_unusable(what, error)
+                if _is_no_fault_of_the_files(error):
+                    self._try_again(what, error)
+                else:
+                    self.note_unusable(what, error)
             else:
                 watched.is_stale = False
                 _LOG.info("credentials_taken", what=what)
@@ -152,6 +159,19 @@ class Renewal:
             ),
         )
 
+    def _try_again(self, what: str, error: UnusableError) -> None:
+        """Note that files could not be read now, so that the next look takes them; log it once."""
+        watched = self._watched[what]
+        watched.valid_at = -math.inf
+        if not watched.is_stale:
+            watched.is_stale = True
+            _LOG.warning(
+                "credentials_not_taken",
+                what=what,
+                error=str(error),
+                advice="the old ones stay in force until these can be read, which is tried again and again",
+            )
+
     def _put_off(self, what: str, error: OutOfDateError) -> None:
         """Note that a certificate is to be taken once it is valid, if it ever will be."""
         watched = self._watched[what]
@@ -166,6 +186,14 @@ class Renewal:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self.look()
+
+
+def _is_no_fault_of_the_files(error: UnusableError) -> bool:
+    cause = error.__cause__
+    if not isinstance(cause, OSError) or isinstance(cause, ssl.SSLError):
+        # The numbers of OpenSSL's errors are its own.
+        return False
+    return cause.errno in _NOT_THE_FILES
 
 
 def _check_dates(cert_file: Path, now: float) -> None:

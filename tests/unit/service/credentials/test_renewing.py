@@ -1,5 +1,7 @@
 """Laws of renewal: a change is taken once and whole, what cannot be used is not taken, and no file is read in vain."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,34 @@ def test_token_that_is_none_is_not_taken(
     put(paths[Role.READER], NEW)
     renewal.look()
     assert (len(taken), renewal.stale) == (1, {"tokens": False})
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_token_that_cannot_be_read_just_now_is_taken_later(
+    renewal: Renewal,
+    taken: list[Keyring],
+    paths: dict[Role, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    """Where the process has no descriptor left, the file is read at a later look, unchanged; the log tells once."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    put(paths[Role.READER], NEW)
+    with capture_logs() as logs, monkeypatch.context() as without:
+        without.setattr(os, "open", refuse)
+        renewal.look()
+        renewal.look()
+    assert (taken, renewal.stale) == ([], {"tokens": True})
+    renewal.look()
+    renewal.look()
+
+    (keyring,) = taken
+    assert keyring.role_of(NEW) is Role.READER
+    assert renewal.stale == {"tokens": False}
+    assert [one["event"] for one in logs] == ["credentials_not_taken"]
 
 
 def test_token_that_is_gone_is_not_taken(
