@@ -81,6 +81,8 @@ class ConnectionPool(Generic[ConnectionT]):
         if num_closes != self._num_closes:
             connection.close()
         self._idle.append(connection)
+        if num_closes != self._num_closes and connection.is_open:
+            self._close_late(connection)
         # A queuing call counts itself before it looks for an idle connection, so it finds this one or is counted here.
         if self._num_queued:
             with self._put:
@@ -96,6 +98,13 @@ class ConnectionPool(Generic[ConnectionT]):
             closed.append(connection)
         for connection in closed:
             self.put_back(connection, self._num_closes)
+
+    def _close_late(self, connection: ConnectionT) -> None:
+        """Close a connection that was put back while another thread closed all, unless a call has taken it since."""
+        with suppress(ValueError):
+            self._idle.remove(connection)
+            connection.close()
+            self._idle.append(connection)
 
     def _another(self, call: Outgoing) -> ConnectionT:
         """Make a connection, or wait for one if there are as many as may be."""
