@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvlease.errors import BY_NUMBER, KVLeaseError
+from kvlease.errors import BY_NUMBER, KVLeaseError, UnknownWorkerError
 from kvleased.core.effects import Stepped
 
 WAIT_BOUNDS_SECONDS: Final = (
@@ -22,7 +22,7 @@ UNSAID: Final = "unsaid"
 GRANTED: Final = "granted"
 REFUSED: Final = "refused"
 LEFT: Final = "left"
-"""What became of a call that waited; LEFT if its caller had gone."""
+"""What became of a call that waited; LEFT if its caller had gone, or was a worker that has ended."""
 
 
 class Tally:
@@ -92,7 +92,10 @@ class Wait:
 
     def end(self, result: object) -> None:
         """Count the wait, and the refusal if the result is one."""
-        if isinstance(result, KVLeaseError):
+        if isinstance(result, UnknownWorkerError):
+            # Whether the daemon hears first that the process has ended or that its connection has is chance.
+            self.leave()
+        elif isinstance(result, KVLeaseError):
             self._tally.ended(self, REFUSED)
             self._tally.refused(self.verb, result)
         else:

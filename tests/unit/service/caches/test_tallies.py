@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlease.errors import InvalidError, KVLeaseError, PoolFullError
+from kvlease.errors import InvalidError, KVLeaseError, PoolFullError, UnknownWorkerError
 from kvlease.ids import LeaseId
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.caches.tallies import OTHER, REFUSALS_MAX, WAIT_BOUNDS_SECONDS, Tally
@@ -87,6 +87,23 @@ def test_waits_are_told_by_their_end() -> None:
 def a_request(name: str, num_tokens: int, wait_ms: int = 0) -> pb.ReserveRequest:
     """Return a request for tokens."""
     return pb.ReserveRequest(request_id=name, num_tokens=num_tokens, wait_ms=wait_ms)
+
+
+async def test_call_whose_worker_ends_has_left(node: Node) -> None:
+    """It is no refusal, as it is none where the caller's connection ends before its worker does."""
+    async with node.life() as daemon:
+        await node.register()
+        worker = await node.attach()
+        await node.ask("reserve", a_request("all", 64), worker)
+        waiting: Any = daemon.call("reserve", a_request("patient", 4, wait_ms=60_000), worker)
+        await node.ask("detach", pb.DetachRequest(), worker)
+        with pytest.raises(UnknownWorkerError):
+            await waiting
+
+        tally = daemon.registry.cache("main").tally
+
+    assert dict(tally.waits) == {("reserve", "left"): 1}
+    assert not tally.refusals
 
 
 async def test_daemon_counts_what_becomes_of_calls(node: Node) -> None:
