@@ -118,7 +118,13 @@ class WorkerVerbs:
 
     def _worker_to_end(self, request: pb.DetachRequest, caller: Caller) -> WorkerEntry:
         worker_id = request.worker_id
-        if caller.token or not worker_id:
+        if not caller.token and not worker_id:
+            message = (
+                "worker_id is 0, which means the caller, and the caller is no worker; name a worker, as kvlease "
+                "workers lists them"
+            )
+            raise InvalidError(message, resource="worker_id")
+        if caller.token:
             own = self._registry.worker(caller.token)
             if worker_id not in (0, own.worker_id):
                 message = (

@@ -101,6 +101,15 @@ async def test_operator_is_told_that_a_worker_is_not_there(node: Node) -> None:
     assert (caught.value.http_status, caught.value.grpc_status) == (404, "NOT_FOUND")
 
 
+async def test_operator_that_names_no_worker_is_told(node: Node) -> None:
+    """0 means the caller, who is no worker; that a token is missing would lead it astray."""
+    async with node.life():
+        await node.register()
+
+        with pytest.raises(InvalidError, match="name a worker, as kvlease workers lists them"):
+            await node.ask("detach", pb.DetachRequest())
+
+
 async def test_joiners_leave_places_over_a_restart(node: Node) -> None:
     """Joiners get at most half of the workers' places, also after the daemon has restarted."""
     node.settings = node.settings.model_copy(update={"max_workers": 4})
