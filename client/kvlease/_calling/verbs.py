@@ -48,6 +48,8 @@ def fork(
         raise
     if isinstance(grant.refusal, UnknownLeaseError):
         session.refused(source, grant.refusal)
+    elif grant.refusal is None and source.is_live:
+        source.refusal = None
     return grant
 
 

@@ -449,6 +449,17 @@ def test_refused_fork_leaves_its_source_alone(plain: Session, clock: Clock) -> N
     assert (source.is_live, source.refusal) == (True, None)
 
 
+def test_fork_that_succeeds_ends_the_refusal_of_its_source(plain: Session, clock: Clock) -> None:
+    """It is a verb of its source, whose `refusal` is None after a verb that succeeded."""
+    source = leased(plain, clock, 5)
+    Played(plain, clock, PoolFullError()).run(verbs.extend(plain, source, 64, 0))
+    assert isinstance(source.refusal, PoolFullError)
+
+    Played(plain, clock, forked(6)).run(verbs.fork(plain, source, "twin", 16, 0))
+
+    assert source.refusal is None
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_fork_of_an_unknown_lease_loses_it(clock: Clock, raises: bool) -> None:
     """A lease that the daemon does not know is lost, and its forks are refused unsent."""
