@@ -200,8 +200,13 @@ class CacheVerbs:
                 entry.is_draining = registration.metadata.get("is_draining", False)
                 entry.num_populatings = registration.metadata.get("num_populatings", 0)
                 entry.was_ready = registration.metadata.get("was_ready", False)
-                self._go_on(entry, apply)
-                self._maker.populate(entry)
+                try:
+                    self._go_on(entry, apply)
+                except NeverFitsError:
+                    # Its registration would have been refused: meanwhile a tenant was given too large a minimum.
+                    self._maker.drop(entry)
+                else:
+                    self._maker.populate(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was truncated")
         # The registration was never answered, the deletion was under way, or a file is not whole.

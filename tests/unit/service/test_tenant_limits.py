@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -302,6 +303,34 @@ async def test_cache_too_small_for_a_minimum_that_was_just_set_leaves_nothing(no
 
     async with node.life() as daemon:
         assert list(daemon.registry.caches) == ["main"]
+
+
+async def test_life_that_ends_before_it_refuses_such_a_cache_leaves_the_next_one_whole(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control process may be killed when a cache's memory is kept and its minima are not looked at again yet."""
+    small = pb.RegisterCacheRequest(cache="small", inputs=inputs(device_blocks=4))
+    least = pb.SetTenantRequest(tenant="t", revision=1, limits=pb.TenantLimits(min_bytes=8 * 512))
+
+    async with node.life() as daemon:
+        await node.register()
+        num_kept = len(node.store)
+        make = daemon._caches._maker.create
+
+        async def made_and_killed(*asked: Any) -> None:
+            await make(*asked)
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(daemon._caches._maker, "create", made_and_killed)
+        with pytest.raises(asyncio.CancelledError):
+            await node.ask("register_cache", small)
+        await node.ask("set_tenant", least)
+
+    async with node.life() as daemon:
+        assert list(daemon.registry.caches) == ["main"]
+        await node.until_kept(num_kept + 1)
+        with pytest.raises(NeverFitsError, match="minima of all tenants"):
+            await node.ask("register_cache", small)
 
 
 async def test_next_life_takes_limits_over_with_few_descriptors(node: Node) -> None:
