@@ -13,6 +13,9 @@ ADDRESS_VARIABLE: Final = "KVLEASE_ADDRESS"
 PAGE_FILE: Final = "page.url"
 """The file in the daemon's directory that has the address of its page, without the path."""
 
+LOCK_FILE: Final = "kvleased.lock"
+"""The file in the daemon's directory that its supervisor keeps locked for as long as it lives."""
+
 
 def runtime_directory() -> Path:
     """Return the directory of this user's daemon, with its sockets and tokens, unless its settings say otherwise.

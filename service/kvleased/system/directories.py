@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from kvlease._runtime import LOCK_FILE
 from kvleased.system.mounts import mount_of
 
-_LOCK_FILE: Final = "kvleased.lock"
-"""The file that is locked in a directory that the daemon may make, as all versions do; others are locked themselves."""
 PATIENCE_SECONDS: Final = 2.0
 """Seconds to wait for a lock: processes of a daemon that was killed are about to end."""
 _LOOK_SECONDS: Final = 0.02
@@ -113,7 +112,8 @@ def _lock(option: str, directory: Path, *, may_make: bool) -> int:
     """Return a descriptor that keeps every other daemon out of the directory for as long as it is open."""
     if may_make:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(directory / _LOCK_FILE, flags, 0o600)
+        # All versions lock this file; directories that the daemon may not make are locked themselves.
+        fd = os.open(directory / LOCK_FILE, flags, 0o600)
     else:
         # This works where the file system is full or read-only, too.
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -313,8 +313,8 @@ def test_request_that_would_overwrite_findable_blocks_waits() -> None:
     assert_findable_blocks_hold_their_keys(engine)
 
 
-def test_everything_is_used_while_the_control_process_is_dead() -> None:
-    """Without the control process nothing is found; once it is back, overwritten blocks are retracted first."""
+def test_everything_is_used_while_the_daemon_is_dead() -> None:
+    """Without a daemon nothing is found; if one is back over the memory, overwritten blocks are retracted first."""
     daemon = PlayedDaemon(chance_of(0))
     engine = warm(daemon, num_blocks=13)
     daemon.is_answering, daemon.is_dead = False, True

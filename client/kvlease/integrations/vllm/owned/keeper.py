@@ -284,8 +284,8 @@ class Keeper:
             self.persistence = Persistence.GONE
             self._is_doubtful = True
             _logger.info(
-                "The kvlease daemon's control process has ended; until it is back, nothing is found there, and the "
-                "engine uses all blocks.",
+                "The kvlease daemon has ended; until one is back, nothing is found there, and the engine uses all "
+                "blocks.",
                 extra={"action": "owned_gone"},
             )
 

@@ -47,7 +47,7 @@ class SessionCalls:
 
     @property
     def is_dead(self) -> bool:
-        """Whether nobody listens at the daemon's address; False once the session is closed and reports nothing more."""
+        """Whether the daemon is proven dead; False once the session is closed and reports nothing more."""
         if self._session.is_closed:
             return False
         now = time.monotonic()

@@ -20,7 +20,7 @@ class Calls(Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the daemon's control process is proven dead, so that nobody finds blocks."""
+        """Whether the daemon is proven dead with its supervisor, so that nobody finds blocks, now or later."""
 
     def exchange(self, order: ExchangeOrder) -> Exchanged | None:
         """Carry out an exchange."""
@@ -53,6 +53,6 @@ class Persistence(Enum):
 
     ON = "on"
     GONE = "gone"
-    """The control process is dead: nobody finds anything, so every block may be overwritten until it is back."""
+    """The whole daemon is dead: nobody finds anything, so every block may be overwritten until one is back."""
     OFF = "off"
     """The memory is no longer the daemon's; this lasts until the engine restarts."""
