@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kvlease._output import written_or_refused
 from kvleased.telemetry import logs, streams
@@ -198,6 +198,8 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     parser.add_argument("--lock-fds", type=int, nargs="*", default=[])
     arguments = parser.parse_args(argv)
     logs.hold_up_nobody()
+    if arguments.settings_fd >= 0:
+        logs.set_level(_settings_in(arguments.settings_fd).get("log_level", "info"))
     if role == "supervise":
         return _supervise(arguments.settings_fd, arguments.lock_fds)
 
@@ -222,6 +224,11 @@ def _run_role(role: str, argv: Sequence[str]) -> int:
     return control(arguments.settings_fd, arguments.keeper_fd, arguments.spawned, host_fd, disk_fd)
 
 
+def _settings_in(settings_fd: int) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    return settings
+
+
 def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
     from pathlib import Path  # noqa: PLC0415
 
@@ -232,7 +239,7 @@ def _supervise(settings_fd: int, lock_fds: Sequence[int]) -> int:
 
     for fd in (settings_fd, *lock_fds):
         os.set_inheritable(fd, False)
-    settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    settings = _settings_in(settings_fd)
     # A lock's descriptor stays right even if the path leads elsewhere: the first is host_dir's, the last disk_dir's.
     directory_fds: dict[str, dict[str, int]] = {CONTROL: {}}
     if settings["disk_dir"]:

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kvlease import Client, UnavailableError
 from kvlease.v1 import kvlease_pb2 as pb
+from tests.acceptance import serving
 
 pytestmark = pytest.mark.acceptance
 
@@ -280,6 +282,18 @@ def test_killed_control_process_leaves_one_event_a_line(
     (told,) = served.events("pins_not_kept")
     assert told["caches"] == ["main"]
     assert all(line.startswith("{") for line in served.lines())
+
+
+def test_no_process_writes_lines_below_the_log_level(tmp_path: Path) -> None:
+    """With `--log-level error`, a start, a killed control process, its movers' ends and a stop write no line."""
+    (stores := tmp_path / "stores").mkdir(mode=0o700)
+    options = ("--log-level", "error", "--disk-dir", str(stores))
+    with serving.served(tmp_path / "run", *options) as quiet:
+        epoch = _epoch_at(quiet.address("unix"))
+        quiet.kill_control()
+        quiet.until(lambda: _epoch_at(quiet.address("unix")) > epoch)
+
+    assert Path(quiet.log.name).read_text() == ""
 
 
 def test_killed_worker_frees_its_blocks(served: Served) -> None:
@@ -580,3 +594,10 @@ def sample(served: Served, name: str) -> float:
             lines = answer.read().splitlines()
     (found,) = [line for line in lines if line.startswith(f"{name} ")]
     return float(found.split()[-1])
+
+
+def _epoch_at(address: str) -> int:
+    """Return the daemon's epoch, or 0 while nobody answers."""
+    with suppress(UnavailableError), Client(address) as client:
+        return client.stats().epoch
+    return 0

@@ -211,7 +211,6 @@ def main(link_fd: int, settings_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
-    logs.set_level(settings["log_level"])
     seconds_max = settings["remote_ms_max"] / 1e3
     store = Bounded(
         store_opener(
