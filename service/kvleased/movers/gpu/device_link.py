@@ -16,7 +16,7 @@ from kvleased.movers import protocol
 from kvleased.movers.batches import LinkLimits, ObserveCopies
 from kvleased.movers.gpu.allotting import ALLOCATED, Allocate, Allocated
 from kvleased.movers.link import MoverLink, Owner
-from kvleased.system.descriptors import receive_packet
+from kvleased.system.descriptors import ADVICE, DescriptorsLostError, receive_packet
 
 ALLOCATE_SECONDS_MAX: Final = 90.0
 """Seconds that a registration waits for memory of a GPU: a mover that is replaced meanwhile must first start."""
@@ -97,8 +97,10 @@ class DeviceLink(MoverLink):
         self._flush()
 
     def _receive(self, sock: socket.socket) -> bytes:
-        packet, fds = receive_packet(sock, protocol.PACKET_BYTES_MAX, 1)
-        self._fds = fds
+        try:
+            packet, self._fds = receive_packet(sock, protocol.PACKET_BYTES_MAX, 1)
+        except DescriptorsLostError as lost:
+            packet, self._fds = lost.packet, []
         return packet
 
     def _take(self, packet: bytes) -> None:
@@ -115,6 +117,9 @@ class DeviceLink(MoverLink):
                 os.close(fd)
         elif made.reason:
             future.set_exception(PoolFullError(made.reason, resource="device_memory_bytes"))
+        elif not fds:
+            message = f"the control process has as many descriptors as it is allowed; {ADVICE}"
+            future.set_exception(PoolFullError(message, resource="descriptors"))
         else:
             region = GpuRegion(device_uuid=made.device_uuid, mapped_bytes=made.mapped_bytes)
             future.set_result(Allotment(fds[0], region))

@@ -12,6 +12,7 @@ from kvleased.movers import protocol
 from kvleased.movers.gpu import device_link
 from kvleased.movers.gpu.allotting import Allocate, Allocated
 from kvleased.movers.gpu.device_link import DeviceLink, GpuRegion
+from tests.unit.service.descriptors import descriptors_left
 from tests.unit.service.movers.test_link import LIMITS, Owner
 
 
@@ -82,6 +83,29 @@ async def test_refusal_says_why(link: DeviceLink) -> None:
 
     with pytest.raises(PoolFullError, match="lower device_bytes"):
         await wanted
+    mover.sock.close()
+
+
+async def test_memory_for_which_there_is_no_descriptor_is_refused_at_once(
+    link: DeviceLink,
+) -> None:
+    """If this process may have no more descriptors, the caller is told so, and the link goes on."""
+    mover = FakeMover(link, 1)
+    wanted = asyncio.ensure_future(link.allocate(1000))
+    asked = await mover.asked()
+    read_end, write_end = os.pipe()
+    mover.answer(Allocated(number=asked.number, device_uuid="u", mapped_bytes=1), [read_end])
+    os.close(read_end)
+
+    with descriptors_left(0):
+        link._read()
+        link._read()
+
+    with pytest.raises(PoolFullError, match="raise the limit on descriptors"):
+        await wanted
+    assert link.is_attached
+    assert not _is_read(write_end)
+    os.close(write_end)
     mover.sock.close()
 
 
