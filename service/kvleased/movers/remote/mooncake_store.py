@@ -29,6 +29,8 @@ _PEER_TO_PEER: Final = "P2PHANDSHAKE"
 _JOIN_SECONDS_MAX: Final = 5.0
 _TRIAL: Final = """
 import os, sys
+from kvleased.supervision.processes import die_with
+die_with(int(sys.argv[4]))
 from mooncake.store import MooncakeDistributedStore
 client = MooncakeDistributedStore()
 code = client.setup(sys.argv[1], sys.argv[2], 0, 1 << 20, "tcp", "", sys.argv[3])
@@ -202,7 +204,7 @@ def _try_to_join(host: str, metadata: str, master: str) -> None:
     Raises:
         RemoteError: it does not, or not in time.
     """
-    command = [sys.executable, "-P", "-c", _TRIAL, host, metadata, master]
+    command = [sys.executable, "-P", "-c", _TRIAL, host, metadata, master, str(os.getpid())]
     try:
         trial = subprocess.run(  # noqa: S603 - our own program
             command, check=False, timeout=_JOIN_SECONDS_MAX, capture_output=True

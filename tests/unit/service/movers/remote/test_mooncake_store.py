@@ -1,5 +1,9 @@
 """A real Mooncake Store serves like any other store: whole values or misses, in time, and again after a fault."""
 
+import importlib.util
+import os
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,3 +175,26 @@ def test_master_that_is_not_there_is_said(tmp_path: Path) -> None:
     with served_by_process(gone.url, ms_max=1_000, environment=mooncake.environment()) as (node, _):
         assert not node.status().is_on
         assert node.fetch([0], [0]).failed == (0,)
+
+
+def test_trial_of_a_master_ends_with_its_mover() -> None:
+    """A mover that is killed while it tries a silent master leaves no process, which would try for minutes."""
+    if importlib.util.find_spec("mooncake") is None:
+        pytest.skip("kvlease[mooncake] is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"mooncake://127.0.0.1:{silent.getsockname()[1]}?host=127.0.0.1"
+        with served_by_process(url, environment=mooncake.environment()) as (_, process):
+            # The trial has begun once it has connected.
+            silent.settimeout(60)
+            silent.accept()[0].close()
+            (trial,) = (os.pidfd_open(pid) for pid in _children(process.pid))
+
+            process.kill()
+
+            assert select.select([trial], [], [], 10)[0]
+            os.close(trial)
+
+
+def _children(pid: int) -> list[int]:
+    found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for child in " ".join(found).split()]
