@@ -93,6 +93,7 @@ class MoverLink:
         self._number = 0
         self._is_blocked = self._is_flush_due = False
         self._progress_at = 0.0
+        self._num_asks = 0
 
     def __repr__(self) -> str:
         """Show which mover there is, and how many batches are on their way."""
@@ -126,8 +127,8 @@ class MoverLink:
         )
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how long no batch has been answered; 0 if none is in flight."""
-        return now - self._progress_at if self.batches_in_flight else 0.0
+        """Return for how long no batch and no `Ask` has been answered; 0 if there is none without an answer."""
+        return now - self._progress_at if self.batches_in_flight or self._num_asks else 0.0
 
     def starting_seconds(self, now: float) -> float:
         """Return how long the current mover has been starting; 0 if there is none or it has said that it is there."""
@@ -197,7 +198,7 @@ class MoverLink:
             self._limits.bytes_a_batch_max,
             0 if mapped is None else mapped.bytes_per_block,
         )
-        if not self.batches_in_flight:
+        if not (self.batches_in_flight or self._num_asks):
             self._progress_at = now
         flight = Flight(pool=pool, copy=copy, with_checksums=with_checksums, copies_a_batch=most)
         self._queue.add(flight, now)
@@ -209,6 +210,10 @@ class MoverLink:
     def ask(self, question: Ask | Purge) -> bool:
         """Send a question to the mover ahead of all waiting batches; tell whether there is a mover to answer it."""
         if self._is_here:
+            if isinstance(question, Ask):
+                if not (self.batches_in_flight or self._num_asks):
+                    self._progress_at = monotonic()
+                self._num_asks += 1
             self._packets.append((question.encode(), ()))
             self._flush()
         return self._is_here
@@ -284,6 +289,7 @@ class MoverLink:
             self._is_here, self._progress_at = True, monotonic()
             self._flush()
         elif kind == protocol.TOLD:
+            self._num_asks, self._progress_at = self._num_asks - 1, monotonic()
             self._owner.hear(self.mover, Told.decode(packet))
         elif kind == protocol.FOUND:
             self._owner.hear(self.mover, Found.decode(packet))
@@ -389,5 +395,5 @@ class MoverLink:
         loop.remove_reader(self._sock.fileno())
         loop.remove_writer(self._sock.fileno())
         self._sock.close()
-        self._sock = None
+        self._sock, self._num_asks = None, 0
         self._is_blocked = self._is_here = False

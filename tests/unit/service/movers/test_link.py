@@ -280,6 +280,29 @@ async def test_overdue_copy_is_lost_and_its_mover_replaced(
     assert mover.batches()
 
 
+async def test_mover_that_only_owes_an_answer_to_a_question_is_replaced(owner: Owner) -> None:
+    """A store's mover that answers no question is replaced even if it has no copy; one that answers is not."""
+    link = MoverLink(owner, LIMITS, Mover.DISK)
+    with closing(ScriptedMover()) as mover:
+        await mover.start(link)
+        assert link.ask(Ask(number=1, pool=7, labels=b""))
+        mover.ours.send(Told(number=1).encode())
+        async with asyncio.timeout(5):
+            while not owner.heard:
+                await _heard(owner)
+        now = asyncio.get_running_loop().time()
+        link.tick(now + 20)
+        assert owner.recycled == []
+
+        assert link.ask(Ask(number=2, pool=7, labels=b""))
+        link.tick(now + 5)
+        assert owner.recycled == []
+        link.tick(now + 20)
+
+        assert owner.recycled == [(Mover.DISK, 1)]
+        assert owner.num_gone == 1
+
+
 async def test_copy_that_no_mover_got_has_failed(link: MoverLink, owner: Owner) -> None:
     """Without a mover a copy waits and fails at its deadline, since nobody can be writing its targets."""
     link.send(7, _copy(1), with_checksums=False)
