@@ -62,7 +62,7 @@ def clean(state: CacheState, now: float) -> bool:
 def _offload(state: CacheState) -> None:
     """Copy blocks to the host pool, but leave a part of it available for copies that must be made."""
     host = state.host
-    most = min(_most(state.device), host.num_available - len(host) // _SHARE_OF_POOL)
+    most = min(_most(state.device), host.num_available - _size(host) // _SHARE_OF_POOL)
     if most <= 0:
         return
     blocks = _marked(state, state.dirt.offload, state.device, host)[:most]
@@ -117,7 +117,12 @@ def _start(state: CacheState, purpose: Purpose, marks: Marks, sources: Ids, targ
 
 
 def _most(pool: Pool) -> int:
-    return min(BLOCKS_MAX, max(1, pool.num_usable // _SHARE_OF_POOL))
+    return min(BLOCKS_MAX, max(1, _size(pool) // _SHARE_OF_POOL))
+
+
+def _size(pool: Pool) -> int:
+    """Return how many blocks a pool has now; parked ones are out of use."""
+    return pool.num_usable - pool.num_parked
 
 
 def _dirty_slots(state: CacheState, marks: Marks, below: Pool | None) -> Ids:
@@ -125,7 +130,7 @@ def _dirty_slots(state: CacheState, marks: Marks, below: Pool | None) -> Ids:
     host = state.host
     if state.dirt.writes_through:
         return _marked(state, marks, host, below)
-    missing = max(1, len(host) // _SHARE_OF_POOL) - host.num_free
+    missing = max(1, _size(host) // _SHARE_OF_POOL) - host.num_free
     if missing <= 0:
         return NOWHERE
     cold = host.victims(missing, NOWHERE)

@@ -210,6 +210,25 @@ def test_write_through_stops_where_no_slot_is_left() -> None:
     assert cache.check() == []
 
 
+def test_write_through_goes_on_in_a_smaller_host_pool() -> None:
+    """What is kept available for others is a part of the slots in use, however many there were before."""
+    cache = a_cache(8, 16, write_policy=THROUGH)
+    cache.handle(c.Resize(tier=Tier.HOST, num_blocks=2), 0.0)
+
+    settled(cache, outcome_of_commit(cache, doc(2)))
+
+    assert cache.census().host["ready"] == 2
+    assert cache.check() == []
+
+
+def test_background_copies_hold_little_of_a_smaller_pool() -> None:
+    """A copy in the background holds only a part of the blocks that are in use."""
+    cache = a_cache(64, 64, write_policy=THROUGH)
+    cache.handle(c.Resize(tier=Tier.DEVICE, num_blocks=16), 0.0)
+
+    assert len(ids(the_copy(outcome_of_commit(cache, doc(8))).source_ids)) == 2
+
+
 def test_blocks_that_have_left_are_not_written_through() -> None:
     """A block that was evicted before its turn is not written through."""
     cache = a_cache(16, 16, write_policy=THROUGH)
