@@ -120,8 +120,6 @@ def attempt_reserve(
             return None
     lease = _begin(state, command, waiter, prefix, now)
     lease.num_left_before = num_left
-    if num_left and command.keys:
-        state.missing.put(lease)
     granted = _take(state, lease, prefix, fresh)
     if lease.pending:
         assert waiter is not None, "who cannot wait is granted what is there"
@@ -137,7 +135,7 @@ def attempt_reserve(
     state.tell("lease_granted", lease, num_blocks=count + len(hits))
     if lease.pending:
         return lease
-    count_grant(state, lease, command.num_tokens)
+    count_grant(state, lease, command)
     return reserved(state, lease)
 
 
@@ -231,9 +229,14 @@ def _parts(
     return parts
 
 
-def count_grant(state: CacheState, lease: Lease, num_tokens: int) -> None:
-    """Count the tokens of a request, once it is certain where their bytes come from, so that each counts once."""
-    counters, hit_tokens = state.counters, lease.tier_tokens[-1]
+def count_grant(state: CacheState, lease: Lease, request: Reserve) -> None:
+    """Count the tokens of a request, once it is certain where their bytes come from, so that each counts once.
+
+    The keys that it missed are put aside, to be counted later, if any block had left before.
+    """
+    counters, hit_tokens, num_tokens = state.counters, lease.tier_tokens[-1], request.num_tokens
+    if lease.num_left_before and request.keys:
+        state.missing.put(lease)
     counters["leases_granted"] += 1
     if hit_tokens:
         device, host, disk, remote = lease.hit_tokens

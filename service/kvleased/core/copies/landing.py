@@ -31,14 +31,10 @@ from kvleased.core.commands import (
     Fork,
     MoverDied,
     Reload,
+    Reserve,
     Tick,
 )
-from kvleased.core.copies.mishaps import (
-    disappoint,
-    go_without,
-    retire_sources,
-    stays,
-)
+from kvleased.core.copies.mishaps import disappoint, go_without, retire_sources, stays
 from kvleased.core.effects import MOVER_OF, Direction, Done, Evicted, Outcome, Reloaded
 from kvleased.core.ids import Ids
 from kvleased.core.lease.leases import Lease
@@ -247,8 +243,8 @@ def _advance_lease(state: CacheState, lease: Lease, flight: Flight, now: float) 
     if isinstance(lease.request, Fork) and lease.phase is Phase.LOADING:
         state.wake(ticket, finish_fork(state, lease, now))
     elif lease.phase is Phase.LOADING:
-        assert lease.request is not None, "nobody loads after a restart"
-        count_grant(state, lease, lease.request.num_tokens)
+        assert isinstance(lease.request, Reserve), "nobody loads after a restart"
+        count_grant(state, lease, lease.request)
         lease.brought, lease.granted_at, lease.deadline = (), now, now + state.shape.lease_seconds
         state.leases.enter(lease, Phase.ACTIVE)
         state.wake(ticket, reserved(state, lease))

@@ -15,13 +15,18 @@ from kvleased.core.lease.missing import MissingKeys
 from kvleased.core.prefix.regrets import REASONS
 from tests.unit.service.core.builders import (
     TOKENS_PER_BLOCK,
+    WAIT_MS,
     a_cache,
+    a_reserve,
     cached,
     commit,
+    fail,
     keys,
     leaving,
+    on_host,
     release,
     reserve,
+    the_copy,
     tick,
 )
 from tests.unit.service.core.grouped import FIXED, WINDOW, cache_of, chain, reserve_tokens
@@ -106,6 +111,31 @@ def test_nothing_is_put_aside_where_nothing_can_be_regretted() -> None:
     cached(cache, keys(3))
     release(cache, reserve(cache, 1, "whole", keys(3)).lease_id)
     reserve(cache, 1, "bare")
+
+    assert missed(cache) == {}
+
+
+def test_call_that_starts_over_regrets_a_block_once() -> None:
+    """If the copy for a prefix fails, the call misses what it finds in no tier once, when it gets its lease."""
+    cache = a_cache(8, 8)
+    on_host(cache, keys(1))
+    command = a_reserve(3, "again", keys(1, 2, 3), wait_ms=WAIT_MS)
+    copy = the_copy(cache.handle(command, 0.0))
+    assert missed(cache) == {}
+
+    fail(cache, copy)
+
+    assert missed(cache) == {"displaced": 1, "unknown": 2}
+
+
+def test_call_that_is_given_up_regrets_nothing() -> None:
+    """A call whose caller leaves while its prefix is loaded has missed nothing."""
+    cache = a_cache(8, 8)
+    on_host(cache, keys(1))
+    outcome = cache.handle(a_reserve(3, "again", keys(1, 2, 3), wait_ms=WAIT_MS), 0.0)
+    assert outcome.ticket is not None
+
+    cache.handle(c.Cancel(ticket=outcome.ticket), 0.0)
 
     assert missed(cache) == {}
 
