@@ -312,6 +312,8 @@ def _note_shared(state: CacheState, flight: Flight, good: NDArray[np.bool_]) -> 
     keys = state.keys_of(flight, good)
     for pool, remote in zip(state.pools, state.dirt.remote, strict=True):
         remote[pool.cached(keys)] = True
+    # A copied slot may have been found damaged meanwhile, and another one have its key.
+    state.dirt.share[state.host.cached(keys)] = False
 
 
 def _check_generations(state: CacheState, flight: Flight) -> None:

@@ -764,6 +764,26 @@ def test_slot_may_be_found_damaged_while_it_is_shared() -> None:
     assert cache.check() == []
 
 
+def test_slot_that_takes_a_damaged_one_s_place_is_not_shared_again() -> None:
+    """If a slot is damaged while it is shared, the slot that has its key by the end of the copy is shared, too."""
+    cache = a_remote_cache(16, 16, write_policy=THROUGH)
+    (share,) = copies(land(cache, the_copy(outcome_of_commit(cache, doc(1)))))
+    release(cache, cache.list_leases(0, 1, 0.0)[0].lease_id)
+    cache.handle(c.Evict(keys=doc(1)), 0.0)
+    load = the_copy(cache.handle(a_patient_reserve(doc(1), "s"), 0.0))
+    land(cache, load, failed=(0,))
+    (lease,) = cache.list_leases(0, 1, 0.0)
+    command = c.Commit(
+        worker_id=WORKER, lease_id=lease.lease_id, num_tokens=4, first_block=0, keys=doc(1)
+    )
+    land(cache, the_copy(cache.handle(command, 0.0)))
+    turn(cache, Tier.REMOTE, on=False)
+
+    land(cache, share)
+
+    assert cache.check() == []
+
+
 def test_lost_share_holds_its_slots_until_the_mover_is_dead() -> None:
     """The slots of a lost share stay held until its mover is dead, for the mover may still read them."""
     cache = a_remote_cache(16, 16, write_policy=THROUGH)
