@@ -2,9 +2,9 @@
 
 A class is a number from `LOW` to `HIGH`. The order has a part for each tenant and class that has blocks, made for the
 first of them. A policy learns from all parts. A block's class is the highest of the leases that had it since it was
-taken into use, or normal if no lease had it. A class above normal may last for a limited time only: the longest that
-any such lease gave, counted from when the block was let go of. After that time, the block takes its place among the
-normal blocks, by when it was let go of.
+taken into use or found no more, and at least normal if it was cached before any lease had it. A class above normal may
+last for a limited time only: the longest that any such lease gave, counted from when the block was let go of. After
+that time, the block takes its place among the normal blocks, by when it was let go of.
 
 A chain is let go of as a whole, and whoever has a block also has its parents. So a parent is never of a lower class
 than its children, nor above normal for a shorter time, and it still leaves after them.
@@ -152,8 +152,9 @@ class ClassedOrder:
         self._num_blocks -= len(places)
 
     def evicted(self, blocks: Ids) -> None:
-        """Take out distinct blocks that leave for good."""
+        """Take out distinct blocks that leave for good, so that their classes no longer count."""
         self._drop(blocks)
+        self.forget(blocks)
         if self.columns is not None:
             self.columns.evicted(blocks)
 
@@ -306,7 +307,10 @@ class _Classes:
 
     def let_go(self, blocks: Ids) -> None:
         """Note that nobody holds the blocks any more; `since` must already be written."""
-        high = blocks[self.rank[blocks] > NORMAL]
+        ranks = self.rank[blocks]
+        # From here on they are found as normal ones, and no low lease that finds some of a chain lowers those alone.
+        self.rank[blocks[ranks == _UNSET]] = NORMAL
+        high = blocks[ranks > NORMAL]
         if len(high):
             # Whole seconds, so that blocks that become normal do so together.
             ends = np.ceil(self.since[high] + self.retain[high])

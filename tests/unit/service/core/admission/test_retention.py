@@ -16,6 +16,7 @@ from kvleased.core.effects import Reserved
 from kvleased.core.eviction import LeafFirstLRU, make_order
 from kvleased.core.eviction.classes import HIGH, LOW, NORMAL, ClassedOrder
 from kvleased.core.lease.leases import NOWHERE
+from kvleased.core.magazine_replies import Exchanged
 from tests.unit.service.core.builders import (
     EPOCH,
     LEASE_SECONDS,
@@ -33,9 +34,11 @@ from tests.unit.service.core.builders import (
     found,
     keys,
     land,
+    on_host,
     records,
     release,
     reload,
+    reload_keys,
     reserve,
     the_copy,
     tick,
@@ -148,6 +151,42 @@ def test_low_lease_does_not_lower_what_it_finds() -> None:
     reserve(cache, 1)
 
     assert cached_of(cache, 0, 1, 2) == [0, 2]
+
+
+def test_low_lease_does_not_lower_a_part_of_what_was_brought_back() -> None:
+    """Blocks that no lease brought to the device are normal, so that a chain still leaves from its end."""
+    cache = a_cache(6)
+    used(cache, keys(9), LOW)
+    on_host(cache, keys(0, 1, 2, 3))
+    land(cache, the_copy(reload_keys(cache, keys(0, 1, 2, 3))))
+    used(cache, keys(0, 1), LOW)
+
+    reserve(cache, 4)
+
+    assert cached_of(cache, 0, 1, 2, 3) == [0, 1]
+
+
+def test_class_ends_with_the_bytes() -> None:
+    """A magazine that writes a block anew does not hand the class of the earlier bytes on."""
+    cache = a_cache(3, num_slots=0)
+    engine = WorkerId(11)
+    cache.handle(c.Attach(worker_id=engine, tenant_digest=TENANT, magazine=1), 0.0)
+    used(cache, keys(0), HIGH)
+    held = exchange(cache, engine, 1, hold_keys=keys(0)).held_blocks
+    exchange(cache, engine, 2, retract_blocks=held)
+    exchange(cache, engine, 3, publish_blocks=held, publish_keys=keys(1))
+    exchange(cache, engine, 4, drop_blocks=held)
+    used(cache, keys(2, 3), NORMAL)
+
+    reserve(cache, 1)
+
+    assert cached_of(cache, 1, 2, 3) == [2, 3]
+
+
+def exchange(cache: Cache, engine: WorkerId, sequence: int, **columns: bytes) -> Exchanged:
+    """Return the answer to an exchange of an engine's magazine."""
+    command = c.Exchange(worker_id=engine, sequence=sequence, **columns)
+    return answer(cache.handle(command, 0.0), Exchanged)
 
 
 def test_high_class_ends_when_its_time_is_over() -> None:
