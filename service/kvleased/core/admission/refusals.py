@@ -234,17 +234,17 @@ def slots_full(
 ) -> PoolFullError:
     """Explain why a lease cannot be moved to the host pool now; it would reuse the slots `reused`."""
     host = state.host
-    available = num_slots_available(state, reused)
+    available, limit = num_slots_available(state, reused), len(host) - host.num_parked
     is_coming = need <= num_slots_soon(state, reused)
     because = "slots are being copied" if is_coming else "the rest is held"
     less = ", trim the lease first" if changes else ""
     return PoolFullError(
-        f"the lease needs {counted(need, 'slot')} and {available} of {len(host)} can be used now: {because}; try again "
+        f"the lease needs {counted(need, 'slot')} and {available} of {limit} can be used now: {because}; try again "
         f"after retry_after_ms{less}, or release the lease instead",
         resource="host_slots",
         need=need,
         available=available,
-        limit=len(host),
+        limit=limit,
         retry_after_ms=state.shape.retry_after_ms,
         rule=(Reason.COPIES if is_coming else Reason.BLOCKS).value,
         remedies=changes,

@@ -13,7 +13,7 @@ from kvlease.errors import (
 )
 from kvlease.ids import LeaseId, WorkerId
 from kvleased.core import commands as c
-from kvleased.core.effects import Evicted, Notice, Reloaded
+from kvleased.core.effects import Evicted, Notice, Reloaded, Tier
 from tests.unit.service.core.builders import (
     LEASE_SECONDS,
     MATE,
@@ -212,6 +212,19 @@ def test_lease_that_does_not_fit_now_is_refused_until_later() -> None:
     assert (refusal.value.available, refusal.value.limit) == (2, 4)
     assert refusal.value.retry_after_ms == 50
     assert cache.check() == []
+
+
+def test_refusal_counts_no_parked_slots() -> None:
+    """Slots that a resize took out of use are none that a lease could be moved to."""
+    cache = a_cache(8, num_slots=8)
+    cache.handle(c.Resize(tier=Tier.HOST, num_blocks=4), 0.0)
+    evicted(cache, keys(1, 2))
+    lease = reserve(cache, 3)
+
+    with pytest.raises(PoolFullError, match="2 of 4 can be used now") as refusal:
+        evict(cache, lease.lease_id)
+
+    assert (refusal.value.available, refusal.value.limit) == (2, 4)
 
 
 def test_evicted_lease_pushes_cached_slots_out() -> None:
