@@ -15,6 +15,7 @@ from kvleased.config.tenant_settings import TenantSettings
 from kvleased.core.commands import Limit
 from kvleased.core.limits import UNLIMITED, TenantLimits
 from kvleased.core.shape import CacheShape
+from kvleased.core.tenancy.tenants import level_out
 from kvleased.counted import counted
 from kvleased.credentials.derived import tenant_digest, tenant_key
 from kvleased.supervision.keeper import Note
@@ -122,13 +123,17 @@ def limits_of(
     root_secret: bytes,
     usable_blocks: int,
     bytes_per_block: int,
+    *,
+    cuts: bool = False,
 ) -> Limit:
     """Return the limits of tenants in blocks, for a cache that can grant `usable_blocks`.
+
+    If the minima are more than the pool, it `cuts` the largest ones, or refuses them.
 
     Raises:
         NeverFitsError: the minima are more than the pool.
     """
-    minima = _minima(tenants, usable_blocks, bytes_per_block)
+    minima = _minima(tenants, usable_blocks, bytes_per_block, cuts=cuts)
     return Limit(
         tenants={
             digest: _limits(tenants[name], minima[name], usable_blocks, bytes_per_block)
@@ -144,7 +149,7 @@ def named(tenants: Iterable[str], root_secret: bytes) -> dict[int, str]:
 
 
 def _minima(
-    tenants: Mapping[str, TenantSettings], usable_blocks: int, bytes_per_block: int
+    tenants: Mapping[str, TenantSettings], usable_blocks: int, bytes_per_block: int, *, cuts: bool
 ) -> dict[str, int]:
     """Return the minima in blocks, rounded up as far as their sum does not exceed the pool."""
     shares = {
@@ -156,6 +161,8 @@ def _minima(
     }
     minima = dict.fromkeys(tenants, 0) | {name: floor(share) for name, share in shares.items()}
     num_left = usable_blocks - sum(minima.values())
+    if num_left < 0 and cuts:
+        return _cut(minima, -num_left)
     if num_left < 0:
         need = usable_blocks - num_left
         message = (
@@ -172,6 +179,13 @@ def _minima(
     for name in [name for name, share in shares.items() if ceil(share) > minima[name]][:num_left]:
         minima[name] += 1
     return minima
+
+
+def _cut(minima: Mapping[str, int], count: int) -> dict[str, int]:
+    """Return minima that are `count` blocks lower in all, which the largest of them give."""
+    heights = list(minima.values())
+    less = level_out(heights, heights, count)
+    return {name: minima[name] - less[at] for at, name in enumerate(minima)}
 
 
 def _limits(

@@ -11,6 +11,7 @@ import pytest
 from kvlease.errors import InvalidError, NotYoursError, UnknownWorkerError
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.access.callers import Caller
+from kvleased.core.blocks.states import State
 
 from .conftest import Node, keys
 
@@ -151,6 +152,30 @@ async def test_minima_that_fit_only_a_smaller_pool_are_kept(node: Node) -> None:
 
     async with node.life() as daemon:
         assert daemon.registry.cache("main").core.shape == before
+
+
+async def test_minima_that_fit_both_sizes_of_a_resize_are_cut_for_one_between(node: Node) -> None:
+    """A kill in the middle of a resize may leave a size that the minima do not fit; the cache comes back."""
+    limits = {
+        "a": pb.TenantLimits(min_percent=50),
+        "b": pb.TenantLimits(min_percent=50),
+        "c": pb.TenantLimits(min_bytes=1),
+    }
+    async with node.life() as daemon:
+        await node.register(device_blocks=7)
+        limits["c"].min_bytes = daemon.registry.cache("main").plan.device_bytes_per_block
+        for tenant, one in limits.items():
+            request = pb.SetTenantRequest(tenant=tenant, revision=1, limits=one)
+            await node.ask("set_tenant", request)
+        # The resize to 5 blocks is killed when it has parked the first of two.
+        daemon.registry.cache("main").core._state.device.records.state[6] = State.PARKED
+
+    async with node.life() as daemon:
+        core = daemon.registry.cache("main").core
+        assert sorted(one.min_blocks for one in core.shape.tenants.values()) == [1, 2, 3]
+        await node.ask("resize", pb.ResizeRequest(cache="main", tier="device", num_blocks=5))
+        assert sorted(one.min_blocks for one in core.shape.tenants.values()) == [1, 2, 2]
+        assert core.check() == []
 
 
 async def test_half_made_cache_is_forgotten(node: Node) -> None:
