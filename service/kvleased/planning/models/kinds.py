@@ -1,7 +1,7 @@
 """Own which kind each layer is, in one set of words for all the ways in which configs say it."""
 
 from collections.abc import Mapping
-from itertools import islice
+from itertools import cycle, islice
 from typing import Final
 
 from kvlease.errors import InvalidError
@@ -85,8 +85,8 @@ def _kinds_by_rule(config: Config, num_layers: int) -> tuple[str, ...]:
     pattern = config.value("sliding_window_pattern", "_sliding_window_pattern")
     period = _PERIOD_OF_TYPE.get(config.model_type)
     if window is not None and isinstance(pattern, str) and pattern:
-        cycle = [FULL if letter == "G" else SLIDING for letter in pattern]
-        return tuple(islice(cycle * num_layers, num_layers))
+        letters = islice(cycle(pattern[:num_layers]), num_layers)
+        return tuple(FULL if letter == "G" else SLIDING for letter in letters)
     if window is not None and period:
         said = config.optional_count("sliding_window_pattern", "_sliding_window_pattern")
         return kinds_with_period(num_layers, said or period, between=SLIDING)

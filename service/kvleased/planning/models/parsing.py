@@ -25,6 +25,8 @@ _INNER_FIELDS: Final = ("thinker_config", "text_config", "language_config", "llm
 _SHAPE_FIELDS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 """Fields for which a class's defaults describe one model: if one of these fields differs, the defaults do not apply."""
 _LAYER_FIELDS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_DECODER_FIELDS: Final = ("decoder_layers", "num_decoder_layers")
+"""Fields for the decoder alone: beside an encoder, the others count the encoder's layers."""
 _POSITION_FIELDS: Final = (
     "max_position_embeddings",
     "max_target_positions",
@@ -55,7 +57,8 @@ class Config:
         Raises:
             InvalidError: the config does not say, or says too many.
         """
-        return self.count(*_LAYER_FIELDS, most=LAYERS_MAX)
+        of_decoder = self.given_count(*_DECODER_FIELDS, most=LAYERS_MAX)
+        return of_decoder or self.count(*_LAYER_FIELDS, most=LAYERS_MAX)
 
     @property
     def max_positions(self) -> int | None:

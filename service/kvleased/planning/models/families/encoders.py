@@ -7,7 +7,7 @@ from kvlease.geometry import exact_div
 from kvlease.spec import LayerSpec
 from kvleased.planning.models.families.decoder import usual
 from kvleased.planning.models.model import Heads, Model
-from kvleased.planning.models.parsing import Config
+from kvleased.planning.models.parsing import LAYERS_MAX, Config
 from kvleased.planning.models.refusals import keeps_nothing
 
 _INPUT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -30,7 +30,8 @@ def bart(model: Model) -> tuple[LayerSpec, ...]:
     width = config.count("d_model", "hidden_size")
     head_size = exact_div(width, num_heads, what="d_model over decoder_attention_heads")
     heads = Heads(num_kv_heads=num_heads, head_size=head_size)
-    return _with_cross_attention(model, heads, config.count("decoder_layers"))
+    num_layers = config.count("decoder_layers", most=LAYERS_MAX)
+    return _with_cross_attention(model, heads, num_layers)
 
 
 def t5(model: Model) -> tuple[LayerSpec, ...]:
@@ -41,7 +42,8 @@ def t5(model: Model) -> tuple[LayerSpec, ...]:
     """
     config = model.config
     heads = Heads(num_kv_heads=config.count("num_heads"), head_size=config.count("d_kv"))
-    return _with_cross_attention(model, heads, config.count("num_decoder_layers", "num_layers"))
+    num_layers = config.count("num_decoder_layers", "num_layers", most=LAYERS_MAX)
+    return _with_cross_attention(model, heads, num_layers)
 
 
 def encoder(model: Model) -> tuple[LayerSpec, ...]:

@@ -1,10 +1,15 @@
 """Own Gemma 3n and Gemma 4, whose last layers read the K and V of earlier ones; Gemma 4 has heads of two sizes."""
 
+from typing import Final
+
 from kvlease.spec import LayerSpec
 from kvleased.planning.models.families.decoder import attend, attention_of_kind
 from kvleased.planning.models.kinds import FULL, kinds_of
 from kvleased.planning.models.model import Heads, Model, heads_of
 from kvleased.planning.models.parsing import Config
+
+_PLACE_DIGITS_MAX: Final = 8
+"""Digits of a place in `per_layer_config`; no layer has a longer one."""
 
 
 def gemma3n(model: Model) -> tuple[LayerSpec, ...]:
@@ -24,11 +29,13 @@ def gemma4(model: Model) -> tuple[LayerSpec, ...]:
     """
     config = model.config
     local = heads_of(config)
+    own = _own_heads(config, local)
     layers = []
     for index, kind in enumerate(kinds_of(config)):
-        heads = _own_heads(config, index, local) or (
-            _whole(config, local) if kind == FULL else local
-        )
+        if own is None:
+            heads = _whole(config, local) if kind == FULL else local
+        else:
+            heads = own.get(index, local)
         layers.append(attention_of_kind(model, f"model.layers.{index}.self_attn", heads, kind))
     return _keeping(model, tuple(layers))
 
@@ -43,19 +50,21 @@ def _whole(config: Config, local: Heads) -> Heads:
     )
 
 
-def _own_heads(config: Config, index: int, usual: Heads) -> Heads | None:
-    """Return the heads that `per_layer_config` gives a layer, else the usual ones; None if there is no such field."""
+def _own_heads(config: Config, usual: Heads) -> dict[int, Heads] | None:
+    """Return the heads that `per_layer_config` gives some layers, by place; None if there is no such field."""
     if config.value("per_layer_config") is None:
         return None
     places = config.inner("per_layer_config")
-    own = next((name for name in places.fields if name.isdecimal() and int(name) == index), None)
-    if own is None:
-        return usual
-    layer = places.inner(own)
-    return Heads(
-        num_kv_heads=layer.given_count("num_key_value_heads") or usual.num_kv_heads,
-        head_size=layer.given_count("head_dim") or usual.head_size,
-    )
+    found: dict[int, Heads] = {}
+    for name in places.fields:
+        is_place = name.isdecimal() and len(name) <= _PLACE_DIGITS_MAX
+        if is_place and int(name) < config.num_layers and int(name) not in found:
+            layer = places.inner(name)
+            found[int(name)] = Heads(
+                num_kv_heads=layer.given_count("num_key_value_heads") or usual.num_kv_heads,
+                head_size=layer.given_count("head_dim") or usual.head_size,
+            )
+    return found
 
 
 def _keeping(model: Model, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

@@ -72,7 +72,7 @@ def lfm2(model: Model) -> tuple[LayerSpec, ...]:
         InvalidError: a field is missing, or ranks do not divide.
     """
     config = model.config
-    places = config.counts("full_attn_idxs")
+    places = set(config.counts("full_attn_idxs"))
     listed = listed_kinds(config)
     if not listed and not places:
         raise config.lacks("layer_types")
@@ -110,7 +110,7 @@ def kimi_linear(model: Model) -> tuple[LayerSpec, ...]:
         kernel=said.count("linear_conv_kernel_dim" if is_flat else "short_conv_kernel_size"),
     )
     listed = listed_kinds(config)
-    places = said.counts("full_attn_layers")
+    places = set(said.counts("full_attn_layers"))
     kinds = listed or tuple(
         FULL if index + 1 in places else LINEAR for index in range(config.num_layers)
     )

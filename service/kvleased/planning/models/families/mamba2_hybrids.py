@@ -19,7 +19,7 @@ def bamba(model: Model) -> tuple[LayerSpec, ...]:
     Raises:
         InvalidError: a field is missing, or ranks do not divide.
     """
-    indices = model.config.counts("attn_layer_indices")
+    indices = set(model.config.counts("attn_layer_indices"))
     kinds = tuple(FULL if place in indices else LINEAR for place in range(model.config.num_layers))
     return _mixed(model, kinds, _mamba_shape(model), heads_of(model.config))
 

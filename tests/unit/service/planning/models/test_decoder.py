@@ -1,6 +1,7 @@
 """Laws of plain decoders: attention over all tokens, windows and chunks is planned, and the rest refused."""
 
 import json
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -123,6 +124,26 @@ def test_ways_to_say_windows_are_understood(config: dict[str, Any], kinds: str) 
     assert "".join("S" if isinstance(item, SlidingWindow) else "F" for item in found) == kinds
 
 
+def test_long_pattern_of_windows_takes_no_more_memory_than_its_letters() -> None:
+    """Only as many letters as layers count; a pattern repeated for every layer would take all memory."""
+    config = text(
+        model_type="exaone4",
+        num_hidden_layers=256,
+        sliding_window=64,
+        sliding_window_pattern="L" * 2**17,
+    )
+
+    tracemalloc.start()
+    try:
+        found = layers(config)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert {type(layer) for layer in found} == {SlidingWindow}
+    assert most_bytes < 64 * 2**20
+
+
 @pytest.mark.parametrize(
     ("fixture", "num_layers", "num_kv_heads", "head_size"),
     [
@@ -211,7 +232,12 @@ def test_gemma4_says_heads_layer_by_layer_as_well() -> None:
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
-        "per_layer_config": {"05": {"head_dim": 384, "num_key_value_heads": 2}, "3": {}},
+        "per_layer_config": {
+            "05": {"head_dim": 384, "num_key_value_heads": 2},
+            "3": {},
+            "6": "beyond the last layer",
+            "0" * 5000: {"head_dim": 128},
+        },
     }
 
     assert [_heads(layer) for layer in layers(changed(config))] == [(4, 256)] * 5 + [(2, 384)]

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from kvlease.errors import InvalidError
+from kvlease.plan import ParallelInputs, PlanInputs
 from kvlease.spec import AttentionSpec
+from kvleased.planning import plan
 from kvleased.planning.models import model_facts
 from tests.unit.service.planning.models.configs import config_text, layers
 
@@ -34,6 +36,42 @@ def test_t5_decoder_is_as_deep_as_its_encoder_unless_said() -> None:
     text = config_text("flan-t5-xl", num_decoder_layers=None, num_layers=3)
 
     assert len(layers(text)) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("fixture", "field"),
+    [
+        pytest.param("bart-large", "decoder_layers", id="bart"),
+        pytest.param("whisper-large-v3", "decoder_layers", id="whisper"),
+        pytest.param("flan-t5-xl", "num_decoder_layers", id="t5"),
+    ],
+)
+def test_stages_share_the_decoders_layers(fixture: str, field: str) -> None:
+    """If the decoder has fewer layers than the encoder, stages still keep equally many of them."""
+    text = config_text(fixture, **{field: 4})
+    inputs = PlanInputs(
+        model_config=text,
+        kv_dtype="bfloat16",
+        tokens_per_block=16,
+        device_bytes=2**30,
+        parallel=ParallelInputs(pipeline_ranks=2),
+    )
+
+    assert model_facts(text).num_hidden_layers == 4
+    assert [len(rank.layers) for rank in plan(inputs).ranks] == [2 * 2, 2 * 2]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "field"),
+    [
+        pytest.param("bart-large", "decoder_layers", id="bart"),
+        pytest.param("flan-t5-xl", "num_decoder_layers", id="t5"),
+    ],
+)
+def test_decoder_that_is_too_deep_is_refused_before_it_is_made(fixture: str, field: str) -> None:
+    """Making millions of layers, only to count them, would take all memory."""
+    with pytest.raises(InvalidError, match=f"{field}.*from 1 to 4096"):
+        layers(config_text(fixture, **{field: 2**24}), "bfloat16")
 
 
 def test_encoder_decoder_of_another_name_is_refused() -> None:
