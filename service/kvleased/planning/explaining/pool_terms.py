@@ -50,17 +50,18 @@ def block_term(rank: RankPlan, plan: CachePlan, inputs: PlanInputs) -> Term:
 
 def num_blocks_term(plan: CachePlan, inputs: PlanInputs) -> Term:
     """Return the blocks of every rank's pool: as many as the rank with the least room can have."""
+    keeping = [rank for rank in plan.ranks if rank.layers]
+    if not keeping:
+        # Blocks of no bytes, whatever was asked for: one, or as many as are never granted.
+        return most([literal(1), number("null_blocks", plan.null_blocks)])
     if inputs.device_blocks:
         return number("device_blocks as given", inputs.device_blocks)
     rooms: dict[tuple[int, int], Term] = {}
-    for rank in plan.ranks:
-        if rank.layers:
-            budget = _budget(rank.rank, inputs)
-            rooms[budget, rank.bytes_per_block] = floor(
-                number("device_bytes", budget) / number("bytes_per_block", rank.bytes_per_block)
-            )
-    if not rooms:
-        return literal(1)
+    for rank in keeping:
+        budget = _budget(rank.rank, inputs)
+        rooms[budget, rank.bytes_per_block] = floor(
+            number("device_bytes", budget) / number("bytes_per_block", rank.bytes_per_block)
+        )
     room = least(list(rooms.values()))
     return (
         room.by(f"least over ranks of {next(iter(rooms.values())).formula}")

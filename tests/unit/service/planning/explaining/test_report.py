@@ -312,6 +312,26 @@ def test_keys_as_asked_for_are_explained_so() -> None:
     assert (equation.formula, equation.value) == ("match_tokens", 8)
 
 
+@pytest.mark.parametrize(
+    ("asked", "num_blocks"),
+    [
+        pytest.param({"null_blocks": 3}, 3, id="null blocks"),
+        pytest.param({"device_blocks": 64}, 1, id="blocks as given"),
+        pytest.param({"device_blocks": 64, "null_blocks": 3}, 3, id="both"),
+    ],
+)
+def test_blocks_of_ranks_that_keep_nothing_are_explained(
+    asked: dict[str, int], num_blocks: int
+) -> None:
+    """There is one block of no bytes, or as many as are never granted, however many are asked for."""
+    inputs = PlanInputs(ranks=(RankInputs(keeps_nothing=True),), tokens_per_block=16, **asked)
+
+    found = report(inputs, plan(inputs))
+
+    said = {one.name: one for one in found.equations}["num_blocks"]
+    assert (said.value, evaluated(said.arithmetic)) == (num_blocks, num_blocks)
+
+
 def test_request_that_takes_nothing_is_explained() -> None:
     """If a request takes no block, as of an encoder without input, all blocks count as room for it."""
     cross = CrossAttention(name="cross", tokens_per_block=16, **_ATTENTION)
