@@ -5,7 +5,9 @@ from typing import Final
 
 DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     "bamba": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_n_groups": 1},
+    "cohere2": {"sliding_window": 4096},
     "deepseek_v32": {"index_topk": 2048, "index_head_dim": 128},
+    "exaone4": {"sliding_window": 4096},
     "falcon_h1": {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_n_groups": 1},
     "falcon_mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "gemma": {"head_dim": 256},
@@ -34,7 +36,10 @@ DEFAULTS: Final[Mapping[str, dict[str, object]]] = {
     "llama4_text": {"attention_chunk_size": 8192, "no_rope_layer_interval": 4},
     "mamba": {"expand": 2, "conv_kernel": 4, "state_size": 16},
     "mamba2": {"expand": 2, "conv_kernel": 4, "state_size": 128, "n_groups": 8, "head_dim": 64},
+    "ministral": {"sliding_window": 4096},
+    "mistral": {"sliding_window": 4096},
     "nemotron_h": {"conv_kernel": 4, "expand": 2, "n_groups": 8},
+    "olmo3": {"sliding_window": 4096},
     "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
