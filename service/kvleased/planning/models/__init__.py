@@ -61,6 +61,7 @@ def layers_of(
         engine=engine,
     )
     layers = with_equal_pages(model, family_of(config)(model))
+    model.check_heads()
     if not layers:
         raise no_layers(config.model_type)
     return layers

@@ -1,15 +1,20 @@
 """Own how the layers of one tensor rank are made: heads and states split over ranks, K and V in the cache's type."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvlease.errors import InvalidError
 from kvlease.geometry import exact_div
 from kvlease.plan import EngineInputs
 from kvlease.spec import ChunkedLocal, CrossAttention, FullAttention, SlidingWindow, StateSpace
+from kvlease.units import TOKENS_MAX
 from kvleased.planning.models.defaults import KV_HEADS_OF_CLASS
 from kvleased.planning.models.kv_format import KVFormat, kv_format, model_dtype
 from kvleased.planning.models.parsing import Config
+
+
+_HEAD_FIELDS: Final = ("num_attention_heads", "n_head", "n_heads")
+"""Fields for the heads of Q; `num_heads` may also count those of a recurrent layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,26 @@ class Model:
     def speculative_tokens(self) -> int:
         """Tokens that may be taken back; each needs a state of its own."""
         return self.engine.lookahead_tokens
+
+    def check_heads(self) -> None:
+        """Refuse ranks among which the heads of Q cannot be split, as attention is, whatever is kept of K and V.
+
+        Raises:
+            InvalidError: the ranks cannot share them evenly.
+        """
+        total = self.config.value(*_HEAD_FIELDS)
+        if isinstance(total, int) and total > 0 and total % self.tensor_ranks:
+            message = (
+                f"the model's {total} attention heads cannot be shared evenly by {self.tensor_ranks} tensor ranks; "
+                f"tensor_ranks must divide {total}"
+            )
+            raise InvalidError(
+                message,
+                resource="tensor_ranks",
+                rule="ranks_do_not_divide",
+                need=self.tensor_ranks,
+                limit=min(total, TOKENS_MAX),
+            )
 
     def full(self, name: str, heads: Heads) -> FullAttention:
         """Return a layer that keeps every token."""
@@ -134,7 +159,7 @@ def heads_of(config: Config) -> Heads:
     Raises:
         InvalidError: a field is missing, or heads do not divide.
     """
-    num_heads = config.count("num_attention_heads", "n_head", "n_heads", "num_heads")
+    num_heads = config.count(*_HEAD_FIELDS, "num_heads")
     num_kv_heads = config.given_count("num_key_value_heads") or _all_heads(config, num_heads)
     exact_div(num_heads, num_kv_heads, what="num_attention_heads over num_key_value_heads")
     head_size = config.given_count("head_dim", "attention_head_dim") or exact_div(

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from kvlease.errors import InvalidError
+from kvlease.plan import ParallelInputs, PlanInputs
 from kvlease.spec import AttentionSpec
+from kvleased.planning import plan_or_explain
 from kvleased.planning.models import layers_of
 from kvleased.planning.models.parsing import Config, parsed
 from tests.unit.service.planning.models.configs import LLAMA, changed, config_text, layers
@@ -263,6 +265,36 @@ def test_ranks_that_do_not_divide_heads_are_refused(ranks: int, nearest: tuple[i
 
     assert refusal.value.rule == "ranks_do_not_divide"
     assert (refusal.value.need, refusal.value.limit) == (ranks, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "num_heads"),
+    [
+        pytest.param(
+            changed(LLAMA, hidden_size=896, num_attention_heads=14, num_key_value_heads=2),
+            4,
+            14,
+            id="copied heads of K and V",
+        ),
+        pytest.param(config_text("deepseek-v3"), 3, 128, id="latents"),
+    ],
+)
+def test_ranks_that_do_not_divide_heads_of_q_are_refused(
+    text: str, ranks: int, num_heads: int
+) -> None:
+    """No engine splits attention unevenly, even if every rank would keep the same of K and V."""
+    inputs = PlanInputs(
+        model_config=text,
+        tokens_per_block=64,
+        device_bytes=2**33,
+        parallel=ParallelInputs(tensor_ranks=ranks),
+    )
+
+    with pytest.raises(InvalidError, match=f"tensor_ranks must divide {num_heads}") as refusal:
+        plan_or_explain(inputs)
+
+    assert refusal.value.rule == "ranks_do_not_divide"
+    assert "tensor_ranks=2" in refusal.value.remedies
 
 
 def test_reading_a_config_loads_neither_torch_nor_transformers() -> None:
