@@ -235,7 +235,7 @@ def _answer(
 def _match_tokens(written: str) -> int | None:
     if written == _FINEST:
         return None
-    if not (written.isascii() and written.isdecimal()):
+    if not plan_inputs.is_number(written):
         message = f"--match-tokens is {written[:40]!r}; write a number of tokens, or {_FINEST}"
         raise InvalidError(message, resource="match_tokens")
     return checked_count("match_tokens", int(written), least=1, most=TOKENS_MAX)

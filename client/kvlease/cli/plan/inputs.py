@@ -14,6 +14,7 @@ from kvlease.units import TOKENS_MAX, checked_count
 AUTO: Final = "auto"
 """The value of --longest-request for as many tokens as the model takes and the memory holds."""
 
+_DIGITS_MAX: Final = 18
 _FILE_BYTES_MAX: Final = 16 << 20
 """Bytes of the largest file that is read: a model's weights, named by mistake, would fill the memory."""
 
@@ -36,7 +37,7 @@ def read_source(model: str, specs: str) -> Source:
         message = "give either --model, such as a config.json, or --specs, but not both"
         raise InvalidError(message, resource="model")
     if model:
-        return Source(model_config=_read(_config_path(model)))
+        return Source(model_config=_read(config_path(model)))
     return Source(layers=_layers(_read(Path(specs)), specs))
 
 
@@ -48,19 +49,46 @@ def longest_request(written: str) -> int:
     """
     if written == AUTO:
         return 0
-    if not written.isdecimal():
+    if not is_number(written):
         message = f"--longest-request is {written[:40]!r}; write a number of tokens, or {AUTO}"
         raise InvalidError(message, resource="longest_request_tokens")
     return checked_count("longest_request_tokens", int(written), most=TOKENS_MAX)
 
 
-def _config_path(model: str) -> Path:
-    """Return the path of the model's config.json: a file, a file in a directory, or a file in the local cache."""
+def is_number(written: str) -> bool:
+    """Tell whether a text is a whole number, with no more digits than any number of tokens or bytes has."""
+    return written.isascii() and written.isdecimal() and len(written) <= _DIGITS_MAX
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object of JSON in a model's file.
+
+    Raises:
+        InvalidError: it cannot be read, or has no object of JSON.
+    """
+    try:
+        found = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise InvalidError(f"{path} is not JSON: {error}", resource="model") from error
+    if not isinstance(found, dict):
+        raise InvalidError(f"{path} must be a JSON object, not {shown(found)}", resource="model")
+    return found
+
+
+def config_path(model: str) -> Path:
+    """Return the path of the model's config.json: a file, a file in a directory, or a file in the local cache.
+
+    Raises:
+        InvalidError: there is none, or it cannot be looked for.
+    """
     path = Path(model)
-    if path.is_dir():
-        return path / "config.json"
-    if path.exists():
-        return path
+    try:
+        if path.is_dir():
+            return path / "config.json"
+        if path.exists():
+            return path
+    except OSError as error:
+        raise InvalidError(f"cannot read {model}: {error.strerror}", resource="model") from error
     cached = _cached_path(model)
     if cached is None:
         message = (

@@ -10,6 +10,7 @@ from kvlease.cli.plan.vllm import table
 from kvlease.errors import InvalidError
 
 _HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_NUMBER_CHARACTERS_MAX: Final = 18
 _POWER: Final = {letter: power for power, letter in enumerate("kmgt", 1)}
 
 _WITH_NO: Final = table.SWITCHES | table.IGNORED_SWITCHES | table.REFUSED
@@ -164,6 +165,8 @@ def _refused(name: str, word: str, own: Collection[str]) -> InvalidError:
 
 
 def _number(name: str, written: str) -> int:
+    if len(written.strip()) > _NUMBER_CHARACTERS_MAX:
+        raise _no_number(name, written)
     found = _HUMAN.fullmatch(written.strip())
     if found is None:
         if not written.strip().isdecimal():

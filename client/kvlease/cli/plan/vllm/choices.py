@@ -152,9 +152,7 @@ def _is_special(spec: LayerSpec) -> bool:
 
 def _config(model: str, given: Given) -> dict[str, Any]:
     """Return the model's config with the element type that vLLM will compute in."""
-    config: Any = json.loads(plan_inputs.read_source(model, "").model_config)
-    if not isinstance(config, dict):
-        raise InvalidError(f"config.json of {model} is not a JSON object", resource="model")
+    config = plan_inputs.read_object(plan_inputs.config_path(model))
     inner = config.get("text_config")
     written = given.values.get("dtype", "auto").lower()
     own = config.get("dtype") or config.get("torch_dtype")
@@ -223,8 +221,8 @@ def _reach_tokens(model: str, words: Mapping[str, Any]) -> int | None:
     tokens = int(min(found))
     path = Path(model, "tokenizer_config.json")
     if path.is_file():
-        most = json.loads(path.read_text(encoding="utf-8")).get("model_max_length", tokens)
-        tokens = min(tokens, int(most))
+        most = plan_inputs.read_object(path).get("model_max_length")
+        tokens = int(min(tokens, most)) if isinstance(most, int | float) else tokens
     return tokens
 
 

@@ -222,6 +222,12 @@ def test_share_is_of_the_budget(model: Path) -> None:
         pytest.param(["--device-memory", "lots"], "INVALID", id="memory unclear"),
         pytest.param([], "give --device-memory, such as 80GiB, or --device-blocks", id="no budget"),
         pytest.param(["--longest-request", "long"], "number of tokens, or auto", id="no length"),
+        pytest.param(
+            ["--longest-request", "9" * 5000], "number of tokens, or auto", id="too many digits"
+        ),
+        pytest.param(
+            ["--match-tokens", "9" * 5000], "number of tokens, or none", id="more than any unit"
+        ),
         pytest.param(["--device-blocks", "9", "--what-if", "x=1"], "not a setting", id="no change"),
         pytest.param(
             ["--device-blocks", "9", "--what-if", "tokens_per_block=x"],
@@ -329,6 +335,14 @@ def test_missing_model_is_refused(name: str) -> None:
 
     assert status == 2
     assert "nothing is downloaded" in " ".join(errors.split())
+
+
+def test_name_that_no_file_can_have_is_refused() -> None:
+    """A path at which the system does not even look is refused with the system's reason."""
+    code, _, errors = run("--model", "a" * 300, "--device-memory", "8GiB")
+
+    assert code == 2
+    assert "File name too long" in " ".join(errors.split())
 
 
 def test_missing_config_is_refused(tmp_path: Path) -> None:

@@ -188,15 +188,46 @@ def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: 
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("config.json", "{", id="a config"),
+        pytest.param("config.json", "[]", id="a list"),
+        pytest.param("tokenizer_config.json", "{", id="a tokenizer's config"),
+        pytest.param("tokenizer_config.json", "[]", id="a tokenizer's list"),
+    ],
+)
+def test_files_of_a_model_that_are_no_json_are_refused(name: str, text: str, model: Path) -> None:
+    """A file that was cut short, or is another's, is named."""
+    (model / name).write_text(text)
+
+    found = run("--vllm", model, *MEMORY)
+
+    assert found.exit_code == 2
+    said = "".join(found.output.split())
+    assert name in said
+    assert "JSON" in said
+
+
+def test_number_of_too_many_digits_is_refused(model: Path) -> None:
+    """No number of vLLM's arguments has thousands of digits."""
+    found = run("--vllm", model, *MEMORY, "--max-model-len", "9" * 5000)
+
+    assert found.exit_code == 2
+    assert "--max-model-len is" in found.output
+
+
+@pytest.mark.parametrize(
     ("config", "tokenizer", "most"),
     [
         pytest.param({}, {}, 4096, id="positions"),
         pytest.param({}, {"model_max_length": 1024}, 1024, id="tokenizer"),
+        pytest.param({}, {"model_max_length": None}, 4096, id="tokenizer without limit"),
+        pytest.param({}, {"model_max_length": 1e30}, 4096, id="tokenizer beyond all limits"),
         pytest.param({"model_max_length": 8192}, {}, 8192, id="told besides"),
     ],
 )
 def test_requests_beyond_the_model_are_refused(
-    config: dict[str, int], tokenizer: dict[str, int], most: int, model: Path
+    config: dict[str, int], tokenizer: dict[str, float | None], most: int, model: Path
 ) -> None:
     """As in vLLM, a request beyond the model's reach is refused unless that is allowed; one within it is taken."""
     (model / "config.json").write_text(json.dumps(CONFIG | config))
