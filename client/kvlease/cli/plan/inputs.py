@@ -34,7 +34,11 @@ def read_source(model: str, specs: str) -> Source:
         InvalidError: neither or both are given, or what is given cannot be read.
     """
     if bool(model) == bool(specs):
-        message = "give either --model, such as a config.json, or --specs, but not both"
+        message = (
+            "give either --model or --specs, but not both"
+            if model
+            else "give --model, such as a config.json, or a list of layers as --specs"
+        )
         raise InvalidError(message, resource="model")
     if model:
         return Source(model_config=_read(config_path(model)))

@@ -337,6 +337,15 @@ def test_missing_model_is_refused(name: str) -> None:
     assert "nothing is downloaded" in " ".join(errors.split())
 
 
+def test_plan_of_nothing_says_what_to_give() -> None:
+    """Without a model there are not two of them, either."""
+    code, _, errors = run()
+
+    assert code == 2
+    assert "give --model, such as a config.json, or a list of layers as --specs" in errors
+    assert "both" not in errors
+
+
 def test_name_that_no_file_can_have_is_refused() -> None:
     """A path at which the system does not even look is refused with the system's reason."""
     code, _, errors = run("--model", "a" * 300, "--device-memory", "8GiB")
