@@ -75,12 +75,13 @@ class Live(Answer):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send figures and changes until the viewer leaves or the daemon stops."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        # Counted before anything is waited for: the next viewer may come while the first bytes are written.
+        self._viewers.num_viewers += 1
         gone = asyncio.ensure_future(until_gone(self._request))
         streams: Streams = self._request.app.state.streams
         streams.add(gone)
-        self._viewers.num_viewers += 1
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             while not gone.done():
                 self._check()
                 await self._look(send)

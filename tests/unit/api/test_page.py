@@ -7,10 +7,12 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request
 
 from kvlease.errors import BusyError
 from kvlease.v1 import kvlease_pb2 as pb
@@ -193,6 +195,35 @@ async def test_too_many_onlookers_are_refused(
     answer = await get(paged, "/ui/data/live")
 
     assert (answer.status, answer.json["code"]) == (BusyError.http_status, "BUSY")
+
+
+async def test_onlooker_counts_before_its_first_bytes_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While one stream's head waits for a slow connection, no other takes its place."""
+    monkeypatch.setattr(live, "VIEWERS_MAX", 1)
+    never = asyncio.Event()
+    gallery: Any = SimpleNamespace(pools=lambda _: ())
+    viewers = live.Viewers(gallery)
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {}
+
+    async def send(_: Any) -> None:
+        await never.wait()
+
+    app = SimpleNamespace(state=SimpleNamespace(streams=set()))
+    request = Request({"type": "http", "app": app}, receive)
+    first = viewers.begin(request, "", [], lambda: None)
+    writing = asyncio.ensure_future(first({}, receive, send))
+    await asyncio.sleep(0)
+
+    with pytest.raises(BusyError):
+        viewers.begin(request, "", [], lambda: None)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    assert (viewers.num_viewers, app.state.streams) == (0, set())
 
 
 async def _event(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,6 @@ from kvleased.planning.models.defaults import KV_HEADS_OF_CLASS
 from kvleased.planning.models.kv_format import KVFormat, kv_format, model_dtype
 from kvleased.planning.models.parsing import Config
 
-
 _HEAD_FIELDS: Final = ("num_attention_heads", "n_head", "n_heads")
 """Fields for the heads of Q; `num_heads` may also count those of a recurrent layer."""
 
