@@ -13,6 +13,7 @@ from typing import Any, Final
 from kvlease.cli.plan import inputs as plan_inputs
 from kvlease.cli.plan.vllm.arguments import Given
 from kvlease.cli.plan.vllm.recurrent import caches_prefixes, with_state_dtype
+from kvlease.cli.plan.vllm.windows import with_windows
 from kvlease.errors import InvalidError
 from kvlease.geometry import round_up
 from kvlease.plan import CachePlan, EngineInputs, ParallelInputs, PlanInputs
@@ -173,9 +174,9 @@ def _config(model: str, given: Given) -> dict[str, Any]:
         message = f"--dtype is {written[:40]!r}; write auto or one of {', '.join(_DTYPES)}"
         raise InvalidError(message, resource="dtype")
     dtypes = {"dtype": chosen, "torch_dtype": chosen}
-    made = with_state_dtype({**config, **dtypes}, chosen)
+    made = with_windows(with_state_dtype({**config, **dtypes}, chosen))
     if isinstance(inner, dict):
-        made["text_config"] = with_state_dtype({**inner, **dtypes}, chosen)
+        made["text_config"] = with_windows(with_state_dtype({**inner, **dtypes}, chosen))
     return made
 
 

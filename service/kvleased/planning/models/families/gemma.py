@@ -32,10 +32,12 @@ def gemma4(model: Model) -> tuple[LayerSpec, ...]:
     own = _own_heads(config, local)
     layers = []
     for index, kind in enumerate(kinds_of(config)):
-        if own is None:
-            heads = _whole(config, local) if kind == FULL else local
-        else:
+        if own is not None:
             heads = own.get(index, local)
+        elif kind == FULL:
+            heads = _whole(config, local)
+        else:
+            heads = local
         layers.append(attention_of_kind(model, f"model.layers.{index}.self_attn", heads, kind))
     return _keeping(model, tuple(layers))
 

@@ -187,6 +187,24 @@ def test_blocks_that_attention_on_a_cpu_refuses_are_refused(tokens: int, model: 
     assert run(*words, tokens).exit_code == 0
 
 
+@pytest.mark.parametrize("depth", [2, 5000, "two"])
+def test_window_of_all_positions_takes_the_block_more_of_a_window(
+    depth: object, model: Path
+) -> None:
+    """A window in the config is planned as vLLM does, though it cuts nothing; a wrong depth is still refused."""
+    words = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": depth}
+    (model / "config.json").write_text(json.dumps(CONFIG | words))
+
+    found = run("--vllm", model, *MEMORY, "--max-num-batched-tokens", 2048)
+
+    if depth == 2:
+        assert "sliding window of 4,096" in found.output
+        assert f"take {4096 // 16 + 1} blocks" in found.output
+    else:
+        assert found.exit_code == 2
+        assert "num_hidden_layers" in found.output
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
