@@ -177,11 +177,11 @@ def _evicted(miss: Missed, now: float, tenant: str, entry: CacheEntry) -> str:
         )
     if not miss.policy:
         kept = (
-            "with wait_ms, it would have copied them to the host pool first"
+            "with wait_ms, a call copies them to the host pool first"
             if has_host
-            else "a host pool would keep them"
+            else "a host pool would keep what a call evicts"
         )
-        return f"an evict call took them off the device{left}; {kept}"
+        return f"an evict call, or an engine through its magazine, took them off the device{left}; {kept}"
     kept = "a larger device pool or a higher priority would keep them longer"
     also = (
         f"a call with wait_ms would copy {_copied(entry)} to the host pool first"

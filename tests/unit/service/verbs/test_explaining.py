@@ -168,7 +168,8 @@ SECOND_AGO, HOUR_AGO = monotonic() - 1, monotonic() - 3_700
         ),
         pytest.param(
             {},
-            "an evict call took them off the device; with wait_ms, it would have copied them to the host pool first",
+            "an evict call, or an engine through its magazine, took them off the device; with wait_ms, a call copies "
+            "them to the host pool first",
             id="displaced",
         ),
         pytest.param(
@@ -310,7 +311,10 @@ async def test_evict_call_without_a_host_pool_is_told(node: Node) -> None:
     """Without a host pool, the sentence says that an evict call drops blocks which a host pool would keep."""
     told = await sentence(node, MISSED, host_bytes=0)
 
-    assert told == "an evict call took them off the device; a host pool would keep them"
+    assert told == (
+        "an evict call, or an engine through its magazine, took them off the device; a host pool would keep what a "
+        "call evicts"
+    )
 
 
 @pytest.mark.parametrize(
