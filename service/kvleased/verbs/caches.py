@@ -221,20 +221,15 @@ class CacheVerbs:
         self._registry.revisions = {one: self.rules.of(name)[1] for one, name in names.items()}
 
     def limits_for(
-        self,
-        entry: CacheEntry,
-        tenants: Mapping[str, TenantSettings],
-        usable_blocks: int,
-        *,
-        cuts: bool = False,
+        self, entry: CacheEntry, tenants: Mapping[str, TenantSettings], usable_blocks: int
     ) -> c.Limit:
-        """Return the limits of tenants in a cache that grants `usable_blocks`; `limits_of` tells what `cuts` does.
+        """Return the limits of tenants in a cache that grants `usable_blocks`.
 
         Raises:
             NeverFitsError: the minima are more than the pool.
         """
         bytes_per_block = entry.plan.device_bytes_per_block
-        return limits_of(tenants, self._root_secret, usable_blocks, bytes_per_block, cuts=cuts)
+        return limits_of(tenants, self._root_secret, usable_blocks, bytes_per_block)
 
     @property
     def maker(self) -> Maker:
@@ -244,8 +239,12 @@ class CacheVerbs:
     def _go_on(self, entry: CacheEntry, apply: Apply) -> None:
         """Apply the limits of tenants to what a cache grants by now, and go on with its drain."""
         usable_blocks = entry.core.shape.usable_blocks
+        bytes_per_block, tenants = entry.plan.device_bytes_per_block, self.rules.tenants
         # A kill within a resize may leave a size between two that the minima fit, because they are rounded.
-        apply(entry, self.limits_for(entry, self.rules.tenants, usable_blocks, cuts=True))
+        cuts = entry.was_ready
+        apply(
+            entry, limits_of(tenants, self._root_secret, usable_blocks, bytes_per_block, cuts=cuts)
+        )
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
             apply(entry, c.Drain(is_daemon=self._registry.is_draining))
