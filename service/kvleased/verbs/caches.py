@@ -238,13 +238,14 @@ class CacheVerbs:
 
     def _go_on(self, entry: CacheEntry, apply: Apply) -> None:
         """Apply the limits of tenants to what a cache grants by now, and go on with its drain."""
-        usable_blocks = entry.core.shape.usable_blocks
-        bytes_per_block, tenants = entry.plan.device_bytes_per_block, self.rules.tenants
-        # A kill within a resize may leave a size between two that the minima fit, because they are rounded.
-        cuts = entry.was_ready
-        apply(
-            entry, limits_of(tenants, self._root_secret, usable_blocks, bytes_per_block, cuts=cuts)
+        tenants, secret, size = (
+            self.rules.tenants,
+            self._root_secret,
+            entry.core.shape.usable_blocks,
         )
+        # A kill within a resize may leave a size between two that the minima fit, because they are rounded.
+        cuts, per_block = entry.was_ready, entry.plan.device_bytes_per_block
+        apply(entry, limits_of(tenants, secret, size, per_block, cuts=cuts))
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
             apply(entry, c.Drain(is_daemon=self._registry.is_draining))
