@@ -202,11 +202,9 @@ class CacheVerbs:
                 entry.was_ready = registration.metadata.get("was_ready", False)
                 try:
                     self._go_on(entry, apply)
-                except NeverFitsError:
-                    # Its registration would have been refused: meanwhile a tenant was given too large a minimum.
-                    self._maker.drop(entry)
-                else:
                     self._maker.populate(entry)
+                except NeverFitsError:  # a tenant was given too large a minimum meanwhile
+                    self._maker.drop(entry)
                 return
             _LOG.error("cache_lost", cache=name, reason="a file of its host pool was truncated")
         # The registration was never answered, the deletion was under way, or a file is not whole.
@@ -238,13 +236,9 @@ class CacheVerbs:
 
     def _go_on(self, entry: CacheEntry, apply: Apply) -> None:
         """Apply the limits of tenants to what a cache grants by now, and go on with its drain."""
-        tenants, secret, size = (
-            self.rules.tenants,
-            self._root_secret,
-            entry.core.shape.usable_blocks,
-        )
+        per_block, size = entry.plan.device_bytes_per_block, entry.core.shape.usable_blocks
         # A kill within a resize may leave a size between two that the minima fit, because they are rounded.
-        cuts, per_block = entry.was_ready, entry.plan.device_bytes_per_block
+        tenants, secret, cuts = self.rules.tenants, self._root_secret, entry.was_ready
         apply(entry, limits_of(tenants, secret, size, per_block, cuts=cuts))
         entry.bytes_given_back = given_back_bytes(entry)
         if entry.is_draining or self._registry.is_draining:
