@@ -134,29 +134,6 @@ def test_ways_to_say_windows_are_understood(config: dict[str, Any], kinds: str) 
         pytest.param("olmo3", "SSSF", id="olmo3"),
     ],
 )
-def test_window_that_a_config_leaves_out_is_its_class_s(model_type: str, kinds: str) -> None:
-    """A missing window is the class's 4096 tokens, as when a config inside another leaves it out; null is none."""
-    left_out = text(model_type=model_type, num_hidden_layers=4)
-    none = json.dumps(json.loads(left_out) | {"sliding_window": None})
-
-    found = layers(left_out)
-
-    assert "".join("S" if isinstance(item, SlidingWindow) else "F" for item in found) == kinds
-    windows = {item.window_tokens for item in found if isinstance(item, SlidingWindow)}
-    assert windows == {4096}
-    assert {type(item) for item in layers(none)} == {FullAttention}
-
-
-@pytest.mark.parametrize(
-    ("model_type", "kinds"),
-    [
-        pytest.param("mistral", "SSSS", id="mistral"),
-        pytest.param("ministral", "SSSS", id="ministral"),
-        pytest.param("cohere2", "SSSF", id="cohere2"),
-        pytest.param("exaone4", "SSSF", id="exaone4"),
-        pytest.param("olmo3", "SSSF", id="olmo3"),
-    ],
-)
 def test_window_that_a_config_leaves_out_is_that_of_its_class(model_type: str, kinds: str) -> None:
     """A missing window is the class's 4096 tokens, as when a config inside another leaves it out; null is none."""
     left_out = text(model_type=model_type, num_hidden_layers=4)
