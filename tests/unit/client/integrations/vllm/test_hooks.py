@@ -95,7 +95,11 @@ def test_each_mode_needs_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = {mode: " ".join(hooks.missing_hooks(mode)) for mode in hooks.MODES}
 
     assert [mode for mode in hooks.MODES if "OffloadingConnector" in lacking[mode]] == ["offload"]
-    assert [mode for mode in hooks.MODES if "BlockPool" in lacking[mode]] == ["owned", "shared"]
+    assert [mode for mode in hooks.MODES if "ConnectorHandshakeMetadata" in lacking[mode]] == [
+        "owned",
+        "shared",
+    ]
+    assert [mode for mode in hooks.MODES if "BlockPool" in lacking[mode]] == [*hooks.MODES]
     assert [mode for mode in hooks.MODES if "KVCacheCoordinator" in lacking[mode]] == ["shared"]
 
 
