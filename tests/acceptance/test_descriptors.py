@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvlease.v1 import kvlease_pb2 as pb
-from tests.acceptance.test_processes import Connection, Served, until
+from tests.acceptance.test_processes import Connection, Served, sample, until
 
 pytestmark = pytest.mark.acceptance
 
@@ -87,6 +87,20 @@ def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path) -> None:
         assert 0 < len(closed) < len(silent)
         for one in silent:
             one.close()
+
+
+def test_connections_beyond_the_limit_are_counted_and_logged(tmp_path: Path) -> None:
+    """The metrics and the log tell of a client of the local socket that finds no place, and of its process."""
+    with started(tmp_path, "--max-connections", "1") as served:
+        name = 'kvlease_connections_turned_away_total{listener="local",who="member"}'
+        with closing(served.connect()) as first:
+            first.call(stats=STATS)
+            with closing(served.connect()):
+                until(lambda: served.events("connections_turned_away"), "the warning")
+                (told,) = served.events("connections_turned_away")
+
+                assert sample(served, name) == 1
+                assert (told["listener"], told["peer_pid"]) == ("local", os.getpid())
 
 
 def _is_closed(connection: Connection) -> bool:

@@ -38,6 +38,9 @@ def places_of(daemon: Daemon, local: LocalServer, servers: Sequence[object]) -> 
         key_counts_bytes_max=daemon.settings.key_counts_bytes_max,
         strangers={name: places.num_strangers for name, places in listeners.items()},
         turned_away={
+            ("local", "member"): local.num_turned_away,
+        }
+        | {
             (name, who): places.turned_away[who]
             for name, places in listeners.items()
             for who in WHO

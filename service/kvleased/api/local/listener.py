@@ -55,6 +55,9 @@ class LocalServer:
         self._unheard: dict[_Opening, None] = {}
         """The connections that have not sent a complete frame, the oldest first."""
         self._lacking = Seldom("descriptors_lacking")
+        self.num_turned_away = 0
+        """Connections that found no place, or gave theirs to a new one, so far."""
+        self._turned_away = Seldom("connections_turned_away")
         self.turns = Turns()
         self.streams_line = Line()
         self.daemon: Backend
@@ -106,16 +109,24 @@ class LocalServer:
             self._pause()
             return
         sock.setblocking(False)
-        if not self._has_room():
+        if not self._has_room(sock):
             self._turn_away(sock)
         else:
             opening = _Opening(self, sock)
             self.connections.add(opening)
             self._unheard[opening] = None
 
-    def _has_room(self) -> bool:
+    def _has_room(self, newcomer: socket.socket) -> bool:
         """Tell whether there is room for one more connection; at the limit, close another one for it."""
-        return len(self.connections) < self.settings.max_connections or self._make_room()
+        limit = self.settings.max_connections
+        if len(self.connections) < limit:
+            return True
+        peer = peer_of(newcomer)
+        self.num_turned_away += 1
+        self._turned_away.tell(
+            who="member", limit=limit, listener="local", peer_pid=peer.pid, peer_uid=peer.uid
+        )
+        return self._make_room()
 
     def _make_room(self) -> bool:
         """Close the oldest connection that has sent no frame yet, or else an idle one that was silent longest.

@@ -2,10 +2,12 @@
 
 import array
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.api.local import listener as local
@@ -255,6 +257,26 @@ async def test_who_has_said_nothing_gives_way_first(
     assert (await unheard.receive()).error.code == "BUSY"
     assert await unheard.reader.read() == b""
     assert (await silent.ask(STATS)).HasField("stats")
+
+
+async def test_connections_without_a_place_are_counted_and_logged(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was refused counts, and so does one that gave way; the log says which process came without a place."""
+    monkeypatch.setattr(local, "SECONDS_SILENT", 1e9)
+    bound(served, monkeypatch, max_connections=1)
+    with capture_logs() as lines:
+        unheard, heard = await served.line(), await served.line()
+        await heard.ask(STATS)
+        refused = await served.line()
+        answers = [(await line.receive()).error.code for line in (unheard, refused)]
+
+    assert answers == ["BUSY", "BUSY"]
+    assert served.local.num_turned_away == 2
+    told = [line for line in lines if line["event"] == "connections_turned_away"]
+    assert [(one["listener"], one["who"], one["limit"], one["peer_pid"]) for one in told] == [
+        ("local", "member", 1, os.getpid())
+    ]
 
 
 async def test_half_open_connections_keep_no_worker_out(
