@@ -64,9 +64,9 @@ class Strangers:
         """Show life."""
         return f"<Strangers {len(self._refused)} kinds of calls>"
 
-    def refused(self, asked: str, caller: Caller, code: str) -> None:
+    def refused(self, asked: str, caller: Caller, code: str, *, has_token: bool) -> None:
         """Log a refusal; `asked` is a verb or a path of ours, so that there are only few kinds."""
         seldom = self._refused.get(asked)
         if seldom is None:
             seldom = self._refused[asked] = Seldom("caller_refused")
-        seldom.tell(verb=asked, code=code, has_token=bool(caller.token), **caller.who)
+        seldom.tell(verb=asked, code=code, has_token=has_token, **caller.who)

@@ -45,9 +45,9 @@ class Guard:
             )
         if caller.role not in allowed or (caller.role is Role.STRANGER and caller.token):
             error = _refusal(caller, allowed, asked)
-            if allowed is not OWN:
-                # A worker whose token was lost with the daemon is no stranger: it will attach again.
-                self._strangers.refused(asked, caller, error.code)
+            # In a worker's own call an unknown token is most often one that its daemon took along: it attaches again.
+            if allowed is not OWN or not token or caller.role is not Role.STRANGER:
+                self._strangers.refused(asked, caller, error.code, has_token=bool(token))
             raise error
         return caller
 

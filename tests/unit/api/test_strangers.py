@@ -90,6 +90,36 @@ async def test_refused_operator_is_told_over_each_transport(serving: Guarded) ->
 
 
 @pytest.mark.parametrize(
+    ("path", "role", "told"),
+    [
+        ("/v1/drain", Role.READER, ("drain", "NOT_YOURS", "reader", True)),
+        ("/v1/drain", Role.STRANGER, ("drain", "UNKNOWN_WORKER", "stranger", False)),
+        ("/v1/leases", Role.READER, ("reserve", "UNKNOWN_WORKER", "reader", True)),
+        ("/v1/leases", Role.STRANGER, ("reserve", "UNKNOWN_WORKER", "stranger", False)),
+    ],
+)
+async def test_refused_caller_is_logged_with_role_and_token(
+    serving: Guarded, path: str, role: Role, told: tuple[str, str, str, bool]
+) -> None:
+    """A refusal is logged of workers' own calls, too, and says whether a token was there, known ones included."""
+    token = serving.tokens[role]
+    with capture_logs() as lines:
+        await serving.over_rest("POST", path, token)
+
+    fields = ("verb", "code", "role", "has_token")
+    refused = [line for line in lines if line["event"] == "caller_refused"]
+    assert [tuple(line[name] for name in fields) for line in refused] == [told]
+
+
+async def test_lost_token_of_a_worker_is_not_logged(serving: Guarded) -> None:
+    """An unknown token in a worker's own call is no stranger's, as far as one can tell: it ended with a daemon."""
+    with capture_logs() as lines:
+        await serving.over_rest("POST", "/v1/leases", "0" * 32)
+
+    assert not [line for line in lines if line["event"] == "caller_refused"]
+
+
+@pytest.mark.parametrize(
     ("token", "says"),
     [("", "no token was sent"), ("0" * 32, "this daemon does not know the token")],
 )

@@ -77,7 +77,7 @@ async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
         guard.admit(roles.USE, STRANGER._replace(token=token))
 
 
-def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
+async def test_part_of_a_verb_is_refused_as_the_verb(guard: Guard) -> None:
     """A lost token is refused with the same message in a detach over REST as in other calls of a worker's own."""
     lost, messages = STRANGER._replace(token="lost"), set()
     for allowed in (roles.OWN, roles.of_verb("detach")):
