@@ -170,6 +170,14 @@
 {{- if gt $bytes.disk_bytes $there -}}
 {{- fail (printf "engine.connectorConfig asks for disk_bytes of %d, but pools.diskMiB is %d bytes, so the daemon would refuse the engine's cache; raise the one, or lower the other" $bytes.disk_bytes $there) -}}
 {{- end -}}
+{{- if and $config.remote_bytes (not (include "kvlease.hasRemote" .)) -}}
+{{- fail (printf "engine.connectorConfig asks for remote_bytes of %d, but there is no remote store, so the daemon would refuse the engine's cache; set remote.existingSecret or remote.url, or leave remote_bytes out" (int64 $config.remote_bytes)) -}}
+{{- end -}}
+{{- $disk := hasKey $config "disk_bytes" | ternary (get $config "disk_bytes") .Values.pools.diskMiB -}}
+{{- $remote := hasKey $config "remote_bytes" | ternary (get $config "remote_bytes") (include "kvlease.hasRemote" .) -}}
+{{- if and (or $disk $remote) (hasKey $config "host_bytes") (not $config.host_bytes) -}}
+{{- fail "engine.connectorConfig has host_bytes 0 beside a disk or remote store, which blocks reach only through the host pool, so the daemon would refuse the engine's cache; leave host_bytes out, or set disk_bytes and remote_bytes to 0, too" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Prometheus reads no file in which two groups have one name. */}}

@@ -245,6 +245,12 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "more disk for the connector than there is": (
         {"pools": {"hostMiB": 1024, "diskMiB": 1024}, "engine": {"connectorConfig": {"disk_bytes": 1 << 31}}},
         "disk_bytes of 2147483648, but pools.diskMiB is 1073741824 bytes"),
+    "remote bytes for the connector without a remote store": (
+        {"pools": {"hostMiB": 1024}, "engine": {"connectorConfig": {"remote_bytes": 1 << 30}}},
+        "remote_bytes of 1073741824, but there is no remote store"),
+    "a store for the connector without a host pool": (
+        {"pools": {"hostMiB": 1024, "diskMiB": 1024}, "engine": {"connectorConfig": {"host_bytes": 0}}},
+        "host_bytes 0 beside a disk or remote store"),
     "no way to upgrade": ({"engine": {"maxSurge": 0, "maxUnavailable": "0%"}}, "both 0"),
     "impatient upgrade": ({"engine": {"progressDeadlineSeconds": 600}}, "(600) must be more than 1800"),
     "monitor of nothing": ({"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}, "metrics.enabled"),
