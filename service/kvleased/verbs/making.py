@@ -205,10 +205,9 @@ class Maker:
     def _told_files(self, num_bytes: int) -> str:
         if not num_bytes or self._settings.host_dir is None:
             return ""
-        aside = host_files.told_aside(self._settings.host_dir)
         return (
             f"files in {self._settings.host_dir} of caches that are not registered use {num_bytes} more: register "
-            f"those caches, or delete the files; {aside}"
+            f"those caches, or delete the files; {host_files.told_aside(self._settings.host_dir)}"
         )
 
     # Regions
@@ -243,6 +242,8 @@ class Maker:
             regions.write_plan(fds[regions.PLAN], packed)
         except BaseException:
             self._keeper.give_back(names_of(name, fds))
+            if regions.HOST in fds and not has_found_host:
+                self._delete_files(name, self._identity(Tier.HOST, name, planned, options))
             raise
         return Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=has_found_host)
 
@@ -354,12 +355,15 @@ class Maker:
     def delete(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache, and delete its files."""
         self.drop(entry)
-        if self._settings.host_dir is not None and entry.has_tier(Tier.HOST):
-            identity = self._identity_of(entry, Tier.HOST)
+        if entry.has_tier(Tier.HOST):
+            self._delete_files(entry.name, self._identity_of(entry, Tier.HOST))
+
+    def _delete_files(self, name: str, identity: bytes) -> None:
+        if self._settings.host_dir is not None:
             try:
                 host_files.delete_files(self._settings.host_dir, identity)
             except OSError as error:
-                _LOG.warning("host_files_not_deleted", cache=entry.name, error=str(error))
+                _LOG.warning("host_files_not_deleted", cache=name, error=str(error))
 
     def drop(self, entry: CacheEntry) -> None:
         """Give back the memory of a cache; its files stay for another registration."""

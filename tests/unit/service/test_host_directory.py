@@ -20,6 +20,7 @@ from kvleased.memory import cpu, holes
 from kvleased.memory.cpu import map_region
 from kvleased.memory.host_files import HEAD_BYTES
 from kvleased.supervision.keeper import Store
+from kvleased.supervision.keeper_link import KeeperLink
 from tests.unit.service.registering import SLOT_BYTES, request_of
 
 from .conftest import Node, keys
@@ -94,6 +95,33 @@ class TestHostDirectory:
                 await asyncio.sleep(0)
 
             assert [path.name for path in settings.host_dir.iterdir()] == ["secret"]
+
+    async def test_cache_that_cannot_have_its_other_regions_leaves_no_files(
+        self, node: Node, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """If memory beside the host pool cannot be had, the pool's new files go; those of an earlier life stay."""
+        assert settings.host_dir is not None
+        directory = settings.host_dir
+
+        async def refuse(*_: object) -> int:
+            raise PoolFullError("no memory", resource="memory_bytes")
+
+        async def refused() -> set[str]:
+            with monkeypatch.context() as patch, pytest.raises(PoolFullError, match="no memory"):
+                patch.setattr(KeeperLink, "create", refuse)
+                await node.ask("register_cache", request_of())
+            return {path.name for path in directory.iterdir()}
+
+        async with node.life():
+            assert await refused() == {"secret"}
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+
+        async with node.life():
+            assert len(await refused()) == 3
+            assert [tier.num_found for tier in (await node.register()).tiers] == [2]
 
     async def test_directory_without_room_is_told_of_with_both_numbers(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
