@@ -257,6 +257,8 @@ class Event:
     """For a "snapshot": the state of the cache just after the event with this sequence number."""
     tenant: str = ""
     """The tenant whose limits were set or whose blocks were dropped, if that was one tenant."""
+    tier: str = ""
+    """The pool that was resized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,6 +327,7 @@ def event_line(event: Event) -> str:
     words = [f"{at:%H:%M:%S.%f}"[:12], str(event.sequence), event.kind]
     words += [f"cache={event.cache}"] if event.cache else []
     words += [f"tenant={event.tenant}"] if event.tenant else []
+    words += [f"tier={event.tier}"] if event.tier else []
     for name in ("worker_id", "lease_id", "num_blocks"):
         if number := getattr(event, name):
             words.append(f"{name}={number}")

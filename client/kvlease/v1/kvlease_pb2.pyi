@@ -1145,7 +1145,7 @@ class WatchRequest(_message.Message):
     def __init__(self, after_sequence: _Optional[int] = ..., cache: _Optional[str] = ..., with_snapshot: _Optional[bool] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds", "snapshot", "tenant")
+    __slots__ = ("sequence", "kind", "cache", "worker_id", "lease_id", "num_blocks", "unix_nanoseconds", "snapshot", "tenant", "tier")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -1155,6 +1155,7 @@ class WatchResponse(_message.Message):
     UNIX_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: str
     cache: str
@@ -1164,7 +1165,8 @@ class WatchResponse(_message.Message):
     unix_nanoseconds: int
     snapshot: CacheStats
     tenant: str
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ..., snapshot: _Optional[_Union[CacheStats, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    tier: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., cache: _Optional[str] = ..., worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., unix_nanoseconds: _Optional[int] = ..., snapshot: _Optional[_Union[CacheStats, _Mapping]] = ..., tenant: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("cache",)

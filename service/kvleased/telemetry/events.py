@@ -22,7 +22,7 @@ _READ_PERCENT: Final = 75
 Snapshot = Callable[[str], Sequence[pb.CacheStats]]
 """Returns what a cache is at this instant; all caches if the name is empty."""
 
-_Event = tuple[int, str, str, int, int, int, int, str]
+_Event = tuple[int, str, str, int, int, int, int, str, str]
 
 
 class Events:
@@ -62,11 +62,12 @@ class Events:
         lease_id: int = 0,
         num_blocks: int = 0,
         tenant: str = "",
+        tier: str = "",
     ) -> None:
         """Add an event and wake all watchers that wait; everybody who may watch may know the names of tenants."""
         sequence = self._next
         self._ring[sequence % len(self._ring)] = (
-            sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds(), tenant,
+            sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds(), tenant, tier,
         )  # fmt: skip
         self._next = sequence + 1
         if self._waiting:
@@ -176,7 +177,7 @@ class Events:
 
 
 def _to_proto(event: _Event) -> pb.WatchResponse:
-    sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds, tenant = event
+    sequence, kind, cache, worker_id, lease_id, num_blocks, unix_nanoseconds, tenant, tier = event
     return pb.WatchResponse(
         sequence=sequence,
         kind=kind,
@@ -186,4 +187,5 @@ def _to_proto(event: _Event) -> pb.WatchResponse:
         num_blocks=num_blocks,
         unix_nanoseconds=unix_nanoseconds,
         tenant=tenant,
+        tier=tier,
     )

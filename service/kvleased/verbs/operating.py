@@ -201,9 +201,9 @@ class OperatorVerbs:
         self, entry: CacheEntry, request: pb.ResizeRequest, caller: Caller
     ) -> pb.ResizeResponse:
         response = await self._resizer.resize(entry, request)
-        self._events.append("cache_resized", entry.name, num_blocks=response.num_blocks)
-        resized = {"tier": request.tier, "num_blocks": response.num_blocks}
-        _LOG.info("cache_resized", cache=entry.name, **resized, **caller.who)
+        num_blocks, tier = response.num_blocks, request.tier
+        self._events.append("cache_resized", entry.name, num_blocks=num_blocks, tier=tier)
+        _LOG.info("cache_resized", cache=entry.name, tier=tier, num_blocks=num_blocks, **caller.who)
         return response
 
     # Tenants

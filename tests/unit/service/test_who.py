@@ -110,6 +110,20 @@ async def test_events_of_a_tenant_name_it(node: Node) -> None:
     ]  # fmt: skip
 
 
+async def test_event_of_a_resize_names_the_pool(node: Node) -> None:
+    """An event tells which pool was resized, and how much it can grant now."""
+    async with node.life() as daemon:
+        await node.register()
+        for tier, size in (("device", 9), ("host", 5)):
+            resize = pb.ResizeRequest(cache="main", tier=tier, num_blocks=size)
+            await node.ask("resize", resize, LOCAL)
+        watch = daemon.events.watch(0, "")
+        told = [await anext(watch) for _ in range(3)][1:]
+
+    assert {one.kind for one in told} == {"cache_resized"}
+    assert [(one.tier, one.num_blocks) for one in told] == [("device", 9), ("host", 5)]
+
+
 async def test_workers_are_told_with_tenant_and_process(node: Node) -> None:
     """Each line about a worker that attaches, detaches or dies has its tenant and process, but not its token."""
     attach = pb.AttachRequest(cache="main", tenant="chat", worker_name="w")

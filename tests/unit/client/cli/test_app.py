@@ -595,6 +595,13 @@ def test_event_of_a_tenant_names_it() -> None:
     assert event_line(event).endswith("cache_cleared cache=demo tenant=chat num_blocks=4")
 
 
+def test_event_of_a_resize_names_the_pool() -> None:
+    """The tier stands before the blocks or slots that it has now."""
+    event = replace(EVENT, kind="cache_resized", worker_id=0, lease_id=0, tier="host")
+
+    assert event_line(event).endswith("cache_resized cache=demo tier=host num_blocks=4")
+
+
 def test_health_is_a_status() -> None:
     """A daemon that answers is reported as healthy."""
     assert run("health") == (0, "ok: epoch 11, 1 cache, 5 leases\n", "")
