@@ -141,11 +141,14 @@ def restart(world: "World", certain: Iterable[Known] | None = None) -> None:
 def _take_stock(world: "World", certain: set[Known]) -> None:
     """Let workers notice what a restart has left of their leases."""
     left = world.known_ids()
+    parts = [held for worker in world.workers.values() for held in worker.leases.values()]
+    # A rank may know nothing of a move that another rank of its lease has asked for.
+    moving = {held.lease_id for held in parts if held.is_moving}
     for worker in world.workers.values():
         for held in list(worker.leases.values()):
             known = (worker.worker_id, held.lease_id)
             if known not in left:
-                if known in certain and not held.is_moving:
+                if known in certain and held.lease_id not in moving:
                     world.fail("a restart lost a lease that nothing was happening to")
                 del worker.leases[held.lease_id]
             elif held.is_moving:

@@ -53,7 +53,7 @@ class Events:
         """Watchers there are now."""
         return self._num_watchers
 
-    def append(
+    def append(  # noqa: PLR0913 -- one parameter a field that events have
         self,
         kind: str,
         cache: str,

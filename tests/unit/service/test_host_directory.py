@@ -107,9 +107,10 @@ class TestHostDirectory:
             raise PoolFullError("no memory", resource="memory_bytes")
 
         async def refused() -> set[str]:
-            with monkeypatch.context() as patch, pytest.raises(PoolFullError, match="no memory"):
+            with monkeypatch.context() as patch:
                 patch.setattr(KeeperLink, "create", refuse)
-                await node.ask("register_cache", request_of())
+                with pytest.raises(PoolFullError, match="no memory"):
+                    await node.ask("register_cache", request_of())
             return {path.name for path in directory.iterdir()}
 
         async with node.life():

@@ -72,20 +72,21 @@ def _had_been_granted(state: CacheState, lease: Lease, num_tokens: int) -> bool:
 
 def check_reserve(state: CacheState, command: Reserve) -> None:
     """Refuse a Reserve that is malformed or can never fit."""
-    tenant = state.workers[command.worker_id]
-    num_keys = len(command.keys) // BYTES_PER_KEY
-    check_tokens(state, command.num_tokens, tenant, num_keys=num_keys)
-    if state.is_limited:
-        check_tokens_fit(state, tenant, command.num_tokens, num_keys=num_keys)
+    # What is malformed comes first: a smaller request, which a later refusal may advise, must not be refused for it.
+    check_keys(command.keys)
     if (
         command.priority != PRIORITY_NORMAL
         or command.retain_seconds
         or command.retain_priority is not None
     ):
         check_class(state, command)
+    tenant = state.workers[command.worker_id]
+    num_keys = len(command.keys) // BYTES_PER_KEY
+    check_tokens(state, command.num_tokens, tenant, num_keys=num_keys)
+    if state.is_limited:
+        check_tokens_fit(state, tenant, command.num_tokens, num_keys=num_keys)
     if not command.keys:
         return
-    check_keys(command.keys)
     most_keys = -(-command.num_tokens // state.shape.hash_tokens)
     if num_keys > most_keys:
         msg = f"keys names {counted(num_keys, 'block')}, but num_tokens covers only {most_keys}; send fewer keys"

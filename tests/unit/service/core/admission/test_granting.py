@@ -1,5 +1,8 @@
 """Laws of Reserve: it is granted whole or changes nothing, and every refusal says why."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from kvlease.errors import (
@@ -109,6 +112,23 @@ def test_reserve_with_malformed_keys_is_refused(prefix: bytes, complaint: str) -
     """A reserve's keys must be whole, and must name no more blocks than the request covers."""
     with pytest.raises(InvalidError, match=complaint):
         a_cache().handle(a_reserve(2, "r", prefix), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("malformed", "complaint"),
+    [
+        pytest.param({"keys": b"x" * 33}, "multiple of 32", id="ragged keys"),
+        pytest.param({"priority": 9}, "priority", id="priority"),
+    ],
+)
+def test_malformed_reserve_that_never_fits_is_refused_as_malformed(
+    malformed: dict[str, Any], complaint: str
+) -> None:
+    """No smaller request is advised that would be refused in its turn for what is malformed."""
+    command = replace(a_reserve(1_000), **malformed)
+
+    with pytest.raises(InvalidError, match=complaint):
+        a_cache().handle(command, 0.0)
 
 
 def test_reserve_that_names_a_cached_block_twice_is_refused() -> None:
