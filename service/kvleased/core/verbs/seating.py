@@ -250,7 +250,7 @@ def _is_passed(state: CacheState, waiter: Waiter) -> bool:
 
 
 def can_still_fit(state: CacheState, waiter: Waiter) -> bool:
-    """Tell whether a call can ever be granted; if not, because limits or the pool have changed, refuse it."""
+    """Tell whether a call can ever be granted; if not, because of a drain, or of other limits or pools, refuse it."""
     try:
         _check_fits(state, waiter.command)
     except KVLeaseError as error:
@@ -262,6 +262,7 @@ def can_still_fit(state: CacheState, waiter: Waiter) -> bool:
 def _check_fits(state: CacheState, command: Waitable) -> None:
     """Refuse a call that can never be granted."""
     if isinstance(command, Reserve):
+        check_call(state, command)
         check_reserve(state, command)
         return
     # The end of a lease ends its waiting calls, too.

@@ -45,6 +45,7 @@ from tests.unit.service.core.builders import (
     keys,
     land,
     leases_of,
+    on_host,
     records,
     release,
     reload,
@@ -116,6 +117,19 @@ def test_refusal_says_whose_drain_it_is_and_when_to_come_again(*, is_daemon: boo
         cache.handle(a_reserve(1, "late"), 0.0)
 
     assert (caught.value.resource, caught.value.retry_after_ms) == (whose, 5_000)
+
+
+def test_call_whose_load_fails_while_the_cache_drains_is_told_so() -> None:
+    """It has no lease any more, so it is a new request like others; it must not wait for room that it cannot get."""
+    cache = a_cache()
+    on_host(cache, keys(1))
+    outcome = cache.handle(a_reserve(2, "r", keys(1), wait_ms=WAIT_MS), 0.0)
+    cache.handle(c.Drain(), 0.0)
+
+    failed = fail(cache, the_copy(outcome))
+
+    woken(failed, outcome.ticket, DrainingError)
+    assert cache.check() == []
 
 
 # Caps of leases -------------------------------------------------------------------------------------------------------
