@@ -70,6 +70,29 @@ def test_picture_without_a_daemon_is_old_until_it_is_back(tmp_path: Path) -> Non
     assert "0 of them free" in tiles
 
 
+def test_token_behind_the_address_of_a_page_that_is_open_is_taken(tmp_path: Path) -> None:
+    """An address with the token, entered where the page asks for one, opens the page and does not keep the token."""
+    serving = Serving(tmp_path / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")
+    try:
+        serving.wait_until_ready()
+        token = (tmp_path / "run" / "reader.token").read_text().strip()
+        eyes = Eyes(address_of(Path(serving.log.name)), "stale")
+        *_, words, address = eyes.look(
+            ("wait", "#token-form:visible"),
+            ("evaluate", f"location.hash = 'token={token}'"),
+            ("wait", "#tiles .tile"),
+            ("text", "#status"),
+            ("evaluate", "location.href"),
+            misses="401",
+        )
+        eyes.close()
+    finally:
+        serving.stop()
+
+    assert words == "live"
+    assert token not in address
+
+
 def test_page_without_a_cache_says_so(tmp_path: Path) -> None:
     """A page that has no block to point at says why, and speaks of no lease where it has only seen no prompt."""
     serving = Serving(tmp_path / "run", "--listen-tcp", "--http-port", "0", "--grpc-port", "0")

@@ -406,6 +406,8 @@ $("skip").addEventListener("click", (event) => {
   first.focus();
 });
 document.addEventListener("visibilitychange", go);
+// An address that differs only behind the # is not loaded anew.
+addEventListener("hashchange", () => { if (takeToken()) go(); });
 colours.onModeChange(repaint);
 narrow.addEventListener("change", fold);
 

@@ -9,13 +9,14 @@ const SENDABLE = /^[ -~]+$/;
 const UNKNOWN = "The daemon does not know who looks. `kvlease ui`, on its machine, prints this page's address with a reader's token in it; "
   + "the token alone is in the file reader.token beside the daemon's socket.";
 
-/** Take a token that came behind the address, and take it out of the address. */
+/** Take a token that came behind the address, and take it out of the address; tell whether there was one. */
 export function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found) {
     setToken(found);
     history.replaceState(null, "", location.pathname + location.search);
   }
+  return Boolean(found);
 }
 export const setToken = (token) => keep("sessionStorage", TOKEN, token);
 
