@@ -132,6 +132,21 @@ def test_legend_names_the_tenants_with_the_most_blocks(looking: tuple[Eyes, Clie
     assert "more tenants" in words
 
 
+def test_paused_page_offers_no_other_cache(looking: tuple[Eyes, Client]) -> None:
+    """While the page is paused another cache cannot be chosen, as its figures would not come."""
+    eyes, _ = looking
+
+    *_, paused, _, going = eyes.look(
+        ("wait", "#tiles .tile"),
+        ("click", "#pause"),
+        ("count", "#cache:disabled"),
+        ("click", "#pause"),
+        ("count", "#cache:disabled"),
+    )
+
+    assert (paused, going) == (1, 0)
+
+
 def test_refusals_of_a_deleted_cache_are_not_taken_back(looking: tuple[Eyes, Client]) -> None:
     """There are never less than no refusals a second, though those of a deleted cache's steps are told no more."""
     eyes, _ = looking

@@ -380,6 +380,8 @@ $("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   $("pause").setAttribute("aria-pressed", String(isPaused));
   text($("pause"), isPaused ? "Go on" : "Pause");
+  // What is shown would go on to be that of the cache before.
+  $("cache").disabled = isPaused;
   go();
 });
 $("theme").addEventListener("click", () => {
