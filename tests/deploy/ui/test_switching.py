@@ -147,6 +147,31 @@ def test_paused_page_offers_no_other_cache(looking: tuple[Eyes, Client]) -> None
     assert (paused, going) == (1, 0)
 
 
+def test_tenant_that_joins_changes_no_block_of_others(looking: tuple[Eyes, Client]) -> None:
+    """A block of a tenant is unchanged when another tenant comes whose name is before its own."""
+    eyes, client = looking
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(client.attach("still", tenant="middle"))
+        worker.reserve("all", num_tokens=1600, wait_ms=5000)
+        joining = threading.Timer(
+            5, lambda: stack.enter_context(client.attach("still", tenant="first"))
+        )
+        joining.start()
+        *_, words = eyes.look(
+            ("wait", "canvas.map"),
+            ("pause", 8000),
+            ("focus", "canvas.map"),
+            ("press", "Home"),
+            ("wait", "#tip dt:has-text('Lease')"),
+            ("text", "#tip"),
+            path="/ui?cache=still",
+        )
+        joining.join()
+
+    assert "middle" in words
+    assert "since the page was opened" in words
+
+
 def test_refusals_of_a_deleted_cache_are_not_taken_back(looking: tuple[Eyes, Client]) -> None:
     """There are never less than no refusals a second, though those of a deleted cache's steps are told no more."""
     eyes, _ = looking

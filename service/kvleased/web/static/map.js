@@ -14,6 +14,8 @@ const NOBODY = 0;
 const OTHERS = 255;
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 
+const nameOf = (owner, tenants) => (owner === NOBODY || owner === OTHERS ? owner : tenants[owner - 1]);
+
 /** One pool: its cells, and the canvas that shows them. */
 class PoolMap {
   constructor(owner, sheet) {
@@ -57,7 +59,9 @@ class PoolMap {
     const changed = [];
     if (isSame) {
       for (let cell = 0; cell < looks.length; cell++) {
-        if (looks[cell] !== this.looks[cell] || owners[cell] !== this.owners[cell]) changed.push(cell);
+        // A tenant that joins or leaves changes the numbers of others, not their blocks.
+        const isOwners = nameOf(owners[cell], sheet.tenants) === nameOf(this.owners[cell], this.tenants);
+        if (looks[cell] !== this.looks[cell] || !isOwners) changed.push(cell);
       }
     } else {
       this.changedAt = new Float64Array(looks.length);
@@ -331,8 +335,8 @@ export class BlockMap {
     const look = colours.LOOKS[pool.looks[cell]];
     const first = pool.first + cell * pool.perCell;
     const last = Math.min(pool.first + pool.numBlocks, first + pool.perCell) - 1;
-    const owner = pool.owners[cell];
-    const tenant = owner === NOBODY ? "" : owner === OTHERS ? "others" : pool.tenants[owner - 1];
+    const owner = nameOf(pool.owners[cell], pool.tenants);
+    const tenant = owner === NOBODY ? "" : owner === OTHERS ? "others" : owner;
     const since = pool.changedAt[cell] ? `for ${age((performance.now() - pool.changedAt[cell]) / 1000)}` : "since the page was opened";
     const rows = [["Block", first === last ? count(first) : `${count(first)} to ${count(last)}`], ["Tenant", tenant], ["Unchanged", since]];
     this.#write(pool, cell, look, rows);
