@@ -172,6 +172,23 @@ def test_tenant_that_joins_changes_no_block_of_others(looking: tuple[Eyes, Clien
     assert "since the page was opened" in words
 
 
+def test_tip_follows_its_block(looking: tuple[Eyes, Client]) -> None:
+    """What is told of the block under the pointer is told anew when its lease has ended."""
+    eyes, client = looking
+    with client.attach("still") as worker:
+        lease = worker.reserve("all", num_tokens=1600, wait_ms=5000)
+        releasing = threading.Timer(5, lease.release)
+        releasing.start()
+        eyes.look(
+            ("wait", "canvas.map"),
+            ("hover", "canvas.map", 10, 10),
+            ("wait", "#tip:has-text('Lease')"),
+            ("wait", "#tip:not(:has-text('Lease')):has-text('free')"),
+            path="/ui?cache=still",
+        )
+        releasing.join()
+
+
 def test_refusals_of_a_deleted_cache_are_not_taken_back(looking: tuple[Eyes, Client]) -> None:
     """There are never less than no refusals a second, though those of a deleted cache's steps are told no more."""
     eyes, _ = looking

@@ -317,6 +317,8 @@ export class BlockMap {
     }
     if (isLess) this.arrange();
     if (this.active && !this.pools.has(`${this.active.cache}/${this.active.tier}`)) this.hide(this.active);
+    // What the tip tells of grows older, and may change under it.
+    if (this.active && !this.asking) this.#askSoon(this.active, this.active.cursor, false);
   }
 
   resize() {
@@ -332,23 +334,35 @@ export class BlockMap {
   show(pool, cell, event) {
     if (this.active && this.active !== pool) { this.active.cursor = -1; this.active.draw(); }
     this.active = pool;
-    const look = colours.LOOKS[pool.looks[cell]];
+    this.#write(pool, cell, colours.LOOKS[pool.looks[cell]], this.#rows(pool, cell));
+    const [left, top] = event ? [event.clientX, event.clientY] : pool.centre(cell);
+    this.tip.hidden = false;
+    this.place(left, top);
+    this.#askSoon(pool, cell, !event);
+  }
+
+  /** What the page itself knows of a cell. */
+  #rows(pool, cell) {
     const first = pool.first + cell * pool.perCell;
     const last = Math.min(pool.first + pool.numBlocks, first + pool.perCell) - 1;
     const owner = nameOf(pool.owners[cell], pool.tenants);
     const tenant = owner === NOBODY ? "" : owner === OTHERS ? "others" : owner;
     const since = pool.changedAt[cell] ? `for ${age((performance.now() - pool.changedAt[cell]) / 1000)}` : "since the page was opened";
-    const rows = [["Block", first === last ? count(first) : `${count(first)} to ${count(last)}`], ["Tenant", tenant], ["Unchanged", since]];
-    this.#write(pool, cell, look, rows);
-    const [left, top] = event ? [event.clientX, event.clientY] : pool.centre(cell);
-    this.tip.hidden = false;
-    this.place(left, top);
-    clearTimeout(this.asking);
-    this.asking = setTimeout(() => this.#ask(pool, cell, first, look, rows, !event), ASK_AFTER_MS);
+    return [["Block", first === last ? count(first) : `${count(first)} to ${count(last)}`], ["Tenant", tenant], ["Unchanged", since]];
   }
 
-  async #ask(pool, cell, block, look, rows, isSpoken) {
-    const query = new URLSearchParams({ cache: pool.cache, tier: pool.tier, block: String(block) });
+  #askSoon(pool, cell, isSpoken) {
+    clearTimeout(this.asking);
+    this.asking = setTimeout(() => {
+      this.asking = 0;
+      this.#ask(pool, cell, isSpoken);
+    }, ASK_AFTER_MS);
+  }
+
+  async #ask(pool, cell, isSpoken) {
+    const look = colours.LOOKS[pool.looks[cell]];
+    const rows = this.#rows(pool, cell);
+    const query = new URLSearchParams({ cache: pool.cache, tier: pool.tier, block: String(pool.first + cell * pool.perCell) });
     let facts;
     try {
       facts = await ask(`/ui/data/block?${query}`);
@@ -407,6 +421,7 @@ export class BlockMap {
     if (this.active !== pool) return;
     this.active = null;
     clearTimeout(this.asking);
+    this.asking = 0;
     this.tip.hidden = true;
   }
 }
