@@ -41,6 +41,8 @@ from kvleased.telemetry import logs
 _SECONDS_BETWEEN_TRIES: Final = 2.0
 _SECONDS_BETWEEN_LOOKS: Final = 2.0
 """Seconds between two checks that an open store is still where it belongs."""
+_PURGED: Final = "it was purged"
+"""Why a store is off that an operator had removed."""
 _WAITING_MAX: Final = 256
 """Packets that are taken from the link before they are acted on."""
 
@@ -210,7 +212,7 @@ class DiskEngine(Engine):
                 tier.store, reason = None, ""
             except StoreError as error:
                 reason = str(error)
-            self._turn_off(tier, reason or "it was purged")
+            self._turn_off(tier, reason or _PURGED)
         self._link.sendall(Purged(pool=pool, reason=reason).encode())
 
     def _is_watched(self, tier: _Tier) -> bool:
@@ -255,7 +257,8 @@ class DiskEngine(Engine):
         if tier.reason == reason:
             return
         tier.reason = reason
-        logs.line("warning", "disk_store_off", pool=tier.pool, reason=reason)
+        level = "info" if reason == _PURGED else "warning"
+        logs.line(level, "disk_store_off", pool=tier.pool, reason=reason)
         self._link.sendall(Status(is_on=False, reason=reason, pool=tier.pool).encode())
 
     def _look_on(self, tier: _Tier) -> None:

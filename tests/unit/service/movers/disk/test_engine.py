@@ -1,5 +1,6 @@
 """A disk mover serves the bytes that were stored under a label, or says that it does not."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -351,6 +352,17 @@ def test_purged_store_is_gone_and_begins_anew(tmp_path: Path) -> None:
         driver.until_on()
         assert len(driver.load(SLOTS, labels_of(SLOTS), BLOCKS).failed) == len(SLOTS)
         assert len({status.file_id for status in driver.statuses if status.is_on}) == 2
+
+
+def test_purge_is_no_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A store that is off because it was purged, as somebody asked, is told in the log without a warning."""
+    with _served(tmp_path / "disk", Pools()) as driver:
+        _stored(driver)
+        driver.purge()
+        driver.until_off()
+
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert "warning" not in [one["level"] for one in told]
 
 
 def test_purged_store_that_is_unmapped_stays_away(tmp_path: Path) -> None:
