@@ -111,6 +111,11 @@ ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
             queries={"{{tenant}} {{state}}": 'sum by (tenant, state) (kvlease_tenant_blocks{@C, tier="device"})'},
         ),
         Panel(
+            title="Pinned device blocks by tenant", unit=COUNT, is_stacked=True,
+            text="Held blocks that stay until they are unpinned: kvlease_tenant_pinned_blocks.",
+            queries={"{{tenant}}": "sum by (tenant) (kvlease_tenant_pinned_blocks{@C})"},
+        ),
+        Panel(
             title="Bytes that hold nothing, by group", unit=BYTES,
             text="Behind the last token of leases, and padding: kvlease_group_unfilled_bytes, …_padding_bytes.",
             queries={

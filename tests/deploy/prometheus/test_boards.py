@@ -98,6 +98,13 @@ def test_bytes_out_of_use_are_not_in_use(tmp_path: Path) -> None:
     evaluate(tmp_path, series, promql_expr_test=[expected])
 
 
+def test_blocks_of_tenants_are_on_the_board() -> None:
+    """The board shows what each tenant has on the device, and how much of it is pinned."""
+    shown = " ".join(QUERIES)
+
+    assert all(f"kvlease_tenant_{name}" in shown for name in ("blocks", "pinned_blocks"))
+
+
 def test_panels_do_not_overlap() -> None:
     """Each place of the grid has at most one panel, and each panel a number of its own."""
     places = [
