@@ -76,6 +76,24 @@ def test_stopped_unit_ended_well(engine: Engine, machine: str) -> None:
     assert engine.try_to("exec", machine, "ls", "/run/kvlease").returncode != 0
 
 
+def test_host_pools_in_shared_memory_outlive_the_unit(engine: Engine, machine: str) -> None:
+    """`stop` leaves what lies in a host directory below /dev/shm, for the next start, and what engines have there."""
+    place, path = "/dev/shm/kvlease", "/etc/kvlease/kvleased.env"
+    own = ["setpriv", "--reuid=kvlease", "--regid=kvlease", "--clear-groups"]
+    engine.do("exec", machine, *own, "install", "-d", "-m", "0700", place)
+    engine.do("exec", machine, *own, "touch", "/dev/shm/of-an-engine")
+    engine.do("exec", machine, "sh", "-c", f"echo KVLEASED_HOST_DIR={place} > {path}")
+    engine.do("exec", machine, "systemctl", "start", "kvleased")
+    before = engine.do("exec", machine, "sha256sum", f"{place}/secret")
+
+    engine.do("exec", machine, "systemctl", "stop", "kvleased")
+
+    after = engine.try_to("exec", machine, "sha256sum", f"{place}/secret", "/dev/shm/of-an-engine")
+    assert before in after.stdout
+    assert after.returncode == 0, after.stderr
+    engine.do("exec", machine, "rm", "-r", path, place, "/dev/shm/of-an-engine")
+
+
 def test_settings_that_cannot_work_are_not_tried_again(engine: Engine, machine: str) -> None:
     """A wrong setting ends the unit at once with its own status, and no restart."""
     path = "/etc/kvlease/kvleased.env"
