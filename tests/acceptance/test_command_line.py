@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -97,6 +98,22 @@ def test_page_of_the_environment_is_that_of_rest(daemon: Serving) -> None:
     status, output, _ = kvlease("ui", "--token-file", file, KVLEASE_ADDRESS=page_of(daemon))
 
     assert (status, output) == (0, f"{page_of(daemon)}/ui#token={token_of(daemon)}\n")
+
+
+def test_token_of_any_characters_stands_behind_the_address(tmp_path: Path) -> None:
+    """A token that has characters with a meaning in addresses, as in base64, is read there as it is."""
+    token = "ab+/c==&%41#" + "0" * 32
+    file = tmp_path / "reader.token"
+    file.write_text(token)
+    file.chmod(0o600)
+    options = ["--listen-tcp", "--http-port", "0", "--grpc-port", "0"]
+    with served(tmp_path / "run", *options, "--reader-token-file", str(file)) as serving:
+        known = {"KVLEASE_ADDRESS": serving.address("unix")}
+
+        status, output, _ = kvlease("ui", "--token-file", str(file), **known)
+
+    assert status == 0
+    assert parse_qs(urlsplit(output.strip()).fragment) == {"token": [token]}
 
 
 def test_token_of_another_daemon_is_not_printed(daemon: Serving, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import quote
 
 import typer
 
@@ -71,7 +72,7 @@ def _address_with_token(written: str, token_file: str) -> str:
                 f"--token-file, or its socket with {ADDRESS_VARIABLE}=unix:///…/kvlease.sock"
             )
             raise InvalidError(message, resource="token") from error
-    return f"{page}/ui#token={token}"
+    return f"{page}/ui#token={quote(token, safe='')}"
 
 
 def _page(written: str, known: str, directory: Path) -> Address:
