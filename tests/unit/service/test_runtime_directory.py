@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.__main__ import run
+from kvleased.command_line import run
 from kvleased.config.sources import load
 from kvleased.credentials import secret
 from kvleased.system.directories import UnusableError, enter

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvlease.disk_file import file_bytes
-from kvleased.__main__ import _without_settings, run
+from kvleased.command_line import _without_settings, run
 from kvleased.config.settings import Settings
 from kvleased.config.sources import load, unknown_variables
 from kvleased.control.process import read_settings

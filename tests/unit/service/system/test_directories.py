@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvleased.__main__ import run
+from kvleased.command_line import run
 from kvleased.credentials import secret
 from kvleased.system import directories
 from kvleased.system.directories import UnusableError, enter, require_memory
