@@ -236,7 +236,10 @@ class AsyncClient(Bound):
     def trace(
         self, cache: str, *, idle_seconds: float | None = None
     ) -> AsyncIterator[TracedRequest]:
-        """Yield a cache's requests as their leases end; the first one has no keys: it says that recording has begun."""
+        """Yield a cache's requests as their leases end; the first one has no keys: it says that recording has begun.
+
+        A later one without keys only counts requests that were left out.
+        """
         return self._stream(calls.trace(cache), idle_seconds)
 
     async def attach(  # noqa: PLR0913 - the fields of an attach

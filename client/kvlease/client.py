@@ -235,7 +235,8 @@ class Client(Bound):
     def trace(self, cache: str, *, idle_seconds: float | None = None) -> Iterator[TracedRequest]:
         """Yield a cache's requests as their leases end, until none has ended for `idle_seconds`; None waits for ever.
 
-        The first request has no keys: it only says that recording has begun. Keys mean nothing outside this trace.
+        The first request has no keys: it only says that recording has begun. A later one without keys only counts
+        requests that were left out. Keys mean nothing outside this trace.
         """
         yield from self._stream(calls.trace(cache), idle_seconds)
 

@@ -94,7 +94,7 @@ class TracedRequest:
     tokens_per_key: int
     hit_tokens: int
     num_dropped: int
-    """Requests left out before this one, because the reader was too slow."""
+    """Requests left out before this one, because the reader was too slow; without keys, this only tells of these."""
 
     @classmethod
     def from_proto(cls, message: pb.TraceResponse) -> Self:

@@ -289,18 +289,23 @@ class _Recording:
 
     @property
     def has_next(self) -> bool:
-        """Whether a request waits for the reader."""
-        return bool(self._queue)
+        """Whether a request waits for the reader, or requests that were dropped after the last one are not told yet."""
+        return bool(self._queue or self._num_dropped)
 
-    def next(self) -> tuple[int, _Request]:
-        """Take the next request."""
+    def next(self) -> tuple[int, _Request | None]:
+        """Take the next request; None if some were dropped, and none has come since."""
+        if not self._queue:
+            num_dropped, self._num_dropped = self._num_dropped, 0
+            return num_dropped, None
         num_dropped, request = self._queue.popleft()
         self._num_keys -= len(request.keys) // BYTES_PER_KEY
         return num_dropped, request
 
-    async def told(self, queued: tuple[int, _Request]) -> pb.TraceResponse:
-        """Return the message that tells the reader of a request."""
+    async def told(self, queued: tuple[int, _Request | None]) -> pb.TraceResponse:
+        """Return the message that tells the reader of a request, or only of those that were dropped."""
         num_dropped, request = queued
+        if request is None:
+            return pb.TraceResponse(tokens_per_key=self._tokens_per_key, num_dropped=num_dropped)
         return pb.TraceResponse(
             timestamp_ms=round((request.granted_at - self._began_at) * 1000),
             input_tokens=request.input_tokens,

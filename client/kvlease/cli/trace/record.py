@@ -110,7 +110,7 @@ async def _read(client: AsyncClient, cache: str, num_requests: int, recorded: Re
         recorded.num_dropped += request.num_dropped
         if request.key_digests:
             recorded.requests.append(request)
-        else:
+        elif not request.num_dropped:
             typer.echo(f"recording {cache}; press ^C to stop", err=True)
         if len(recorded.requests) >= num_requests:
             return

@@ -170,7 +170,7 @@ async def test_only_what_is_granted_after_the_beginning_is_told(node: Node) -> N
 async def test_slow_reader_is_told_how_many_it_missed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records that do not fit are dropped, and the next record says how many."""
+    """Records that do not fit are dropped, and the next record says how many; one without keys if no other comes."""
     monkeypatch.setattr(recording, "REQUESTS_QUEUED_MAX", 2)
     async with node.life():
         await node.register()
@@ -183,6 +183,10 @@ async def test_slow_reader_is_told_how_many_it_missed(
         await serve(node, worker, "6", keys(6, 1))
 
         assert [*told, (await anext(trace)).num_dropped] == [0, 0, 3]
+        for number in range(7, 10):
+            await serve(node, worker, f"{number}", keys(number, 1))
+        last = [await anext(trace) for _ in range(3)][2]
+        assert (last.num_dropped, last.key_digests) == (1, b"")
 
 
 async def test_nothing_is_kept_when_nobody_records(node: Node) -> None:

@@ -4,21 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
+from kvlease.aio import AsyncClient
 from kvlease.cli import app as cli
 from kvlease.cli.trace import command as trace_commands
 from kvlease.cli.trace import plot as trace_plot
+from kvlease.cli.trace import record as trace_record
 from kvlease.cli.trace import replay as trace_replay
 from kvlease.cli.trace import simulator
 from kvlease.cli.trace.record import Recorded, written_at_the_end
 from kvlease.errors import InvalidError
 from kvlease.trace_files import read_trace
 from kvlease.traces import Simulated, TracedRequest
+from kvlease.v1 import kvlease_pb2 as pb
 from kvleased.traces import POLICIES
 
 CUT = Path(__file__).parents[4] / "fixtures" / "traces" / "conversation-1000.jsonl"
@@ -245,6 +250,22 @@ def one_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         return Recorded(requests=[request])
 
     monkeypatch.setattr(trace_commands, "record", recorded)
+
+
+async def test_record_without_keys_is_no_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one says that recording has begun, which is told once; a later one counts what was left out last."""
+
+    class Told:
+        async def trace(self, _: str) -> AsyncIterator[TracedRequest]:
+            for num_keys, num_dropped in ((0, 0), (2, 1), (0, 4)):
+                message = pb.TraceResponse(key_digests=bytes(8 * num_keys), num_dropped=num_dropped)
+                yield TracedRequest.from_proto(message)
+
+    recorded = Recorded()
+    await trace_record._read(cast("AsyncClient", Told()), "demo", 9, recorded)
+
+    assert (len(recorded.requests), recorded.num_dropped) == (1, 5)
+    assert capsys.readouterr().err.count("recording demo") == 1
 
 
 @pytest.mark.usefixtures("one_recorded")
