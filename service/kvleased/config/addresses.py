@@ -19,7 +19,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
 _NUMBERS: Final = frozenset({"db", "segment_bytes", "buffer_bytes"})
 _BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _DEFAULT_PORTS: Final[Mapping[str, int]] = {"redis": 6379, "rediss": 6379, "mooncake": 50051}
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/]*@")
+_CREDENTIALS: Final = re.compile(r"(?<=://)\S*@")
 _SHOWN_MAX: Final = 40
 """Most characters of a wrong scheme that a message repeats."""
 
@@ -126,7 +126,7 @@ def unreadable_file(url: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with users and passwords removed from its addresses."""
+    """Return a text with users and passwords removed from its addresses, also if a / in one is not written as %2F."""
     return _CREDENTIALS.sub("***@", text)
 
 

@@ -379,7 +379,7 @@ def test_settings_of_a_file_that_do_not_go_together_are_told_with_its_path(
         pytest.param(["--zzz"], "--zzz: there is no such flag", id="like none"),
         pytest.param(["now"], "now: only flags are accepted, such as --config FILE", id="no flag"),
         pytest.param(
-            ["--remote-urll", "redis://u:pw@h"],
+            ["--remote-urll", "redis://u:p/w@h"],
             "--remote-urll redis://***@h: there is no such flag; did you mean --remote-url?",
             id="password",
         ),
