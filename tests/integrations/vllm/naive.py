@@ -1,6 +1,6 @@
 """Own variants of owned memory without its fence, for tests that prove that the fence keeps tokens right."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -28,10 +28,10 @@ class _HastyKeeper(Keeper):
 class _HastyScheduler(OwnedScheduler):
     keeper_class = _HastyKeeper
 
-    def dispatch(self, *, is_empty: bool, taken_out: Collection[str] = ()) -> int:
+    def dispatch(self, *, is_empty: bool) -> int:
         if self.keeper is not None:
             self.keeper.exchange(0)
-        return super().dispatch(is_empty=is_empty, taken_out=taken_out)
+        return super().dispatch(is_empty=is_empty)
 
 
 class HastyConnector(KVLeaseOwnedConnector):

@@ -17,6 +17,14 @@ pytestmark = pytest.mark.vllm
 OTHERS = [prompt(400, seed=100 + index) for index in range(24)]
 """More than the pool has blocks for."""
 
+PROMPT = prompt(1000, seed=77)
+SMALL_STEPS = {
+    "num_gpu_blocks_override": 100,
+    "max_model_len": 1152,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 4,
+}
+
 
 def behind(module: str, alone: Job) -> Job:
     """Return the same engine with its connector behind the one of a module beside this one."""
@@ -77,3 +85,27 @@ def test_blocks_that_another_connector_loads_into_are_stored_before(
     assert differences(first, wanted) == []
     assert min(found.cached) >= 1024
     assert differences(found, wanted) == []
+
+
+@pytest.mark.parametrize("num_steps", [1, 2], ids=["at-once", "amid-recomputation"])
+@pytest.mark.parametrize("mode", ["offload", "owned", "shared"])
+def test_nothing_is_kept_of_what_was_computed_from_a_failed_load(
+    mode: str, num_steps: int, daemon: Daemon, tmp_path: Path
+) -> None:
+    """If a request is aborted before all is computed once more, neither this life nor the next one finds the rest."""
+    make = {"offload": offloading, "owned": job, "shared": sharing}[mode]
+    alone = make(daemon, engine=SMALL_STEPS)
+    wanted = reference(alone, [PROMPT])
+    with living(behind("failing", alone), tmp_path) as life:
+        life.generate([PROMPT], aborts={"0": num_steps})
+        again = life.generate([PROMPT])
+        told = life.told()
+        life.kill()
+    daemon.wait_until_unused()
+
+    with living(alone, tmp_path) as life:
+        later = life.generate([PROMPT])
+
+    assert "Recovered from KV load failure" in told
+    assert [differences(got, wanted) for got in (again, later)] == [[], []]
+    assert later.cached[0] >= 900

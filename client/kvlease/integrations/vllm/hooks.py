@@ -21,19 +21,23 @@ _COMMON: Final[Parts] = {
     "vllm.config:get_current_vllm_config_or_none": (),
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": ("register_connector",),
     f"{_BASE}:KVConnectorBase_V1": (
-        "build_connector_meta", "build_connector_worker_meta", "get_num_new_matched_tokens",
+        "bind_kv_cache_manager", "build_connector_meta", "build_connector_worker_meta", "get_num_new_matched_tokens",
         "get_required_kvcache_layout", "handle_preemptions", "has_pending_push_work", "register_kv_caches",
         "requires_kv_delivery", "reset_cache", "update_connector_output", "update_state_after_alloc",
     ),
     f"{_BASE}:KVConnectorMetadata": (),
     f"{_BASE}:KVConnectorWorkerMetadata": ("aggregate",),
     f"{_BASE}:SupportsHMA": ("request_finished_all_groups",),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": ("single_type_managers",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager": ("block_pool", "coordinator"),
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager": ("req_to_blocks",),
     "vllm.v1.kv_cache_interface:KVCacheConfig": (),
     "vllm.v1.kv_cache_interface:KVCacheTensor": (),
+    "vllm.v1.outputs:KVConnectorOutput": ("invalid_block_ids",),
 }  # fmt: skip
 _MEMORY: Final[Parts] = {
     f"{_BASE}:KVConnectorBase_V1": (
-        "bind_connector_metadata", "bind_kv_cache_manager", "get_handshake_metadata", "get_mem_pool_context",
+        "bind_connector_metadata", "get_handshake_metadata", "get_mem_pool_context",
         "set_xfer_handshake_metadata_pp_aware", "shutdown",
     ),
     f"{_BASE}:KVConnectorHandshakeMetadata": (),
@@ -98,9 +102,8 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
             f"{_BASE}:KVConnectorBase_V1": ("on_new_request",),
             "vllm.v1.core.block_pool:BlockPool": ("cached_block_hashes_by_block", "emit_cached_block_events"),
             "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
-                "find_longest_cache_hit", "get_num_blocks_to_allocate", "single_type_managers",
+                "find_longest_cache_hit", "get_num_blocks_to_allocate",
             ),
-            "vllm.v1.core.kv_cache_manager:KVCacheManager": ("block_pool", "coordinator"),
             "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": ("num_free_blocks", "popleft_n"),
             "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": (),
         },

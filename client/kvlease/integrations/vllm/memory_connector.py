@@ -5,7 +5,7 @@ scheduler's half keeps account of blocks. No byte is copied, so the hooks for lo
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvlease.errors import NeverFitsError
+from kvlease.integrations.vllm import fills
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name, rank_mark
 from kvlease.integrations.vllm.outer import require_outer
 from kvlease.integrations.vllm.planning import agreement, plan_inputs
@@ -58,8 +59,8 @@ class SchedulersHalf(Protocol):
     def has_work(self) -> bool:
         """Whether more steps of the engine, even empty ones, would let more blocks be published."""
 
-    def dispatch(self, *, is_empty: bool, taken_out: Collection[str] = ()) -> int:
-        """Note that a step goes out, without requests that were preempted while it was scheduled; return its id."""
+    def dispatch(self, *, is_empty: bool) -> int:
+        """Note that a step goes out; return its id."""
 
     def came_back(self, step_id: int, *, is_apart: bool) -> None:
         """Note that a step came back on all ranks, and publish what it wrote."""
@@ -191,13 +192,15 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
         """Number the step."""
         assert self._scheduler is not None, "vLLM asks the scheduler's half"
         is_empty = not scheduler_output.total_num_scheduled_tokens
-        preempted: set[str] = scheduler_output.preempted_req_ids or set()
-        taken_out = preempted - scheduler_output.num_scheduled_tokens.keys() if preempted else ()
-        step_id = self._scheduler.dispatch(is_empty=is_empty, taken_out=taken_out)
+        if self._is_observed:
+            fills.end_step(self._kv_cache_manager.block_pool, scheduler_output)
+        step_id = self._scheduler.dispatch(is_empty=is_empty)
         return StepMetadata(step_id, parts=self._scheduler.parts)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Note which step has come back; the blocks that it wrote may be published."""
+        """Note which step has come back; what it wrote may be published, except what a failed load spoilt."""
+        if connector_output.invalid_block_ids and self._is_observed:
+            fills.spoil(self._kv_cache_manager, connector_output.invalid_block_ids)
         back = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(back, StepsBack):
             self._scheduler.came_back(back.step_id, is_apart=back.is_apart)
@@ -237,6 +240,11 @@ class MemoryConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unu
     def _rank(self) -> int:
         is_scheduler = self._role is KVConnectorRole.SCHEDULER
         return 0 if is_scheduler else int(self._vllm_config.parallel_config.rank)
+
+    @property
+    def _is_observed(self) -> bool:
+        """Whether the engine's pool has been made one of ours."""
+        return hasattr(self._kv_cache_manager.block_pool, "fills")
 
     def _open_session(self, had: CachePlan | None = None) -> EngineSession:
         config, kv_cache_config = self._vllm_config, self._kv_cache_config

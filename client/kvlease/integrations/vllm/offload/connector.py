@@ -27,6 +27,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from kvlease.geometry import floor_div
+from kvlease.integrations.vllm.fills import spoil
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.offload import landings, preemptions, resets, streaming, windows
 from kvlease.integrations.vllm.offload.alone import open_alone
@@ -122,10 +123,10 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return manager
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Observe the engine's own pool, if requests can lose their places in a step that gave them blocks."""
+        """Observe the engine's own pool, if names can be left to blocks that are never filled, or filled wrongly."""
         super().bind_gpu_block_pool(gpu_block_pool)
         self._engine_pool = gpu_block_pool
-        if self._vllm_config.scheduler_config.policy == "priority":
+        if self._has_one_group or self._vllm_config.scheduler_config.policy == "priority":
             preemptions.observe(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
@@ -211,7 +212,11 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         return parted
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Pass the ranks' report to the manager, and to vLLM."""
+        """Pass the ranks' report to the manager, and to vLLM; nothing is stored of what a failed load spoilt."""
+        if connector_output.invalid_block_ids:
+            spoilt = spoil(self._kv_cache_manager, connector_output.invalid_block_ids)
+            known = [one for one in spoilt.requests if self._newcomers.knows(one, self.scheduler)]
+            self.manager.spoil(known, spoilt)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, RankReport):
             self.manager.report(report.completed_jobs, report.failed_jobs, report.wrong_rows)

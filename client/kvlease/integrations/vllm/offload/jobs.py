@@ -1,6 +1,6 @@
 """Own the unfinished jobs and the rows they use, from the step that plans them to the last rank's report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,15 @@ class Jobs:
     def find(self, job_ids: Iterable[int]) -> list[Job]:
         """Return those of these jobs that are unfinished."""
         return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+
+    def storing(self, request_ids: Collection[str], blocks: Collection[int]) -> list[Job]:
+        """Return the unfinished stores of some requests, and those that read some of the engine's blocks."""
+        return [
+            job
+            for job in self._jobs.values()
+            if job.is_store
+            and (job.request_id in request_ids or not set(job.blocks.tolist()).isdisjoint(blocks))
+        ]
 
     def blocks_read(self) -> set[int]:
         """Return the engine's blocks that unfinished stores read."""

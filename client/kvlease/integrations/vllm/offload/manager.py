@@ -27,12 +27,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvlease.integrations.vllm.fills import Spoilt
 from kvlease.integrations.vllm.offload.arrivals import KNOWS_POSITIONS, Arrivals
 from kvlease.integrations.vllm.offload.books import Row, Rows, Written
 from kvlease.integrations.vllm.offload.desk import Desk
 from kvlease.integrations.vllm.offload.jobs import Jobs
 from kvlease.integrations.vllm.offload.reloads import Reloads
-from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, Seeker
+from kvlease.integrations.vllm.offload.requests import BELOW, MISS, NOWHERE, Seeker, questions
 from kvlease.integrations.vllm.offload.specs import RowsSpec
 
 HELD_SHARE_MAX: Final = 0.5
@@ -239,6 +240,13 @@ class PoolManager(OffloadingManager):
             else:
                 books.release(np.unique(job.rows[job.rows >= 0]))
 
+    def spoil(self, request_ids: Iterable[str], spoilt: Spoilt) -> None:
+        """Note that nothing of some requests may be stored any more, nor what anybody stores of spoilt blocks."""
+        for name in request_ids:
+            self._seekers.setdefault(name, Seeker(name)).is_spoilt = True
+        for job in self._jobs.storing(spoilt.requests, spoilt.blocks):
+            self._spoiled.update(job.rows.tolist())
+
     def held(self) -> Iterable[tuple[bytes, Row]]:
         """Yield the keys and rows that requests believe they hold."""
         for seeker in self._holders.values():
@@ -328,7 +336,7 @@ class PoolManager(OffloadingManager):
             # The request was not looked up; but the pool may have blocks that the engine's own cache has.
             self._meet(desk, keys[0], context)
             self._release(seeker)
-        lacking = seeker.lacking(keys, self._storing.keys())
+        lacking = [] if seeker.is_spoilt else seeker.lacking(keys, self._storing.keys())
         if (lack := desk.lack(len(lacking))) and desk.is_ready:
             desk.exchange(take=lack + self._stock_target)
         rows = books.write(len(lacking)) if desk.is_ready else []
@@ -342,7 +350,7 @@ class PoolManager(OffloadingManager):
         desk.poll()
         for seeker in self._arrivals.end_step(self._holders, self._reloads.request_ids):
             self._release(seeker)
-        waiting = self._questions() if self._unasked or self._reloads.request_ids else []
+        waiting = questions(self._unasked.values(), self._reloads.due(), desk.names)
         books = desk.books
         lack = self._stock_target - len(books.stock)
         take = lack if lack > self._stock_target // 2 else 0
@@ -364,19 +372,6 @@ class PoolManager(OffloadingManager):
                 seeker.arrive(places, there)
                 books.hold(there[there >= 0])
                 self._holders[seeker.request_id] = seeker
-
-    def _questions(self) -> list[tuple[Seeker, list[int] | None, list[bytes]]]:
-        """Return the questions of waiting requests in this step: each request, its places and its names.
-
-        The places are those of blocks on their way, or None if the request asks for the first time.
-        """
-        assert self._desk is not None
-        questions: list[tuple[Seeker, list[int] | None, list[bytes]]] = []
-        for seeker, keys in self._unasked.values():
-            questions.append((seeker, None, self._desk.names(list(keys))))
-        for seeker, places in self._reloads.due():
-            questions.append((seeker, places, [seeker.names[at] for at in places]))
-        return questions
 
     def _give_up_unasked(self) -> None:
         for seeker, keys in self._unasked.values():

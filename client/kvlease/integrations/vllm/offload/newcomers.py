@@ -36,6 +36,12 @@ class Newcomers:
         """Tell whether a request has run its first step."""
         return request_id in self._started
 
+    def knows(self, request_id: str, scheduler: Any) -> bool:
+        """Tell whether a request that has run will be told to the manager when it ends, as it has not ended yet."""
+        status = scheduler._req_status.get(request_id)  # noqa: SLF001 - probed at import of the connector
+        is_told = status is not None and not status.finished_signaled
+        return is_told or self.is_started(request_id)
+
     def note_absent(self, request_id: str) -> None:
         """Note that surely nothing of a waiting request is cached."""
         self._absent.add(request_id)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from vllm.v1.core.block_pool import BlockPool
 
-from kvlease.integrations.vllm.fills import Fills
+from kvlease.integrations.vllm.fills import Fills, end_step
 
 T = TypeVar("T")
 
@@ -24,7 +24,9 @@ class NotingPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no t
     def cache_full_blocks(
         self, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, **more: Any
     ) -> None:
-        """Cache as vLLM does, and note which blocks the step is to fill."""
+        """Cache as vLLM does, and note which blocks the step is to fill; nothing, if a failed load spoilt it."""
+        if request.request_id in self.fills.spoilt:
+            return
         nameless = [one for one in blocks[num_cached_blocks:num_full_blocks] if not one.block_hash]
         super().cache_full_blocks(
             request=request,
@@ -34,7 +36,7 @@ class NotingPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no t
             **more,
         )
         for block in nameless:
-            self.fills.note(request.request_id, block)
+            self.fills.note(request.request_id, block, blocks)
 
 
 def observe(pool: BlockPool) -> None:
@@ -47,8 +49,7 @@ def observe(pool: BlockPool) -> None:
 def take_names_away(pool: Any, output: Any) -> None:
     """Take the names of blocks away that requests were to fill which lost their places in the step."""
     if isinstance(pool, NotingPool):
-        preempted: set[str] = getattr(output, "preempted_req_ids", None) or set()
-        pool.evict_blocks(pool.fills.end_step(preempted - output.num_scheduled_tokens.keys()))
+        end_step(pool, output)
 
 
 def without_loads(scheduler: Any, output: T) -> T:

@@ -1,6 +1,6 @@
 """Own the daemon's answers about each request's keys, and how long the request holds the blocks found."""
 
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,9 @@ BELOW = -2
 
 MISS, HIT, PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
 THERE = (HIT, PENDING)
+
+Question = tuple["Seeker", list[int] | None, list[bytes]]
+"""A request, the places of its blocks on their way, or None if it asks for the first time, and the names."""
 
 _ANSWERS = (HIT, PENDING, MISS)
 """Indexed by min(row, 0): 0 for a row that is held; `BELOW` and `NOWHERE` count from the end."""
@@ -38,6 +41,8 @@ class Seeker:
     is_refused: bool = False
     """Whether a load of this request failed; then it computes everything."""
     is_finished: bool = False
+    is_spoilt: bool = False
+    """Whether the request has read what a load left unwritten; then nothing of it is stored."""
     _index: dict[OffloadKey, int] | None = None
 
     @property
@@ -112,3 +117,14 @@ class Seeker:
         self.keys, self.names, self.rows, self._index = [], [], NO_ROWS, None
         self.pending_until = None
         return rows
+
+
+def questions(
+    unasked: Iterable[tuple[Seeker, dict[OffloadKey, None]]],
+    due: Iterable[tuple[Seeker, list[int]]],
+    names_of: Callable[[list[OffloadKey]], list[bytes]],
+) -> list[Question]:
+    """Return the questions of waiting requests in a step: those never asked before, and those due again."""
+    first = [(seeker, None, names_of(list(keys))) for seeker, keys in unasked]
+    again = [(seeker, places, [seeker.names[at] for at in places]) for seeker, places in due]
+    return [*first, *again]

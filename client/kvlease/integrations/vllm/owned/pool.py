@@ -94,7 +94,9 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Cache as vLLM does, and note which blocks the step will have written."""
+        """Cache as vLLM does, and note which blocks the step will have written; nothing, if a failed load spoilt it."""
+        if request.request_id in self.fills.spoilt:
+            return
         super().cache_full_blocks(
             request,
             blocks,
@@ -109,7 +111,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
             block = blocks[index]
             is_masked = block_mask is not None and not block_mask[index - num_cached_blocks]
             if not block.is_null and not is_masked and block.block_hash is not None:
-                self.fills.note(request.request_id, block)
+                self.fills.note(request.request_id, block, blocks)
                 if keeper.is_on:
                     keeper.note(block.block_id, block.block_hash, index)
 

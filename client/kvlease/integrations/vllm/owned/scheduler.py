@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kvlease.geometry import ceil_div
@@ -137,7 +137,7 @@ class OwnedScheduler:
             )
         self.keeper = keeper
 
-    def dispatch(self, *, is_empty: bool, taken_out: Collection[str] = ()) -> int:
+    def dispatch(self, *, is_empty: bool) -> int:
         """Return the id of the step that goes out now; make the memory private if the step lacks blocks for good."""
         keeper, session = self.keeper, self._session
         if keeper is None or session is None:
@@ -145,7 +145,6 @@ class OwnedScheduler:
         if is_empty and keeper.is_on and self._pool.is_short and not session.is_returning:
             self._part(session)
         self._pool.is_short = False
-        self._pool.evict_blocks(self._pool.fills.end_step(taken_out))
         return keeper.fence.dispatch()
 
     def came_back(self, step_id: int, *, is_apart: bool = False) -> None:

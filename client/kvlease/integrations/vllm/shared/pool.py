@@ -118,7 +118,9 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Name full blocks, and note them for publication once their step has come back."""
+        """Name full blocks, if no failed load spoilt them, and note them for publication once their step is back."""
+        if request.request_id in self.fills.spoilt:
+            return
         nameless = [
             (position, blocks[position])
             for position in range(num_cached_blocks, num_full_blocks)
@@ -137,7 +139,7 @@ class SharedBlockPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has
         for position, block in nameless:
             if block.block_hash is not None:
                 announced.add(block.block_id)
-                self.fills.note(request.request_id, block)
+                self.fills.note(request.request_id, block, blocks)
                 write(block.block_id, block.block_hash, position)
 
     def emit_cached_block_events(

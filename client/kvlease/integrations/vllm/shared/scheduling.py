@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -89,11 +89,9 @@ class SharedScheduler:
 
     # Steps
 
-    def dispatch(self, *, is_empty: bool, taken_out: Collection[str] = ()) -> int:
+    def dispatch(self, *, is_empty: bool) -> int:
         """Number the step that goes out; pause first if it is empty while requests wait or the daemon is away."""
         if self.steering is not None and self._session is not None:
-            pool = self._manager.block_pool
-            pool.evict_blocks(pool.fills.end_step(taken_out))
             is_starved = self.steering.is_starved and not self._session.is_returning
             end_step = partial(self.steering.end_step, 0 if is_empty else len(self._active))
             self._session.guard.shield(end_step, None, "end of a step")

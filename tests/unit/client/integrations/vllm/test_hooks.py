@@ -100,7 +100,7 @@ def test_each_mode_needs_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
         "shared",
     ]
     assert [mode for mode in hooks.MODES if "BlockPool" in lacking[mode]] == [*hooks.MODES]
-    assert [mode for mode in hooks.MODES if "KVCacheCoordinator" in lacking[mode]] == ["shared"]
+    assert [mode for mode in hooks.MODES if "FullAttentionManager" in lacking[mode]] == ["shared"]
 
 
 def test_attribute_that_a_constructor_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
