@@ -40,6 +40,15 @@ def test_blocks_of_a_request_that_is_taken_out_of_its_step_are_not_published(mod
     assert told.returncode == 0, told.stderr
 
 
+@pytest.mark.parametrize("mode", ["shared", "owned", "offload"])
+def test_blocks_of_a_request_that_ends_by_an_error_are_full(mode: str) -> None:
+    """If a request is ended by an error amid its prompt, a block that it has filled in part is not to be found."""
+    script = Path(__file__).with_name("played") / "breaking_off.py"
+    told = ran(script, mode, environment=Job().environ())
+
+    assert told.returncode == 0, told.stderr
+
+
 @pytest.mark.parametrize(
     ("mistake", "mode", "seeds"),
     [

@@ -27,6 +27,9 @@ class Spoilt(NamedTuple):
     """The blocks that it left unwritten to be read, and all blocks that these requests have filled since."""
 
 
+NOTHING_SPOILT: Final = Spoilt(set(), set())
+
+
 @dataclass(slots=True)
 class _Filled:
     """What a request fills in one step."""

@@ -80,8 +80,9 @@ _OF_MODE: Final[Mapping[str, tuple[Parts, ...]]] = {
             ),
             "vllm.v1.kv_offload.base:OffloadingSpec": (),
             "vllm.v1.request:Request": (
-                "num_computed_tokens", "num_tokens", "request_id", "skip_reading_prefix_cache",
+                "num_computed_tokens", "num_tokens", "request_id", "skip_reading_prefix_cache", "status",
             ),
+            "vllm.v1.request:RequestStatus": ("FINISHED_ERROR",),
         },
     ),
     "owned": (

@@ -204,6 +204,11 @@ class PlayedEngine:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         del self._requests[name]
 
+    def break_off(self, name: str) -> None:
+        """End a request by an error."""
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
+        del self._requests[name]
+
     def running(self) -> list[str]:
         """Return the names of the requests that have not ended."""
         return list(self._requests)

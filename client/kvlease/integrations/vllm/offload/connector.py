@@ -24,10 +24,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from kvlease.geometry import floor_div
-from kvlease.integrations.vllm.fills import spoil
+from kvlease.integrations.vllm.fills import NOTHING_SPOILT, spoil
 from kvlease.integrations.vllm.identity.namespace import Identity, magazine_name
 from kvlease.integrations.vllm.offload import landings, preemptions, resets, streaming, windows
 from kvlease.integrations.vllm.offload.alone import open_alone
@@ -199,7 +199,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 
     def request_finished(self, request: Request, block_ids: list[int]) -> _Parted:
         """Forget a request; if it ran its first step, what it stores of that step is planned in the next one."""
-        self._part(request.request_id)
+        self._part(request)
         parted: _Parted = super().request_finished(request, block_ids)
         return parted
 
@@ -207,7 +207,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> _Parted:
         """Forget a request, as above, with its blocks given by group."""
-        self._part(request.request_id)
+        self._part(request)
         parted: _Parted = super().request_finished_all_groups(request, block_ids)
         return parted
 
@@ -215,8 +215,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
         """Pass the ranks' report to the manager, and to vLLM; nothing is stored of what a failed load spoilt."""
         if connector_output.invalid_block_ids:
             spoilt = spoil(self._kv_cache_manager, connector_output.invalid_block_ids)
-            known = [one for one in spoilt.requests if self._newcomers.knows(one, self.scheduler)]
-            self.manager.spoil(known, spoilt)
+            self.manager.spoil(self._newcomers.known(spoilt.requests, self.scheduler), spoilt)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, RankReport):
             self.manager.report(report.completed_jobs, report.failed_jobs, report.wrong_rows)
@@ -281,10 +280,14 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             if one.is_absent:
                 self.manager.note_absent(name)
 
-    def _part(self, request_id: str) -> None:
-        self._newcomers.leave(request_id)
-        if self._newcomers.is_started(request_id):
+    def _part(self, request: Request) -> None:
+        """Forget a request; if it ends by an error, vLLM takes its whole prompt for computed, wherever it was."""
+        name = request.request_id
+        self._newcomers.leave(name)
+        if self._newcomers.is_started(name):
             self._take_in_started()
+        if request.status is RequestStatus.FINISHED_ERROR:
+            self.manager.spoil(self._newcomers.known((name,), self.scheduler), NOTHING_SPOILT)
 
     # A worker's side
 

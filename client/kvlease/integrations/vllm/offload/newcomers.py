@@ -36,11 +36,14 @@ class Newcomers:
         """Tell whether a request has run its first step."""
         return request_id in self._started
 
-    def knows(self, request_id: str, scheduler: Any) -> bool:
-        """Tell whether a request that has run will be told to the manager when it ends, as it has not ended yet."""
-        status = scheduler._req_status.get(request_id)  # noqa: SLF001 - probed at import of the connector
-        is_told = status is not None and not status.finished_signaled
-        return is_told or self.is_started(request_id)
+    def known(self, request_ids: Iterable[str], scheduler: Any) -> list[str]:
+        """Return those requests of which the manager will be told that they end; others have ended."""
+        statuses = scheduler._req_status  # noqa: SLF001 - probed at import of the connector
+        return [
+            one
+            for one in request_ids
+            if self.is_started(one) or (one in statuses and not statuses[one].finished_signaled)
+        ]
 
     def note_absent(self, request_id: str) -> None:
         """Note that surely nothing of a waiting request is cached."""
