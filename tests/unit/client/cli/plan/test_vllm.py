@@ -538,6 +538,31 @@ def test_refusal_says_what_would_work_in_words_of_vllm(
         assert run("--vllm", model, *words, option, value).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("child", "policy", "is_told"),
+    [
+        pytest.param("KVLeaseOffloadingConnector", {}, True, id="vLLM's default"),
+        pytest.param(
+            "KVLeaseOffloadingConnector", {"kv_load_failure_policy": "recompute"}, False, id="right"
+        ),
+        pytest.param("KVLeaseOwnedConnector", {}, False, id="loads nothing"),
+    ],
+)
+def test_policy_with_which_the_engine_would_not_start_is_told(
+    child: str, policy: dict[str, str], is_told: bool, model: Path
+) -> None:
+    """The plan is printed, and what to change beside it: the policy of MultiConnector, whatever its child says."""
+    own = {"kv_connector": child, "kv_load_failure_policy": "recompute"}
+    joined = {"kv_connector_extra_config": {"connectors": [own]}}
+    config = json.dumps({"kv_connector": "MultiConnector", **joined, **policy})
+
+    result = run("--json", "--vllm", model, *MEMORY, "--kv-transfer-config", config)
+
+    assert result.exit_code == 0
+    assert "plan" in json.loads(result.stdout)
+    assert ("set it to recompute there" in " ".join(result.stderr.split())) is is_told
+
+
 def test_advice_that_vllm_cannot_be_given_is_left_out() -> None:
     """Settings that are vLLM's own, such as null blocks, are not advised; tiers stand before --vllm, unchanged."""
     assert not VLLM.has("null_blocks=1")
