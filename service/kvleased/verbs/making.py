@@ -223,7 +223,7 @@ class Maker:
         fds: dict[str, int] = {}
         gpu_regions: dict[str, GpuRegion] = {}
         sizes = regions.region_sizes(planned, self._shape_of(planned, options))
-        has_found_host = False
+        has_found_host: bool | None = None  # unknown, so that files which may hold blocks stay
         try:
             if self._settings.host_dir is not None and planned.host_bytes:
                 has_found_host = self._open_host(fds, name, planned, options)
@@ -242,10 +242,10 @@ class Maker:
             regions.write_plan(fds[regions.PLAN], packed)
         except BaseException:
             self._keeper.give_back(names_of(name, fds))
-            if regions.HOST in fds and not has_found_host:
+            if has_found_host is False:
                 self._delete_files(name, self._identity(Tier.HOST, name, planned, options))
             raise
-        return Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=has_found_host)
+        return Regions(fds=fds, gpu_regions=gpu_regions, has_found_host=bool(has_found_host))
 
     def _open_host(
         self, fds: dict[str, int], name: str, planned: CachePlan, options: pb.CacheOptions

@@ -124,6 +124,27 @@ class TestHostDirectory:
             assert len(await refused()) == 3
             assert [tier.num_found for tier in (await node.register()).tiers] == [2]
 
+    async def test_files_that_cannot_be_kept_lose_no_blocks(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """If the supervisor cannot be given the files of an earlier life, they stay, and the next try finds them."""
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+        async with node.life():
+            await node.register()
+            await self._evict_two(node)
+        node.store.close()
+        node.store = Store()
+
+        async with node.life():
+            with monkeypatch.context() as patch:
+                patch.setattr(KeeperLink, "keep", fail)
+                with pytest.raises(OSError, match="Broken pipe"):
+                    await node.ask("register_cache", request_of())
+            assert [tier.num_found for tier in (await node.register()).tiers] == [2]
+
     async def test_directory_without_room_is_told_of_with_both_numbers(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
