@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlease.geometry import floor_div
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    SupportsHMA,
-)
-
-_WRONG = 3.0
+from tests.integrations.vllm.spoiling import SpoilingConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 
 @dataclass
@@ -23,17 +18,14 @@ class Landings(KVConnectorMetadata):  # type: ignore[misc,unused-ignore] # vLLM 
     blocks: dict[str, list[int]] = field(default_factory=dict)
 
 
-class LandingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,unused-ignore] # the same
+class LandingConnector(SpoilingConnector):
     """Find each request's whole blocks once, and spoil them."""
 
     def __init__(self, *arguments: Any, **words: Any) -> None:
         super().__init__(*arguments, **words)
-        self._tokens_per_block = self._vllm_config.cache_config.block_size
         self._known: set[str] = set()
         self._wanted = Landings()
-        self._tensors: list[Any] = []
         self._landed: set[str] = set()
-        self._wrong: set[int] = set()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed: int) -> tuple[int, bool]:
         """Find all whole blocks of a request that comes for the first time."""
@@ -55,33 +47,13 @@ class LandingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc,un
         wanted, self._wanted = self._wanted, Landings()
         return wanted
 
-    def request_finished_all_groups(self, *_arguments: Any) -> tuple[bool, None]:
-        """Let vLLM free the blocks at once."""
-        return False, None
-
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Note the engine's tensors."""
-        self._tensors = list(kv_caches.values())
-
     def start_load_kv(self, *_arguments: Any, **_words: Any) -> None:
         """Spoil the blocks."""
         for request_id, blocks in self._get_connector_metadata().blocks.items():
-            for tensor in self._tensors:
-                tensor[blocks] = _WRONG
+            self._spoil(blocks)
             self._landed.add(request_id)
-            self._wrong.update(blocks)
 
     def get_finished(self, _finished: set[str]) -> tuple[set[str], set[str]]:
         """Tell which requests wait no longer."""
         landed, self._landed = self._landed, set()
         return set(), landed
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Tell that nothing of it is right."""
-        wrong, self._wrong = self._wrong, set()
-        return wrong
-
-    def _nothing(self, *_arguments: Any, **_words: Any) -> None:
-        """Do nothing."""
-
-    wait_for_layer_load = save_kv_layer = wait_for_save = _nothing

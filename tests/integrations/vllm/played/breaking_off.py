@@ -8,14 +8,8 @@ import random
 import sys
 from typing import Final
 
-from kvlease.memory.mapped import Identity
-from tests.integrations.vllm.models import path_of
-from tests.integrations.vllm.played.copies import Copier
-from tests.integrations.vllm.played.engine import Build, PlayedEngine
-from tests.integrations.vllm.played.pool import PlayedPool
-from tests.integrations.vllm.played.rank import Rank
-from tests.integrations.vllm.played.session import PlayedSession, Weather
-from tests.integrations.vllm.played.stamps import BLOCK_TOKENS, VOCABULARY_TOKENS, Memory, Rows
+from tests.integrations.vllm.played.alone import alone
+from tests.integrations.vllm.played.stamps import BLOCK_TOKENS, VOCABULARY_TOKENS
 
 _BLOCKS: Final = 40
 _PROMPT_TOKENS: Final = 9 * BLOCK_TOKENS
@@ -28,24 +22,7 @@ def main(mode: str) -> None:
     logging.disable(logging.ERROR)
     chance = random.Random(5)  # noqa: S311 - nothing is secret
     is_offload = mode == "offload"
-    pool, memory = PlayedPool(_BLOCKS), Memory(_BLOCKS)
-    if mode == "owned":
-        pool.claim("e0")
-    build = Build(
-        modes=(mode,),
-        model=str(path_of("llama")),
-        num_blocks=_BLOCKS,
-        windows=(0,),
-        is_async=False,
-        step_tokens_max=_STEP_TOKENS,
-        requests_max=6,
-        retention_interval=None,
-    )
-    identity: Identity = (("tables" if is_offload else "device", 1, 1),)
-    session = PlayedSession("e0", pool, identity, Weather(losses=0, outages=0), chance)
-    rank, rows = Rank(memory, (0,)), Rows(identity, _BLOCKS)
-    copier = Copier(rank, lambda: rows, has_one_group=True, device=None) if is_offload else None
-    engine = PlayedEngine(build, [session], rank, copier, chance)
+    engine, pool, memory, rows = alone(mode, _BLOCKS, chance, step_tokens_max=_STEP_TOKENS)
     prompt = [chance.randrange(VOCABULARY_TOKENS) for _ in range(_PROMPT_TOKENS)]
     for num_steps, tokens in ((1, prompt), (2, prompt[::-1])):
         engine.ask(tokens, 5, wants_logprobs=False)

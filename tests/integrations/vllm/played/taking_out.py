@@ -10,14 +10,8 @@ import random
 import sys
 from typing import Any, Final
 
-from kvlease.memory.mapped import Identity
-from tests.integrations.vllm.models import path_of
-from tests.integrations.vllm.played.copies import Copier
-from tests.integrations.vllm.played.engine import Build, PlayedEngine
-from tests.integrations.vllm.played.pool import PlayedPool
-from tests.integrations.vllm.played.rank import Rank
-from tests.integrations.vllm.played.session import PlayedSession, Weather
-from tests.integrations.vllm.played.stamps import BLOCK_TOKENS, VOCABULARY_TOKENS, Memory, Rows
+from tests.integrations.vllm.played.alone import alone
+from tests.integrations.vllm.played.stamps import BLOCK_TOKENS, VOCABULARY_TOKENS
 
 _BLOCKS: Final = 18
 _BLOCKS_OF_CHUNKS: Final = 11
@@ -34,27 +28,14 @@ def main(mode: str) -> None:
     chance = random.Random(5)  # noqa: S311 - this seed shows the mistake in both modes
     is_offload = mode == "offload"
     num_blocks = _BLOCKS_OF_CHUNKS if is_offload else _BLOCKS
-    pool, memory = PlayedPool(num_blocks), Memory(num_blocks)
-    if mode == "owned":
-        pool.claim("e0")
-    build = Build(
-        modes=(mode,),
-        model=str(path_of("llama")),
-        num_blocks=num_blocks,
-        windows=(0,),
-        is_async=False,
+    engine, pool, memory, _ = alone(
+        mode,
+        num_blocks,
+        chance,
         step_tokens_max=(4 if is_offload else 3) * BLOCK_TOKENS,
-        requests_max=6,
-        retention_interval=None,
         policy="priority",
         chunk_tokens_max=2 * BLOCK_TOKENS if is_offload else 0,
     )
-    weather = Weather(losses=0, outages=0)
-    identity: Identity = (("tables" if is_offload else "device", 1, 1),)
-    session = PlayedSession("e0", pool, identity, weather, chance)
-    rank, rows = Rank(memory, (0,)), Rows(identity, num_blocks)
-    copier = Copier(rank, lambda: rows, has_one_group=True, device=None) if is_offload else None
-    engine = PlayedEngine(build, [session], rank, copier, chance)
     low_tokens = _LOW_TOKENS_OF_CHUNKS if is_offload else _LOW_TOKENS
     for num_tokens, priority in ((low_tokens, 5), (_HIGH_TOKENS, 0)):
         prompt = [chance.randrange(VOCABULARY_TOKENS) for _ in range(num_tokens)]
