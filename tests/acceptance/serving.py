@@ -1,5 +1,6 @@
 """A daemon of a test's own, whose processes can be killed, and helpers that look at its memory and pools."""
 
+import json
 import os
 import signal
 import socket
@@ -153,6 +154,12 @@ def _is_heard(worker: Worker) -> bool:
         # On a busy machine the next control process may take longer to start than a call waits for it.
         return False
     return True
+
+
+def told_in(file: Path) -> list[dict[str, Any]]:
+    """Return what a daemon wrote into its log or trace file, without the line that it may be writing just now."""
+    lines = file.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line[0] == "{" and line[-1] == "\n"]
 
 
 def blocks_in_use(client: Client, cache: str) -> int:

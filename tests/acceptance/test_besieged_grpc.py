@@ -1,6 +1,5 @@
 """Callers with a token, connected or new, are served over gRPC however many strangers hold connections."""
 
-import json
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.v1.kvlease_pb2_grpc import KVLeaseServiceStub
 from kvleased.api.grpc.connections import STRANGERS_MAX
-from tests.acceptance.serving import ROOT, Serving
+from tests.acceptance.serving import ROOT, Serving, told_in
 from tests.unit.api.certificates import Authority
 
 pytestmark = pytest.mark.acceptance
@@ -68,7 +67,7 @@ def test_strangers_hold_off_nobody_over_grpc(tmp_path: Path, is_plain: bool) -> 
                 metrics = _read(metrics_at)
             assert watch.is_active()
             watch.cancel()
-        records = [json.loads(one) for one in log.read_text().splitlines()]
+        records = told_in(log)
     finally:
         serving.stop()
 
@@ -130,7 +129,7 @@ def _crowd(port: int, *, is_tls: bool) -> Iterator[None]:
 
 def _said(log: Path) -> tuple[int, str]:
     """Return gRPC's port and the public address of the metrics, as the daemon's "ready" event names them."""
-    events = {one["event"]: one for one in map(json.loads, log.read_text().splitlines())}
+    events = {one["event"]: one for one in told_in(log)}
     probes = urllib.parse.urljoin(events["ready"]["probes"], "/metrics")
     return int(events["grpc_ready"]["tcp"].rpartition(":")[2]), probes
 

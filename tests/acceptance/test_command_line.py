@@ -15,7 +15,7 @@ import pytest
 from kvlease import Client, FullAttention, PlanInputs
 from kvlease.trace_files import write_trace
 from kvlease.traces import Trace
-from tests.acceptance.serving import ROOT, Serving, served
+from tests.acceptance.serving import ROOT, Serving, served, told_in
 
 pytestmark = pytest.mark.acceptance
 
@@ -53,8 +53,7 @@ def kvlease(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 def page_of(serving: Serving) -> str:
     """Return the daemon's address of REST on TCP."""
-    lines = Path(serving.log.name).read_text().splitlines()
-    said = next(json.loads(line) for line in lines if '"ready"' in line and line[0] == "{")
+    said = next(one for one in told_in(Path(serving.log.name)) if one["event"] == "ready")
     return str(said["rest_on_tcp"])
 
 

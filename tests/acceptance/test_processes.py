@@ -1,6 +1,5 @@
 """The daemon as real processes: killed ones come back, committed blocks stay, and dead workers' blocks are freed."""
 
-import json
 import mmap
 import os
 import signal
@@ -119,10 +118,8 @@ class Served:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log's events of one name."""
-        events = [
-            json.loads(line) for line in self.lines() if line.startswith("{") and line.endswith("}")
-        ]
-        return [event for event in events if event["event"] == name]
+        told = serving.told_in(Path(self._log.name))
+        return [event for event in told if event["event"] == name]
 
     def child(self, role: str) -> int:
         """Return the process id of a child, or 0."""

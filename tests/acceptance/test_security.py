@@ -26,7 +26,7 @@ import pytest
 
 from kvlease import Client, KVLeaseError, PlanInputs, Worker
 from kvlease.spec import FullAttention
-from tests.acceptance.serving import ROOT, Serving, pool_of
+from tests.acceptance.serving import ROOT, Serving, pool_of, told_in
 from tests.unit.api.certificates import Authority
 
 pytestmark = pytest.mark.acceptance
@@ -84,8 +84,9 @@ class Traced(Serving):
 
     def said(self, name: str) -> object:
         """Return a field of the daemon's "ready" event."""
-        lines = Path(self.log.name).read_text().splitlines()
-        ready = next(json.loads(line) for line in lines if '"ready"' in line and line[0] == "{")
+        ready: dict[str, object] = next(
+            one for one in told_in(Path(self.log.name)) if one["event"] == "ready"
+        )
         return ready[name]
 
     def pids(self) -> set[int]:
@@ -395,13 +396,13 @@ def test_flood_of_strangers_leaves_few_lines(tmp_path: Path, is_plain: bool) -> 
     try:
         serving.wait_until_ready()
         log = Path(serving.log.name)
-        found = {one["event"]: one for one in map(json.loads, log.read_text().splitlines())}
+        found = {one["event"]: one for one in told_in(log)}
         addresses = [found["ready"]["rest_on_tcp"], found["ready"]["probes"]]
         for address in (*addresses, found["grpc_ready"]["tcp"]):
             for _ in range(50):
                 _send(address, b"\0\r\n\r\n")
         _send(addresses[1], b"GET /livez HTTP/1.0\r\n\r\n")
-        records = [json.loads(line) for line in log.read_text().splitlines()]
+        records = told_in(log)
     finally:
         serving.stop()
 
@@ -425,8 +426,7 @@ def test_strangers_hold_off_nobody(tmp_path: Path, is_plain: bool) -> None:
     serving = Serving(tmp_path / "run", *options)
     try:
         serving.wait_until_ready()
-        lines = Path(serving.log.name).read_text().splitlines()
-        ready = {one["event"]: one for one in map(json.loads, lines)}["ready"]
+        ready = {one["event"]: one for one in told_in(Path(serving.log.name))}["ready"]
         token = (serving.runtime_dir / "reader.token").read_text().strip()
         asked = urllib.request.Request(ready["rest_on_tcp"] + "/metrics")  # noqa: S310 -- loopback
         asked.add_header("Authorization", f"Bearer {token}")
@@ -445,7 +445,7 @@ def test_strangers_hold_off_nobody(tmp_path: Path, is_plain: bool) -> None:
                     metrics = answer.read().decode()
                 with urllib.request.urlopen(live, timeout=20) as answer:  # noqa: S310
                     assert answer.status == 200
-        log = [json.loads(one) for one in Path(serving.log.name).read_text().splitlines()]
+        log = told_in(Path(serving.log.name))
     finally:
         serving.stop()
 

@@ -1,6 +1,5 @@
 """A worker's span continues in the daemon, and in the copies that its call causes, over every transport."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvlease import Client, PlanInputs
-from tests.acceptance.serving import Serving, served
+from tests.acceptance.serving import Serving, served, told_in
 from tests.acceptance.test_operating import INPUTS, LAYER, TOKENS_PER_BLOCK
 
 trace = pytest.importorskip("opentelemetry.sdk.trace")
@@ -52,8 +51,7 @@ def daemon(file: Path) -> Iterator[Serving]:
 def spans_of(file: Path, span: Any) -> list[dict[str, Any]]:
     """Return the spans that the daemon wrote of one trace."""
     trace_id = f"0x{span.get_span_context().trace_id:032x}"
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    return [one for one in found if one["context"]["trace_id"] == trace_id]
+    return [one for one in told_in(file) if one["context"]["trace_id"] == trace_id]
 
 
 def id_of(span: Any) -> str:
@@ -125,8 +123,7 @@ def test_caller_without_a_span_begins_a_trace(daemon: Serving, file: Path) -> No
         client.plan(PlanInputs(layers=(LAYER,), tokens_per_block=16, device_blocks=4))
 
     def roots() -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in file.read_text().splitlines()]
-        return [one for one in found if one["name"] == "kvlease.plan"]
+        return [one for one in told_in(file) if one["name"] == "kvlease.plan"]
 
     daemon.until(lambda: bool(roots()))
     assert roots()[0]["parent_id"] is None
