@@ -18,12 +18,13 @@ from kvlease.cli.trace.record import (
     STANDARD_OUTPUT,
     Recorded,
     record,
+    write_recorded,
     written_at_the_end,
 )
 from kvlease.cli.trace.replay import TENANT, replay
 from kvlease.cli.trace.simulator import find_simulator
 from kvlease.errors import InvalidError
-from kvlease.trace_files import read_trace, write_trace
+from kvlease.trace_files import read_trace
 from kvlease.traces import Simulated, Trace, gathered
 
 trace_app = typer.Typer(
@@ -112,7 +113,7 @@ def record_command(
             )
             raise InvalidError(message, resource="requests")
         trace = gathered(recorded.requests)
-        write_trace(trace, file)
+        write_recorded(trace, file)
     # What was recorded has been written, even if the recording ended early.
     with told(status=1):
         # A pipe may be standard output, which has the trace then.

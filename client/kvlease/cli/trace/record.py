@@ -17,7 +17,8 @@ import typer
 from kvlease.aio import AsyncClient
 from kvlease.cli.connecting import CONNECT_SECONDS
 from kvlease.errors import InvalidError, KVLeaseError
-from kvlease.traces import TracedRequest
+from kvlease.trace_files import write_trace
+from kvlease.traces import Trace, TracedRequest
 
 STANDARD_OUTPUT: Final = Path("-")
 """The name that stands for standard output."""
@@ -68,6 +69,35 @@ def _writing(output: Path) -> Iterator[None]:
     except OSError as error:
         message = f"cannot write {output}: {error.strerror or error}"
         raise InvalidError(message, resource="output") from error
+
+
+def write_recorded(trace: Trace, path: Path) -> None:
+    """Write what was recorded, which cannot be recorded again: where `path` cannot take it, a temporary file may.
+
+    Raises:
+        InvalidError: the file cannot be written; it says where the recording is then, if it is anywhere.
+    """
+    try:
+        write_trace(trace, path)
+    except InvalidError as error:
+        if (spare := _spare_file(trace)) is None:
+            raise
+        message = f"{error.message}; what was recorded is in {spare}"
+        raise InvalidError(message, resource="output") from error
+
+
+def _spare_file(trace: Trace) -> Path | None:
+    """Write a trace to a new temporary file, and return its path; None if that has no room either."""
+    path: Path | None = None
+    try:
+        with NamedTemporaryFile(prefix="kvlease-trace-", suffix=".jsonl", delete=False) as spare:
+            path = Path(spare.name)
+        write_trace(trace, path)
+    except (OSError, InvalidError):
+        if path is not None:
+            path.unlink(missing_ok=True)
+        return None
+    return path
 
 
 @dataclass(slots=True, kw_only=True)

@@ -57,6 +57,7 @@ def test_flags_win_over_environment_over_file(
         pytest.param(["--runtime-dir", ""], "it is empty", id="no directory"),
         pytest.param(["--runtime-dir", f"/{'d' * 100}"], "114 bytes", id="long socket path"),
         pytest.param(["--config", "/no/such/file"], "no such file", id="no file"),
+        pytest.param(["--config", ""], "--config : this is not a file", id="empty name"),
         pytest.param(["--config", "/"], "--config /: this is not a file", id="directory"),
         pytest.param(["--remote-url", "http://:pw@host:1"], "its scheme is http", id="scheme"),
         pytest.param(["--remote-url", "pw@host"], "must start with one of redis", id="no scheme"),

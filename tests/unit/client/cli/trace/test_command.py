@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -295,6 +296,24 @@ def test_recording_into_a_pipe_of_the_shell_writes_there() -> None:
     assert (status, told) == (0, "")
     assert said.startswith("1 request with ")
     assert f"written to /dev/fd/{writer}" in said
+
+
+@pytest.mark.usefixtures("one_recorded")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_recording_onto_a_full_disk_is_kept_in_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    """What cannot be recorded again is not thrown away, unless there is no room for temporary files either."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path if has_room else tmp_path / "none"))
+
+    status, told, said = run("record", "--cache", "demo", "--output", "/dev/full")
+
+    assert (status, told) == (2, "")
+    assert "cannot write /dev/full: No space left on device" in said
+    kept = list(tmp_path.iterdir())
+    assert len(kept) == has_room
+    assert all(f"what was recorded is in {path}" in said for path in kept)
+    assert all(len(read_trace(path)) == 1 for path in kept)
 
 
 def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
