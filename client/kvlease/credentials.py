@@ -63,7 +63,8 @@ class Credentials:
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except OSError as error:
-            raise _unusable(self.ca_file, error) from error
+            advice = f"name the PEM file of an authority in {CA_FILE_VARIABLE}, or in Credentials"
+            raise _unusable(self.ca_file, error, advice) from error
         if self.cert_file:
             self._show_certificate(context)
         return context
@@ -86,13 +87,11 @@ class Credentials:
         """Return the contents of the files of authority, key and certificate, in the order that gRPC takes them.
 
         Raises:
-            InvalidError: a file cannot be read, or the certificate and its key do not fit.
+            InvalidError: a file cannot be read or used, or the certificate and its key do not fit.
         """
-        if self.cert_file:
-            import ssl  # noqa: PLC0415 - loaded only where TLS is used
-
-            # gRPC would say of a key that it cannot use only that the daemon cannot be reached.
-            self._show_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        if self.ca_file or self.cert_file:
+            # gRPC would say of a file that it cannot use only that the daemon cannot be reached.
+            self.tls()
         authority, key, certificate = (
             _content(path) if path else None
             for path in (self.ca_file, self.key_file or self.cert_file, self.cert_file)
@@ -260,5 +259,6 @@ def _content(path: str) -> bytes:
         raise _unusable(path, error) from error
 
 
-def _unusable(path: str, error: OSError) -> InvalidError:
-    return InvalidError(f"{path} cannot be used: {error.strerror or error}", resource="credentials")
+def _unusable(path: str, error: OSError, advice: str = "") -> InvalidError:
+    message = f"{path} cannot be used: {error.strerror or error}"
+    return InvalidError(f"{message}; {advice}" if advice else message, resource="credentials")

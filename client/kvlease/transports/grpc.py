@@ -302,7 +302,11 @@ def _error_of(error: Any, call: Outgoing, address: Address) -> KVLeaseError:
         # gRPC's own words for this are about frames and settings.
         reason = "the server there does not speak gRPC" if _NO_GRPC in details else details
         message = f"the daemon at {address} cannot be reached ({reason}); check its address, and that it is running"
-    return UnavailableError(_without_tls(message, details, address) if address.has_tls else message)
+    if address.has_tls:
+        message = _without_tls(message, details, address)
+    elif "Socket closed" in details and not address.path:
+        message += "; a daemon with a certificate is at grpcs://"
+    return UnavailableError(message)
 
 
 def _without_tls(message: str, details: str, address: Address) -> str:

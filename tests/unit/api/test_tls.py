@@ -189,16 +189,18 @@ async def test_client_with_tls_of_a_daemon_without_is_told_of_the_plain_scheme(
                 await asyncio.to_thread(epoch, address, Credentials())
 
 
-async def test_plain_client_of_a_daemon_with_tls_is_told_of_https(authority: Authority) -> None:
-    """A client that uses http:// at a port of TLS is told so, over either protocol."""
+async def test_plain_client_of_a_daemon_with_tls_is_told_the_scheme(authority: Authority) -> None:
+    """A client that uses http:// or grpc:// at a port of TLS is told so, over either protocol."""
     async with serving(authority) as found:
-        address = addresses(found)[0].replace("https:", "http:")
         shown = Credentials(token=found.tokens[Role.READER])
-        with pytest.raises(UnavailableError, match="is at https://"):
-            await asyncio.to_thread(epoch, address, shown)
-        async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:
-            with pytest.raises(UnavailableError, match="is at https://"):
-                await client.stats()
+        for secure in addresses(found):
+            scheme, _, place = secure.partition("://")
+            address = f"{scheme.removesuffix('s')}://{place}"
+            with pytest.raises(UnavailableError, match=f"is at {scheme}://"):
+                await asyncio.to_thread(epoch, address, shown)
+            async with AsyncClient(address, credentials=shown, deadline_seconds=10) as client:
+                with pytest.raises(UnavailableError, match=f"is at {scheme}://"):
+                    await client.stats()
 
 
 async def test_plain_text_and_old_tls_are_not_spoken(authority: Authority) -> None:

@@ -151,13 +151,14 @@ def test_what_are_no_credentials_is_told(credentials: Any, told: str) -> None:
         Client("http://h:1", credentials=credentials)
 
 
-def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
-    """TLS with files that cannot be read is the caller's mistake."""
-    absent = Credentials(ca_file=str(tmp_path / "absent"))
-
-    for read in (absent.tls, absent.pem):
-        with pytest.raises(InvalidError, match="absent"):
-            read()
+def test_authority_that_is_none_is_told(tmp_path: Path) -> None:
+    """TLS with a file that is not there, or that has no certificate, is the caller's mistake."""
+    (tmp_path / "garbage").write_text("no certificate")
+    for name in ("absent", "garbage"):
+        shown = Credentials(ca_file=str(tmp_path / name))
+        for read in (shown.tls, shown.pem):
+            with pytest.raises(InvalidError, match=f"{name} cannot be used.*KVLEASE_CA_FILE"):
+                read()
 
 
 def test_certificate_without_its_key_is_told_by_its_name(tmp_path: Path) -> None:
