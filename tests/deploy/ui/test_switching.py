@@ -172,6 +172,42 @@ def test_tenant_that_joins_changes_no_block_of_others(looking: tuple[Eyes, Clien
     assert "since the page was opened" in words
 
 
+def test_what_comes_changes_neither_colours_nor_the_place_of_the_keyboard(
+    looking: tuple[Eyes, Client],
+) -> None:
+    """A tenant and a cache whose names are first leave others their colours, and the map under the cursor its keys."""
+    eyes, client = looking
+    colour = """[...document.querySelectorAll("#legend li")]
+        .find((one) => one.textContent.startsWith("middle")).firstChild.style.background"""
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(client.attach("still", tenant="middle"))
+        worker.reserve("some", num_tokens=160, wait_ms=5000)
+
+        def join() -> None:
+            stack.enter_context(client.attach("still", tenant="first"))
+            client.register("a", inputs_of("a", 100, 50))
+            stack.callback(client.delete_cache, "a")
+
+        joining = threading.Timer(6, join)
+        joining.start()
+        *_, before, _, _, _, _, focused, after = eyes.look(
+            ("wait", "canvas.map"),
+            ("check", "input[value=tenant]"),
+            ("wait", "#legend li:has-text('middle')"),
+            ("evaluate", colour),
+            ("focus", "canvas.map >> nth=-1"),
+            ("press", "End"),
+            ("wait", "#pools .pool-row:first-child:has-text('a · device')"),
+            ("wait", "#legend li:has-text('first')"),
+            ("focused",),
+            ("evaluate", colour),
+        )
+        joining.join()
+
+    assert focused == "canvas.map"
+    assert before == after
+
+
 def test_tip_follows_its_block(looking: tuple[Eyes, Client]) -> None:
     """What is told of the block under the pointer is told anew when its lease has ended."""
     eyes, client = looking

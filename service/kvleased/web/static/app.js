@@ -43,6 +43,12 @@ const stream = new Stream((kind, value) => {
   else if (kind === "figures") figures(value);
 });
 
+/** Say when something was, with the day unless that is today. */
+function when(milliseconds) {
+  const then = new Date(milliseconds);
+  return then.toDateString() === new Date().toDateString() ? then.toLocaleTimeString() : then.toLocaleString();
+}
+
 function state(name, why = "") {
   $("status").dataset.state = name;
   const shown = document.querySelector("main").classList;
@@ -50,7 +56,7 @@ function state(name, why = "") {
   if (name === "live") shown.remove("old");
   else if (newest && ["lost", "refused"].includes(name)) shown.add("old");
   text($("status-text"), { live: "live", paused: "paused", connecting: "connecting", lost: "connection lost, trying again", refused: "not allowed" }[name]);
-  const old = shown.contains("old") ? ` What is shown is old: it is of ${new Date(newestAt).toLocaleTimeString()}.` : "";
+  const old = shown.contains("old") ? ` What is shown is old: it is of ${when(newestAt)}.` : "";
   text($("notice"), why ? `${why[0].toUpperCase()}${why.slice(1).replace(/\.$/, "")}.${old}` : "");
   $("notice").hidden = !(why && ["live", "lost", "refused"].includes(name));
   $("token-form").hidden = name !== "refused";
@@ -217,11 +223,11 @@ function legend() {
       const usedBy = (name) => (caches.some(isCut) ? null : blocksOf(name));
       const most = named.map((name, at) => ({ name, at, used: blocksOf(name) })).sort((one, other) => other.used - one.used).slice(0, TENANTS_NAMED);
       const left = named.length - most.length;
-      return [...most.sort((one, other) => one.at - other.at).map(({ name, at }) => item(colours.ofNumber(at), name, usedBy(name))),
+      return [...most.sort((one, other) => one.at - other.at).map(({ name, at }) => item(map.tenants.colour(name), name, usedBy(name))),
         ...(left ? [el("li", {}, `and ${count(left)} more ${left === 1 ? "tenant" : "tenants"}`)] : []), item(colours.ofNumber(-1), "others", usedBy("(others)")), fade, ...ownerless];
     },
     tier: () => [...colours.TIERS.slice(0, 3).filter((tier) => caches.some((one) => tier in one.pools)).map((tier) => item(colours.ofSource(tier), tier, caches.reduce((sum, one) => sum + (one.pools[tier] ? used(one.pools[tier]) : 0), 0))), fade, ...ownerless],
-    cache: () => [...newest.caches.map((one, at) => (caches.includes(one) ? item(colours.ofNumber(at), one.cache, null) : "")).filter(Boolean), fade, ...ownerless],
+    cache: () => [...caches.map((one) => item(map.caches.colour(one.cache), one.cache, null)), fade, ...ownerless],
   };
   const made = parts[map.by]();
   if ($("legend").textContent !== made.map((one) => one.textContent).join("") || $("legend").dataset.by !== map.by + colours.mode()) {

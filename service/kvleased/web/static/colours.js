@@ -41,6 +41,28 @@ export const ink = () => getComputedStyle(document.documentElement).getPropertyV
 export const soft = () => getComputedStyle(document.documentElement).getPropertyValue("--soft").trim();
 export const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
 
+/** The numbers by which names get their colours: a name keeps its own while it is there, whoever comes or goes. */
+export class Numbers {
+  #numbers = new Map();
+
+  /** Give each new name the lowest number that is free, and take back those of names that are no more. */
+  renew(names) {
+    for (const name of this.#numbers.keys()) if (!names.includes(name)) this.#numbers.delete(name);
+    const taken = new Set(this.#numbers.values());
+    let lowest = 0;
+    for (const name of names) {
+      if (this.#numbers.has(name)) continue;
+      while (taken.has(lowest)) lowest++;
+      taken.add(lowest);
+      this.#numbers.set(name, lowest);
+    }
+  }
+
+  colour(name) {
+    return ofNumber(this.#numbers.get(name) ?? -1);
+  }
+}
+
 /** Return a colour mixed with the one of free blocks: `share` of it is left. */
 export function faded(colour, share) {
   const ground = STATES[mode()].free;

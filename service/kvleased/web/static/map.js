@@ -16,6 +16,12 @@ const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 const nameOf = (owner, tenants) => (owner === NOBODY || owner === OTHERS ? owner : tenants[owner - 1]);
 
+/** Make these the children of an element; those that stay are not moved, as what is moved loses the keyboard. */
+function settle(room, children) {
+  for (const one of [...room.children]) if (!children.includes(one)) one.remove();
+  children.forEach((one, at) => { if (room.children[at] !== one) room.insertBefore(one, room.children[at] ?? null); });
+}
+
 /** One pool: its cells, and the canvas that shows them. */
 class PoolMap {
   constructor(owner, sheet) {
@@ -131,9 +137,9 @@ class PoolMap {
     if (by === "state" || colours.OWNERLESS.includes(look)) return colours.ofState(look);
     const owner = this.owners[cell];
     let base;
-    if (by === "tenant") base = owner === NOBODY ? colours.ofState("free") : colours.ofNumber(owner === OTHERS ? -1 : owner - 1);
+    if (by === "tenant") base = owner === NOBODY ? colours.ofState("free") : this.owner.tenants.colour(nameOf(owner, this.tenants));
     else if (by === "tier") base = colours.ofSource(this.tier);
-    else base = colours.ofNumber(this.owner.caches.indexOf(this.cache));
+    else base = this.owner.caches.colour(this.cache);
     return look === "ready" ? colours.faded(base, 0.5) : base;
   }
 
@@ -269,9 +275,12 @@ class PoolMap {
 export class BlockMap {
   constructor() {
     this.by = "state";
-    this.caches = [];
+    this.caches = new colours.Numbers();
+    this.tenants = new colours.Numbers();
     this.told = [];
     this.pools = new Map();
+    /** The element with the pools of each cache. */
+    this.rows = new Map();
     this.active = null;
     this.room = document.getElementById("pools");
     this.tip = document.getElementById("tip");
@@ -283,6 +292,7 @@ export class BlockMap {
   take(sheet) {
     const name = `${sheet.cache}/${sheet.tier}`;
     const known = this.pools.get(name);
+    if (sheet.tenants) this.tenants.renew(sheet.tenants);
     if (known) known.take(sheet);
     else if (!sheet.at) {
       const pool = new PoolMap(this, sheet);
@@ -296,19 +306,16 @@ export class BlockMap {
   arrange() {
     const tier = (pool) => colours.TIERS.indexOf(pool.tier);
     const ordered = [...this.pools.values()].sort((one, other) => byName(one.cache, other.cache) || tier(one) - tier(other));
-    const rows = new Map();
-    for (const pool of ordered) {
-      if (!rows.has(pool.cache)) rows.set(pool.cache, el("div", { class: "pool-row" }));
-      // Widths go by the number of cells, so that the cells of a row are of about one kind.
-      pool.figure.style.flexGrow = String(pool.looks.length);
-      rows.get(pool.cache).append(pool.figure);
-    }
-    this.room.replaceChildren(...rows.values());
+    // Widths go by the number of cells, so that the cells of a row are of about one kind.
+    for (const pool of ordered) pool.figure.style.flexGrow = String(pool.looks.length);
+    this.rows = new Map(ordered.map(({ cache }) => [cache, this.rows.get(cache) ?? el("div", { class: "pool-row" })]));
+    for (const [cache, row] of this.rows) settle(row, ordered.filter((pool) => pool.cache === cache).map((pool) => pool.figure));
+    settle(this.room, [...this.rows.values()]);
     for (const pool of ordered) { pool.resize(); pool.draw(); }
   }
 
   figures(caches, only) {
-    this.caches = caches.map((one) => one.cache);
+    this.caches.renew(caches.map((one) => one.cache));
     this.told = caches;
     let isLess = false;
     for (const [name, pool] of this.pools) {
