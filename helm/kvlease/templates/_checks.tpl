@@ -221,3 +221,66 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Refuse tolerations whose words are each good and together wrong. */}}
+{{- define "kvlease.checkTolerations" -}}
+{{- range $index, $one := .Values.tolerations -}}
+{{- $operator := default "Equal" $one.operator -}}
+{{- if and (eq $operator "Exists") $one.value -}}
+{{- fail (printf "tolerations[%d] has operator Exists, which takes any value, and the value %s; leave the value out, or use operator Equal" $index $one.value) -}}
+{{- end -}}
+{{- if and (not $one.key) (ne $operator "Exists") -}}
+{{- fail (printf "tolerations[%d] has no key, which only operator Exists may lack; add the key, or use operator Exists" $index) -}}
+{{- end -}}
+{{- if and (hasKey $one "tolerationSeconds") (ne (default "" $one.effect) "NoExecute") -}}
+{{- fail (printf "tolerations[%d] has tolerationSeconds, which only effect NoExecute may have; leave it out, or set the effect" $index) -}}
+{{- end -}}
+{{- if and (has $operator (list "Gt" "Lt")) (not (regexMatch "^(0|-?[1-9][0-9]{0,17})$" (default "" $one.value))) -}}
+{{- fail (printf "tolerations[%d] has operator %s, which compares whole numbers; write one as the value, as text" $index $operator) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The number of the network of IPv4 that the first bits of a block's address name: (dict "block" … "bits" …). */}}
+{{- define "kvlease.network" -}}
+{{- $number := 0 -}}
+{{- range splitList "/" .block | first | splitList "." }}{{ $number = add (mul $number 256) (int64 .) }}{{ end -}}
+{{- range until (sub 32 .bits | int) }}{{ $number = div $number 2 }}{{ end -}}
+{{- $number -}}
+{{- end -}}
+
+{{/* Of blocks of IPv6 only the lengths are compared. */}}
+{{- define "kvlease.checkPolicy" -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- $peers := dict "metricsFrom" $policy.metricsFrom "engineFrom" $policy.engineFrom "apiFrom" $policy.apiFrom -}}
+{{- range $index, $rule := $policy.egress -}}
+{{- $_ := set $peers (printf "egress[%d].to" $index) (default list $rule.to) -}}
+{{- range $rule.ports -}}
+{{- if .endPort -}}
+{{- if kindIs "string" .port -}}
+{{- fail (printf "networkPolicy.egress[%d] has endPort %d beside port %s, which is a name; write the first port as a number" $index (int .endPort) .port) -}}
+{{- end -}}
+{{- if lt (int .endPort) (int .port) -}}
+{{- fail (printf "networkPolicy.egress[%d] has endPort %d, which is below its port %d; raise the one, or lower the other" $index (int .endPort) (int .port)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $value, $from := $peers -}}
+{{- range $from -}}
+{{- with .ipBlock -}}
+{{- $block := .cidr -}}
+{{- $bits := splitList "/" $block | last | int64 -}}
+{{- range .except -}}
+{{- $isWithin := and (eq (contains ":" .) (contains ":" $block)) (gt (splitList "/" . | last | int64) $bits) -}}
+{{- if and $isWithin (not (contains ":" $block)) -}}
+{{- $isWithin = eq (include "kvlease.network" (dict "block" . "bits" $bits)) (include "kvlease.network" (dict "block" $block "bits" $bits)) -}}
+{{- end -}}
+{{- if not $isWithin -}}
+{{- fail (printf "networkPolicy.%s has a block %s except %s, which is no smaller part of it; leave the exception out, or correct it" $value $block .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -310,6 +310,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- include "kvlease.checkAddresses" . -}}
 {{- include "kvlease.checkTenants" . -}}
 {{- include "kvlease.checkPairs" . -}}
+{{- include "kvlease.checkTolerations" . -}}
+{{- include "kvlease.checkPolicy" . -}}
 {{- include "kvlease.checkTokens" . -}}
 {{- if .Values.prometheusRule.enabled }}{{ include "kvlease.checkGroups" . }}{{ end -}}
 {{- end -}}

@@ -176,6 +176,28 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "a registry with a port": {"image": {"repository": "registry.example.com:5000/team/kvlease"}},
     "a store without a port": {**_HOST, "remote": {"url": "redis://[fd00::9999]"}},
     "the last port of a store": {**_HOST, "remote": {"url": "redis://[::1]:65535?db=70000"}},
+    "affinities of all kinds": {"affinity": {
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {
+            "matchExpressions": [{"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["40000"]}],
+            "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node"]}]}}]},
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{
+                "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"team": "x"}}}],
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone"}}]}}},
+    "blocks of addresses with holes of all kinds": {"networkPolicy": {
+        "metricsFrom": [{"ipBlock": {"cidr": "192.168.0.0/16", "except": ["192.168.255.0/24", "192.168.0.1/32"]}}],
+        "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}},
+                           {"ipBlock": {"cidr": "::/0", "except": ["fd00::/8"]}}], "ports": [
+            {"port": 443, "endPort": 443}]}]}},
+    "variables of all kinds": {"engine": {"env": [
+        {"name": "A", "value": ""},
+        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['team']"}}},
+        {"name": "C", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {"name": "D", "valueFrom": {"configMapKeyRef": {"name": "x", "key": ".y", "optional": True}}}]}},
+    "the longest names": {
+        **_HOST, "serviceAccountName": "a" * 253, "remote": {"existingSecret": "a" * 253},
+        "podLabels": {"a" * 253 + "/" + "b" * 63: "c" * 63}},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -416,4 +438,66 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "path that goes up": ({**_DAEMONSET, "daemonset": {"hostPath": "/run/x/../y"}}, "(/run/x/../y) contains .."),
     "disk that goes up": (
         {**_DISK, "disk": {"kind": "hostPath", "path": "/run/.."}, "engine": {"maxSurge": 0}}, "(/run/..) contains .."),
+    "toleration of any value and one": (
+        {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "operator Exists, which takes any value"),
+    "toleration of no key": ({"tolerations": [{"value": "b"}]}, "tolerations[0] has no key, which only"),
+    "toleration for a time of what drives out nobody": (
+        {"tolerations": [{"operator": "Exists"}, {"operator": "Exists", "tolerationSeconds": 9}]},
+        "tolerations[1] has tolerationSeconds, which only effect NoExecute may have"),
+    "toleration above no number": (
+        {"tolerations": [{"key": "a", "operator": "Gt", "value": "b"}]}, "operator Gt, which compares whole numbers"),
+    "key of a toleration that is none": ({"tolerations": [{"key": "a b", "operator": "Exists"}]}, "/tolerations/0/key"),
+    "value of a toleration that is none": ({"tolerations": [{"key": "a", "value": "a b"}]}, "/tolerations/0/value"),
+    "affinity for no nodes": (
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}},
+        "nodeSelectorTerms"),
+    "affinity in no place": (
+        {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {}}]}}},
+        "missing property 'topologyKey'"),
+    "affinity of no weight": (
+        {"affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 0, "podAffinityTerm": {"topologyKey": "a"}}]}}}, "weight': minimum: got 0, want 1"),
+    "affinity of a misspelt kind": (
+        {"affinity": {"podAffinity": {"requiredDuringScheduling": []}}}, "'requiredDuringScheduling' not allowed"),
+    "expression without values": (
+        {"networkPolicy": {"engineFrom": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]}},
+        "missing property 'values'"),
+    "expression with values for nothing": (
+        {"networkPolicy": {"engineFrom": [{"podSelector": {"matchExpressions": [
+            {"key": "a", "operator": "Exists", "values": ["b"]}]}}]}}, "values': maxItems: got 1, want 0"),
+    "label of peers that is none": (
+        {"networkPolicy": {"apiFrom": [{"podSelector": {"matchLabels": {"a": "b c"}}}]}}, "matchLabels/a"),
+    "ports that end before they begin": (
+        {"networkPolicy": {"egress": [{"ports": [{"port": 6400, "endPort": 6379}]}]}},
+        "egress[0] has endPort 6379, which is below its port 6400"),
+    "ports from a name on": (
+        {"networkPolicy": {"egress": [{"ports": [{"port": "dns", "endPort": 53}]}]}}, "beside port dns, which is"),
+    "ports from nowhere on": (
+        {"networkPolicy": {"egress": [{"ports": [{"endPort": 53}]}]}}, "'port' required, if 'endPort' exists"),
+    "exception elsewhere": (
+        {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]}},
+        "networkPolicy.metricsFrom has a block 10.0.0.0/8 except 11.0.0.0/16, which is no smaller part of it"),
+    "exception of everything": (
+        {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]}]}},
+        "networkPolicy.egress[0].to has a block 10.0.0.0/8 except 10.0.0.0/8"),
+    "exception of another family": (
+        {"networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/16"]}}]}}, "fd00::/16"),
+    "variable with an equals sign": ({"engine": {"env": [{"name": "A=B"}]}}, "/engine/env/0/name"),
+    "variable of half a secret": (
+        {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "a"}}}]}}, "missing property 'name'"),
+    "variable of a field that there is not": (
+        {"engine": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]}}, "fieldRef/fieldPath"),
+    "less than a thousandth of a CPU": ({"resources": {"cpuRequest": "0.0005"}}, "/resources/cpuRequest"),
+    "secret with a long name": ({"tls": {"existingSecret": "a" * 254}}, "/tls/existingSecret': maxLength"),
+    "account with a long name": ({"serviceAccountName": "a" * 254}, "/serviceAccountName': maxLength"),
+    "name of a label with a long prefix": ({"podLabels": {"a" * 254 + "/b": "c"}}, "invalid propertyName"),
+    "secret of a registry that is none": ({"imagePullSecrets": [{"name": "a b"}]}, "/imagePullSecrets/0/name"),
+    "key that goes up": ({"tokens": {"readerSecret": "r", "key": ".."}}, "/tokens/key"),
+    "resource that is none": ({"gpu": {"kind": "devicePlugin", "resourceName": "a..b/c"}}, "/gpu/resourceName"),
+    "more pods than can be counted": ({"engine": {"maxSurge": 1 << 31}}, "/engine/maxSurge"),
+    "misspelt word of a group": (
+        {"prometheusRule": {"enabled": True, "groups": [{**_group("a"), "intervall": "1m"}]}}, "'intervall' not"),
+    "rule for no time": (
+        {"prometheusRule": {"enabled": True, "groups": [
+            {"name": "a", "rules": [{"alert": "A", "expr": "1", "for": "soon"}]}]}}, "/rules/0/for"),
 }  # fmt: skip
