@@ -181,6 +181,17 @@ def test_containers_are_locked(helm: Helm, values: Values) -> None:
             assert context["runAsNonRoot"] is not is_root
 
 
+@pytest.mark.parametrize(
+    "values", [COMBINATIONS["limits of CPUs"], COMBINATIONS["daemonset with limits of CPUs"]]
+)
+def test_all_containers_have_the_limits_that_are_asked_for(helm: Helm, values: Values) -> None:
+    """With limits of CPUs no container lacks one, which a namespace with a quota of them would refuse."""
+    containers = [one for pod in helm.render(values).pods for one in containers_of(pod)]
+
+    assert {"kvleased", "kvleased-directories", "reaches"} <= {one["name"] for one in containers}
+    assert [one["name"] for one in containers if "cpu" not in one["resources"]["limits"]] == []
+
+
 @_every
 def test_numbers_are_written_out(helm: Helm, values: Values) -> None:
     """No number has an exponent, which neither Kubernetes nor the daemon's tools read as a whole number."""

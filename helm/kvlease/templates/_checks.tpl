@@ -213,6 +213,11 @@
 {{- if and $monitor.enabled (gt (include "kvlease.milliseconds" $monitor.scrapeTimeout | int64) (include "kvlease.milliseconds" $monitor.interval | int64)) -}}
 {{- fail (printf "podMonitor.scrapeTimeout (%s) must be at most podMonitor.interval (%s), or Prometheus ignores the monitor" $monitor.scrapeTimeout $monitor.interval) -}}
 {{- end -}}
+{{- with .Values.resources.cpuLimit -}}
+{{- if lt (include "kvlease.thousandths" . | int64) 100 -}}
+{{- fail (printf "resources.cpuLimit (%s) must be at least 100m, or empty for none" .) -}}
+{{- end -}}
+{{- end -}}
 {{- range $value, $resources := dict "resources" .Values.resources "engine.resources" .Values.engine.resources -}}
 {{- if $resources.cpuLimit -}}
 {{- if gt (include "kvlease.thousandths" $resources.cpuRequest | int64) (include "kvlease.thousandths" $resources.cpuLimit | int64) -}}

@@ -73,6 +73,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- add (include "kvlease.poolsMiB" .) .Values.pools.overheadMiB -}}
 {{- end -}}
 
+{{/* Of a container that only helps: (dict "Values" … "cpu" … "mebibytes" …). A quota of CPU limits wants one of each container. */}}
+{{- define "kvlease.helperResources" -}}
+requests: {cpu: {{ .cpu }}, memory: {{ .mebibytes }}Mi}
+limits: {{ "{" }}{{ with .Values.resources.cpuLimit }}cpu: {{ . | quote }}, {{ end }}memory: {{ .mebibytes }}Mi}
+{{- end -}}
+
 {{- define "kvlease.bytes" -}}
 {{- mul . 1048576 -}}
 {{- end -}}

@@ -187,8 +187,7 @@ Templates for pods of your own. With this chart as a dependency and engine.enabl
       install -m 0600 /etc/kvlease/secret/secret /var/lib/kvlease/own/secret
       {{- end }}
   resources:
-    requests: {cpu: 10m, memory: 32Mi}
-    limits: {memory: 32Mi}
+    {{- include "kvlease.helperResources" (dict "Values" .Values "cpu" "10m" "mebibytes" 32) | nindent 4 }}
   securityContext:
     {{- include "kvlease.securityContext" . | nindent 4 }}
   volumeMounts:

@@ -198,6 +198,11 @@ COMBINATIONS: Final[dict[str, Values]] = {
     "the longest names": {
         **_HOST, "serviceAccountName": "a" * 253, "remote": {"existingSecret": "a" * 253},
         "podLabels": {"a" * 253 + "/" + "b" * 63: "c" * 63}},
+    "limits of CPUs": {
+        "pools": {"hostMiB": 64, "hostOutlivesContainer": True}, "resources": {"cpuLimit": "2"},
+        "engine": {"resources": {"cpuLimit": "4"}}},
+    "daemonset with limits of CPUs": {
+        **_DAEMONSET, "sharedSecret": {"existingSecret": "s"}, "resources": {"cpuRequest": "0.1", "cpuLimit": "0.1"}},
     "closed sidecar": {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
 }  # fmt: skip
 
@@ -487,6 +492,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "a"}}}]}}, "missing property 'name'"),
     "variable of a field that there is not": (
         {"engine": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]}}, "fieldRef/fieldPath"),
+    "hardly a CPU": ({"resources": {"cpuRequest": "10m", "cpuLimit": "50m"}}, "(50m) must be at least 100m"),
     "less than a thousandth of a CPU": ({"resources": {"cpuRequest": "0.0005"}}, "/resources/cpuRequest"),
     "secret with a long name": ({"tls": {"existingSecret": "a" * 254}}, "/tls/existingSecret': maxLength"),
     "account with a long name": ({"serviceAccountName": "a" * 254}, "/serviceAccountName': maxLength"),
