@@ -252,7 +252,7 @@ def _renewal(
     """Take the tokens and the certificate, now and whenever they change; return the renewal and the settings to use."""
     from kvleased.credentials import outliving  # noqa: PLC0415 -- what takes over comes first
     from kvleased.credentials.renewing import Renewal  # noqa: PLC0415
-    from kvleased.credentials.tls import expires_at  # noqa: PLC0415
+    from kvleased.credentials.tls import tls_files  # noqa: PLC0415
 
     def take_tokens(keyring: tokens.Keyring) -> None:
         daemon.guard.keyring = keyring
@@ -261,13 +261,13 @@ def _renewal(
         for server in servers:
             if isinstance(server, Renewable):
                 server.renew(files)
-        metrics.certificate_expires_at = expires_at(files.cert_file)
+        metrics.certificate_expires_at = files.expires_at()
 
     renewal = Renewal()
     copies = outliving.Copies(keeper, kept)
     served = outliving.begin(daemon.settings, copies, renewal, take_tokens, take_certificate)
-    if served.tls_cert_file is not None:
-        metrics.certificate_expires_at = expires_at(served.tls_cert_file)
+    if (files_now := tls_files(served)) is not None:
+        metrics.certificate_expires_at = files_now.expires_at()
     keeper.renew = lambda: renewal.look(is_told=True)
     return renewal, served
 

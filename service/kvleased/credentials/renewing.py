@@ -1,7 +1,8 @@
 """Own the taking of changed tokens and certificates while the daemon runs; callers say what is done with them.
 
 A change on disk is taken as a whole or not at all: if the files cannot be used, the old ones stay in force. A
-certificate that is not valid by its dates counts as unusable, too, because clients that check it would refuse it.
+certificate that is not valid by its dates counts as unusable, too, because clients that check it would refuse it; so
+does an authority of clients, because the daemon would refuse all of them.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import errno
 import math
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ import structlog
 from kvleased.access import tokens
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
-from kvleased.credentials.tls import TlsFiles, validity
+from kvleased.credentials.tls import TlsFiles, Validity, validities, validity
 from kvleased.system.directories import UnusableError
 
 TOKENS: Final = "tokens"
@@ -50,7 +51,7 @@ class _Watched:
 
 
 class OutOfDateError(UnusableError):
-    """A certificate is not valid yet, or no longer."""
+    """A certificate, or the authority of clients' certificates, is not valid yet, or no longer."""
 
     def __init__(self, message: str, *, valid_at: float) -> None:
         """Take the message, and the second since 1970 from which it is valid; infinity if it has ended."""
@@ -85,27 +86,27 @@ class Renewal:
     def watch_certificate(self, files: TlsFiles | None, take: Callable[[TlsFiles], None]) -> None:
         """Call `take` whenever the TLS files change from now on; if they cannot be used, it raises UnusableError.
 
-        It is not called with a certificate that is not valid by its dates. If that holds for the certificate of now, it
-        is served all the same, as the local sockets need none, and a warning is logged.
+        It is not called with a certificate or an authority that is not valid by its dates. If that holds for those of
+        now, they serve all the same, as the local sockets need none, and a warning is logged.
         """
         if files is None:
             return
 
         def take_valid() -> None:
-            _check_dates(files.cert_file, self._now())
+            _check_dates(files, self._now())
             take(files)
 
         paths = (files.cert_file, files.key_file, files.client_ca_file)
         self._watch(CERTIFICATE, (path for path in paths if path), take_valid)
         try:
-            _check_dates(files.cert_file, self._now())
+            _check_dates(files, self._now())
         except OutOfDateError as error:
             self._put_off(CERTIFICATE, error)
             _LOG.warning(
                 "certificate_out_of_date",
                 error=str(error),
-                advice="it is used all the same, and clients that check it refuse it; replace it with one that is "
-                "valid now, and its key too: no restart is needed",
+                advice="it is used all the same, and no client that is checked by it, or checks it, can connect; "
+                "replace it with one that is valid now, a certificate with its key: no restart is needed",
             )
 
     def start(self) -> None:
@@ -135,7 +136,7 @@ class Renewal:
                     what=what,
                     error=str(error),
                     advice="the old one stays in force until the control process restarts; replace this one with one "
-                    "that is valid now, and its key too",
+                    "that is valid now, a certificate with its key",
                 )
             except UnusableError as error:
                 if _is_no_fault_of_the_files(error):
@@ -196,20 +197,30 @@ def _is_no_fault_of_the_files(error: UnusableError) -> bool:
     return cause.errno in _NOT_THE_FILES
 
 
-def _check_dates(cert_file: Path, now: float) -> None:
-    """Raise OutOfDateError if a certificate is not valid now; one that cannot be read is judged elsewhere."""
-    found = validity(cert_file)
-    if found is None:
-        return
-    if now > found.ends_at:
-        message = f"the certificate in {cert_file} expired at {_moment(found.ends_at)}, and it is now {_moment(now)}"
-        raise OutOfDateError(message, valid_at=math.inf)
-    if now < found.begins_at:
-        message = (
-            f"the certificate in {cert_file} is not valid before {_moment(found.begins_at)}, and it is now "
-            f"{_moment(now)}"
+def _check_dates(files: TlsFiles, now: float) -> None:
+    """Raise OutOfDateError if the certificate, or each authority, is not valid now.
+
+    What cannot be read is judged elsewhere.
+    """
+    if (found := validity(files.cert_file)) is not None:
+        _check(f"the certificate in {files.cert_file}", [found], now)
+    if files.client_ca_file is not None:
+        authorities = list(validities(files.client_ca_file))
+        _check(
+            f"the authority of clients' certificates in {files.client_ca_file}", authorities, now
         )
-        raise OutOfDateError(message, valid_at=found.begins_at)
+
+
+def _check(what: str, found: Sequence[Validity], now: float) -> None:
+    if not found or any(one.begins_at <= now <= one.ends_at for one in found):
+        return
+    later = [one.begins_at for one in found if one.begins_at > now]
+    if later:
+        message = f"{what} is not valid before {_moment(min(later))}, and it is now {_moment(now)}"
+        raise OutOfDateError(message, valid_at=min(later))
+    last = max(one.ends_at for one in found)
+    message = f"{what} expired at {_moment(last)}, and it is now {_moment(now)}"
+    raise OutOfDateError(message, valid_at=math.inf)
 
 
 def _moment(second: float) -> str:

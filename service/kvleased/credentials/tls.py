@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +73,15 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def expires_at(self) -> float | None:
+        """Return when the certificate ends, or the last authority if that is earlier; None if none can be read."""
+        ends = [expires_at(self.cert_file)]
+        if self.client_ca_file is not None:
+            ends.append(
+                max((found.ends_at for found in validities(self.client_ca_file)), default=None)
+            )
+        return min((end for end in ends if end is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
@@ -84,12 +93,17 @@ class Validity:
 
 def validity(cert_file: Path) -> Validity | None:
     """Return when the first certificate of a PEM file is valid; None if it cannot be read."""
-    try:
+    return next(validities(cert_file), None)
+
+
+def validities(cert_file: Path) -> Iterator[Validity]:
+    """Yield when each certificate of a PEM file is valid, up to the first one that cannot be read."""
+    with suppress(OSError, ValueError, IndexError):
         pem = cert_file.read_text("ascii", "replace")
-        end = pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
-        return _validity(ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) : end]))
-    except (OSError, ValueError, IndexError):
-        return None
+        while ssl.PEM_HEADER in pem:
+            begin, end = pem.index(ssl.PEM_HEADER), pem.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
+            yield _validity(ssl.PEM_cert_to_DER_cert(pem[begin:end]))
+            pem = pem[end:]
 
 
 def expires_at(cert_file: Path) -> float | None:

@@ -32,12 +32,13 @@ SECTIONS: Final[Mapping[str, tuple[Definition, ...]]] = {
         _gauge(
             "credentials_stale",
             "Whether tokens or the certificate have changed to something that cannot be used, so that the old ones "
-            "stay in force, or the certificate is outside its dates of validity.",
+            "stay in force, or the certificate or the authority of clients' is outside its dates of validity.",
             "what",
         ),
         _gauge(
             "certificate_expires_timestamp_seconds",
-            "When the certificate for TLS expires, in seconds since 1970; absent without TLS.",
+            "When the certificate for TLS expires, or the authority of clients' certificates if that is earlier, in "
+            "seconds since 1970; absent without TLS.",
         ),
         _counter(
             "control_restarts",

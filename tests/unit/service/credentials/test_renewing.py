@@ -2,6 +2,8 @@
 
 import errno
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from kvleased.access import tokens
 from kvleased.access.roles import Role
 from kvleased.access.tokens import Keyring
 from kvleased.credentials.renewing import Renewal
-from kvleased.credentials.tls import TlsFiles, validity
+from kvleased.credentials.tls import TlsFiles, expires_at, validity
 from kvleased.system.directories import UnusableError
 from tests.unit.api.certificates import Authority, Pair
 
@@ -243,6 +245,67 @@ def test_start_with_a_certificate_out_of_date_is_told(
 
     assert certified.watch() == ["certificate_out_of_date"]
     assert certified.renewal.stale == {"certificate": True}
+
+
+def test_authority_out_of_date_is_not_taken(certified: Certified, tmp_path: Path) -> None:
+    """An authority of clients that has ended, or not begun, is not taken: the daemon would let nobody in."""
+    ended, begun, later = (
+        Authority(tmp_path).sign_between(name, *days).cert_file.read_text()
+        for name, days in {"ended": (-9, -1), "begun": (-9, 9), "later": (1.5, 9)}.items()
+    )
+    authority = tmp_path / "clients"
+    put(authority, begun)
+    certified.files = replace(certified.files, client_ca_file=authority)
+    certified.moment = time.time()
+    assert certified.watch() == []
+
+    put(authority, ended)
+    (told,) = certified.look()
+    assert told.startswith(
+        "warning credentials_not_taken the authority of clients' certificates in "
+    )
+    assert "expired at 20" in told
+    assert (certified.taken, certified.renewal.stale) == ([], {"certificate": True})
+
+    put(authority, ended + begun)
+    assert certified.look() == ["info credentials_taken "]
+
+    put(authority, ended + later)
+    (told,) = certified.look()
+    assert "not valid before 20" in told
+    certified.moment += 1.6 * 86_400
+    assert certified.look() == ["info credentials_taken "]
+    assert certified.renewal.stale == {"certificate": False}
+
+
+def test_start_with_an_authority_out_of_date_is_told(certified: Certified, tmp_path: Path) -> None:
+    """With an authority of clients out of date the daemon still starts, and warns of it."""
+    ended = Authority(tmp_path).sign_between("ended", -9, -1)
+    certified.files = replace(certified.files, client_ca_file=ended.cert_file)
+
+    assert certified.watch() == ["certificate_out_of_date"]
+    assert certified.renewal.stale == {"certificate": True}
+
+
+def test_end_is_the_authoritys_if_that_is_earlier(tmp_path: Path) -> None:
+    """The end is that of the certificate, or of the last authority of clients if that is earlier."""
+    authority = Authority(tmp_path)
+    long, short, ended = (
+        authority.sign_between(name, -9, days)
+        for name, days in (("long", 9), ("short", 5), ("ended", -1))
+    )
+    clients = tmp_path / "clients"
+    clients.write_text(short.cert_file.read_text() + ended.cert_file.read_text())
+    alone = TlsFiles(cert_file=long.cert_file, key_file=long.key_file, client_ca_file=None)
+
+    assert alone.expires_at() == expires_at(long.cert_file)
+    assert replace(alone, client_ca_file=clients).expires_at() == expires_at(short.cert_file)
+    assert replace(
+        alone, cert_file=ended.cert_file, client_ca_file=clients
+    ).expires_at() == expires_at(ended.cert_file)
+    assert replace(alone, client_ca_file=tmp_path / "nowhere").expires_at() == expires_at(
+        long.cert_file
+    )
 
 
 def test_nothing_is_watched_where_there_is_nothing() -> None:
