@@ -142,7 +142,11 @@ def test_values_that_are_null_are_refused(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize(
-    "cidr", ["10.0.0.0/8", "0.0.0.0/0", "192.0.2.255/32", "::/0", "fd00::/8", "2001:db8::1/128"]
+    "cidr",
+    [
+        *("10.0.0.0/8", "0.0.0.0/0", "192.0.2.255/32", "::/0", "fd00::/8", "2001:db8::1/128"),
+        *("::1/128", "1:2:3:4:5:6:7:8/64", "1:2:3:4:5:6:7::/112"),
+    ],
 )
 def test_blocks_of_addresses_are_taken(helm: Helm, cidr: str) -> None:
     """Blocks of addresses of both families are taken as they are."""

@@ -482,6 +482,11 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
     "exception elsewhere": (
         {"networkPolicy": {"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]}},
         "networkPolicy.metricsFrom has a block 10.0.0.0/8 except 11.0.0.0/16, which is no smaller part of it"),
+    "block with a colon too few": (
+        {"networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "fd00:/8"}}]}}, "/networkPolicy/apiFrom/0/ipBlock/cidr"),
+    "block with colons too many": (
+        {"networkPolicy": {"apiFrom": [{"ipBlock": {"cidr": "fd00::1::/64"}}]}}, "apiFrom/0/ipBlock/cidr"),
+    "secret of a registry twice": ({"imagePullSecrets": [{"name": "a"}, {"name": "a"}]}, "/imagePullSecrets"),
     "exception of everything": (
         {"networkPolicy": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]}]}},
         "networkPolicy.egress[0].to has a block 10.0.0.0/8 except 10.0.0.0/8"),
