@@ -21,11 +21,6 @@ TOKEN_FILE_VARIABLE: Final = "KVLEASE_TOKEN_FILE"  # noqa: S105 -- a name
 CA_FILE_VARIABLE: Final = "KVLEASE_CA_FILE"
 CERT_FILE_VARIABLE: Final = "KVLEASE_CERT_FILE"
 KEY_FILE_VARIABLE: Final = "KVLEASE_KEY_FILE"
-WANTS_CERTIFICATE: Final = (
-    f"; a daemon that requires client certificates closes connections that show none: set {CERT_FILE_VARIABLE} and "
-    f"{KEY_FILE_VARIABLE} to the files of your certificate and its key"
-)
-"""The advice to a client whose connection ended without a reason just after the TLS handshake."""
 PLAIN_PEER: Final = "WRONG_VERSION_NUMBER"
 """The error of OpenSSL and BoringSSL if the peer answers a TLS handshake without TLS."""
 
@@ -223,6 +218,19 @@ def not_taken(address: object, reason: str) -> str:
     else:
         advice = f"set {CA_FILE_VARIABLE} to the certificate file of the authority that signed it"
     return f"the certificate of {address} was not accepted ({reason.rstrip('.')}); {advice}"
+
+
+def wanted_certificate(shown: Credentials) -> str:
+    """Return the advice to a client whose connection ended without a reason just after the TLS handshake."""
+    if shown.cert_file:
+        return (
+            "; a daemon that requires client certificates closes connections that show another: see that "
+            f"{shown.cert_file} is valid now, and of the authority that the daemon's --tls-client-ca-file names"
+        )
+    return (
+        f"; a daemon that requires client certificates closes connections that show none: set {CERT_FILE_VARIABLE} and "
+        f"{KEY_FILE_VARIABLE} to the files of your certificate and its key"
+    )
 
 
 def _is_word(token: str) -> bool:

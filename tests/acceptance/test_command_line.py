@@ -247,3 +247,34 @@ def test_replay_on_a_cache_that_is_too_small_says_why(daemon: Serving, tmp_path:
     assert "NEVER_FITS  request 0: " in output
     assert told["reasons"]["NEVER_FITS"].startswith("request 0: ")
     assert kvlease("trace", "replay", str(fits), "--cache", "a", **known)[0] == 0
+
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["unix", "http+unix", "grpc+unix"])
+def test_events_go_on_when_the_control_process_is_killed(tmp_path: Path, scheme: str) -> None:
+    """A watcher hears of what the next control process does, and that something may have been missed."""
+    with served(tmp_path / "run") as serving:
+        arguments = [
+            Path(sys.executable).with_name("kvlease"),
+            "events",
+            "--address",
+            serving.address(scheme),
+        ]
+        with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+            told = watching.stdout
+            assert told is not None
+            try:
+                with Client(serving.address("unix"), on_doubt="raise") as client:
+                    client.register("before", INPUTS)
+                    assert "cache_registered cache=before" in told.readline()
+                    serving.kill_control()
+                    serving.wait_until_ready()
+                    client.register("after", INPUTS)
+                lines = [told.readline(), told.readline()]
+            finally:
+                watching.kill()
+
+    assert "resync" in lines[0]
+    assert "cache_registered cache=after" in lines[1]

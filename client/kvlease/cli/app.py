@@ -18,6 +18,7 @@ from kvlease._output import written_or_refused
 from kvlease._version import installed_version
 from kvlease.cli import advice, operating, printing, tables
 from kvlease.cli.connecting import Address, Json, connected
+from kvlease.cli.following import followed
 from kvlease.cli.listing import shown_of
 from kvlease.cli.misses import explanation
 from kvlease.cli.mistakes import Commands
@@ -264,11 +265,12 @@ def events(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print events as they happen, oldest first."""
+    """Print events as they happen, oldest first; go on when a daemon that was lost comes back."""
     with connected(address) as client:
-        for event in client.watch(
+        for event in followed(
+            client,
             cache=cache,
-            after_sequence=after,
+            after=after,
             idle_seconds=idle_seconds or None,
             with_snapshot=with_snapshot,
         ):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvlease.credentials import PLAIN_PEER, WANTS_CERTIFICATE, not_taken
+from kvlease.credentials import PLAIN_PEER, not_taken, wanted_certificate
 from kvlease.errors import (
     InternalError,
     InvalidError,
@@ -260,7 +260,7 @@ def unreachable(address: Address, error: Exception) -> UnavailableError:
     if address.has_tls and PLAIN_PEER in str(error):
         also = "; a daemon without a certificate is at http://"
     elif is_hung_up and address.has_tls:
-        also = WANTS_CERTIFICATE
+        also = wanted_certificate(address.credentials)
     elif is_hung_up and address.protocol == "http" and not address.path:
         also = "; a daemon with a certificate is at https://"
     return UnavailableError(

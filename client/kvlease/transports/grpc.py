@@ -16,7 +16,13 @@ from google.rpc.error_details_pb2 import (  # type: ignore[import-untyped]  # it
 )
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # the same
 
-from kvlease.credentials import CA_FILE_VARIABLE, PLAIN_PEER, WANTS_CERTIFICATE, Bearer, not_taken
+from kvlease.credentials import (
+    CA_FILE_VARIABLE,
+    PLAIN_PEER,
+    Bearer,
+    not_taken,
+    wanted_certificate,
+)
 from kvlease.errors import (
     BusyError,
     InvalidError,
@@ -320,7 +326,9 @@ def _without_tls(message: str, details: str, address: Address) -> str:
             f"{message}; if its certificate is not accepted, set {CA_FILE_VARIABLE} to the certificate file of the "
             "authority that signed it, and use a host that the certificate names"
         )
-    return message + WANTS_CERTIFICATE if "Socket closed" in details else message
+    return (
+        message + wanted_certificate(address.credentials) if "Socket closed" in details else message
+    )
 
 
 def _too_large(message: str) -> TooLargeError:

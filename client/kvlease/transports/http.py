@@ -73,6 +73,8 @@ class HttpTransport:
                 raise past_deadline(call.verb) from error
             if not silence.ends_stream:
                 silence.ask()
+        except http.client.IncompleteRead as error:
+            raise unreachable(self._address, ended()) from error
         except (OSError, http.client.HTTPException) as error:
             raise unreachable(self._address, error) from error
         finally:

@@ -82,6 +82,8 @@ class AsyncHttpTransport:
                 raise past_deadline(call.verb) from error
             if not silence.ends_stream:
                 silence.ask()
+        except aiohttp.ClientPayloadError as error:
+            raise unreachable(self._address, ended()) from error
         except (OSError, aiohttp.ClientError) as error:
             raise unreachable(self._address, error) from error
 

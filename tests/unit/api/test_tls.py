@@ -101,6 +101,11 @@ async def test_certificate_gives_a_role(
     names = ("kvlease-reader", "kvlease-operator", "somebody")
     pairs = {name: await asyncio.to_thread(authority.sign, name) for name in names}
     ca_file = str(authority.cert_file)
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other").sign("kvlease-operator")
+    foreign = Credentials(
+        ca_file=ca_file, cert_file=str(other.cert_file), key_file=str(other.key_file)
+    )
     async with serving(authority, tls_client_ca_file=authority.cert_file) as found:
         for address in addresses(found):
             shown = {
@@ -115,6 +120,8 @@ async def test_certificate_gives_a_role(
                 await asyncio.to_thread(epoch, address, shown["somebody"])
             with pytest.raises(UnavailableError, match="KVLEASE_CERT_FILE"):
                 await asyncio.to_thread(epoch, address, Credentials(ca_file=ca_file))
+            with pytest.raises(UnavailableError, match=r"is valid now, and of the authority that"):
+                await asyncio.to_thread(epoch, address, foreign)
 
 
 async def test_client_trusts_nobody_else(authority: Authority) -> None:

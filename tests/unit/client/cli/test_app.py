@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlease.cli import app as cli
-from kvlease.cli import connecting, printing
+from kvlease.cli import connecting, following, printing
 from kvlease.cli.tables import event_line
-from kvlease.errors import InvalidError, PoolFullError, UnknownCacheError
+from kvlease.errors import InvalidError, PoolFullError, UnavailableError, UnknownCacheError
 from kvlease.options import CacheOptions
 from kvlease.plan import PlanInputs
 from kvlease.replies import (
@@ -586,6 +586,35 @@ def test_snapshots_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     run("events", "--with-snapshot")
 
     assert asked == [False, True]
+
+
+def test_events_go_on_after_the_last_one_until_the_daemon_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A watch that lost the daemon begins again after the last event; in the end it says after which to go on."""
+    asked: list[int] = []
+    answers = iter([True, False, True, False])
+
+    def watch(_: object, **given: Any) -> Iterator[Event]:
+        asked.append(given["after_sequence"])
+        yield replace(EVENT, sequence=EVENT.sequence + len(asked))
+        monkeypatch.setattr(following, "RETURN_SECONDS", 30.0 if len(asked) == 1 else -1.0)
+        raise UnavailableError("lost")
+
+    def stats(_: object) -> None:
+        if not next(answers):
+            raise UnavailableError("away")
+
+    monkeypatch.setattr(following, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(ScriptedClient, "watch", watch)
+    monkeypatch.setattr(ScriptedClient, "stats", stats)
+
+    status, output, errors = run("events")
+
+    assert (status, asked) == (1, [0, EVENT.sequence + 1])
+    assert len(output.splitlines()) == len(asked)
+    assert errors.count("lost; waiting for it to come back") == len(asked)
+    assert f"UNAVAILABLE: away; to go on later, begin with --after {EVENT.sequence + 2}" in errors
 
 
 def test_event_of_a_tenant_names_it() -> None:
