@@ -171,7 +171,7 @@ class Silent:
 
 pools._WAIT_SECONDS = 0.0
 pool = BlockPool(8, enable_caching=True, hash_block_size=16)
-pools.OwnedPool.observe(pool, Silent())
+pools.OwnedPool.observe(pool, Silent(), lambda: None)
 try:
     pool.get_new_blocks(2)
 except ValueError as error:

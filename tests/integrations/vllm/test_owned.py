@@ -392,15 +392,20 @@ def test_offload_beside_owned_memory(daemon: Daemon, tmp_path: Path) -> None:
     assert external > 0
 
 
-def test_reset_is_kept_beyond_the_engine(daemon: Daemon, tmp_path: Path) -> None:
-    """The next life does not find blocks computed before a reset."""
+@pytest.mark.parametrize("reset_connector", [True, False])
+def test_reset_is_kept_beyond_the_engine(
+    reset_connector: bool, daemon: Daemon, tmp_path: Path
+) -> None:
+    """The next life finds neither blocks from before a reset nor those from after it, which may be of other weights."""
     owned = job(daemon)
     with living(owned, tmp_path) as life:
         life.generate(LONG)
-        assert life.reset_prefix_cache()
+        assert life.reset_prefix_cache(reset_connector=reset_connector)
+        after = [life.generate(LONG[:1]) for _ in range(2)]
         life.kill()
 
     with living(owned, tmp_path) as life:
         got = life.generate(LONG[:1])
 
-    assert got.cached == [0]
+    assert after[0].cached == got.cached == [0]
+    assert after[1].cached[0] >= 0.95 * len(PREFIX)

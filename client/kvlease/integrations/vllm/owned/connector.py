@@ -99,9 +99,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
         """Do nothing."""
 
     def reset_cache(self) -> bool | None:
-        """Begin a new era of keys."""
-        if self._scheduler is not None:
-            self._scheduler.reset()
+        """Agree: the pool's own reset has begun a new era of keys."""
         return True
 
 

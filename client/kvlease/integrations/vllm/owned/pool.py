@@ -30,14 +30,16 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
     is_short: bool
     """Whether, at the last count, fewer blocks could be handed out than were free."""
     fills: Fills
+    on_reset: Callable[[], None]
     _counts_all: bool
 
     @classmethod
-    def observe(cls, pool: BlockPool, keeper: Keeper) -> "OwnedPool":
+    def observe(cls, pool: BlockPool, keeper: Keeper, on_reset: Callable[[], None]) -> "OwnedPool":
         """Turn a pool of which no block is in use yet into an observed one."""
         pool.__class__ = cls
         assert isinstance(pool, cls), "the pool has its new class"
         pool._begin(keeper)  # noqa: SLF001 - a constructor, but for a pool that is there already
+        pool.on_reset = on_reset
         return pool
 
     def _begin(self, keeper: Keeper) -> None:
@@ -152,7 +154,7 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
             self.keeper.evicted(src_block.block_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Reset as vLLM does, and retract all findable blocks."""
+        """Reset as vLLM does, retract all findable blocks, and publish nothing more under the keys of before."""
         self._counts_all = True
         try:
             was_reset: bool = super().reset_prefix_cache()
@@ -160,6 +162,8 @@ class OwnedPool(BlockPool):  # type: ignore[misc,unused-ignore] # vLLM has no ty
             self._counts_all = False
         if was_reset and self.keeper.is_on:
             self.keeper.reset()
+        if was_reset:
+            self.on_reset()
         return was_reset
 
     # Handing out

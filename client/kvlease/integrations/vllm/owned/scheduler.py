@@ -115,7 +115,7 @@ class OwnedScheduler:
             pool.num_gpu_blocks, self._needs, SessionCalls(session), self._keys
         )
         keeper.publishes = is_whole
-        observed = OwnedPool.observe(pool, keeper)
+        observed = OwnedPool.observe(pool, keeper, session.reset)
         if inventory is None:
             keeper.ledger.doubt_all()
             keeper.doubt()
@@ -168,11 +168,6 @@ class OwnedScheduler:
     def has_work(self) -> bool:
         """Whether empty steps would let blocks be published or retracted."""
         return self.keeper is not None and self.keeper.has_work
-
-    def reset(self) -> None:
-        """Begin a new era of keys, in which no old block is found; vLLM's own index was reset before."""
-        if self._session is not None:
-            self._session.reset()
 
     def close(self) -> None:
         """Publish the blocks that are written, and detach."""
