@@ -42,6 +42,9 @@ def written_at_the_end(output: Path, *, may_replace: bool) -> Iterator[Path]:
                 shutil.copyfileobj(whole, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
         return
+    if output.is_dir():
+        message = f"{output} is a directory; name a file in it"
+        raise InvalidError(message, resource="output")
     # Asked of the name as it is: the link of a pipe's descriptor leads there, but no path does.
     if output.exists() and not output.is_file():
         yield output

@@ -204,6 +204,14 @@ def test_recording_into_nowhere_is_refused_at_once(tmp_path: Path) -> None:
     assert "cannot write" in said
 
 
+def test_recording_into_a_directory_is_refused_at_once(tmp_path: Path) -> None:
+    """A directory is refused before anything is recorded, which it could not take in the end."""
+    for output in (tmp_path, Path(f"{tmp_path}/")):
+        status, _, said = run("record", "--cache", "demo", "--output", str(output), "--force")
+
+        assert (status, f"{tmp_path} is a directory; name a file in it" in said) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
