@@ -228,13 +228,14 @@ def test_replay_refuses_keys_of_another_size(daemon: Serving, tmp_path: Path) ->
     assert "register a cache with tokens_per_block=512" in " ".join(run.stderr.split())
 
 
-def test_recording_of_nothing_writes_nothing(daemon: Serving, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", ["0.2", "0"])
+def test_recording_of_nothing_writes_nothing(daemon: Serving, tmp_path: Path, seconds: str) -> None:
     """A recording of nothing ends in time, says so, and writes no file, which could not tell its tokens per key."""
     path = tmp_path / "trace.jsonl"
     arguments = kvlease(daemon, "trace", "record", "--cache", "demo", "--output", str(path))
 
     run = subprocess.run(
-        [*arguments, "--seconds", "0.2"], capture_output=True, text=True, timeout=60, check=False
+        [*arguments, "--seconds", seconds], capture_output=True, text=True, timeout=60, check=False
     )
 
     assert run.returncode == 2

@@ -94,8 +94,9 @@ def record_command(
         typer.Option(help="The file to write, in Mooncake's format; - is standard output."),
     ],
     seconds: Annotated[
-        float, typer.Option(min=0, help="Stop after this many seconds.", show_default="at ^C")
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0, help="Stop after this many seconds.", show_default="at ^C"),
+    ] = None,
     requests: Annotated[
         int, typer.Option(min=1, help="Stop after this many requests.")
     ] = REQUESTS_MAX,
@@ -106,7 +107,7 @@ def record_command(
 ) -> None:
     """Record a cache's requests: times, sizes and digests of keys, but nothing of the tokens."""
     with told(status=1), written_at_the_end(output, may_replace=force) as file:
-        recorded = asyncio.run(record(address, cache, seconds or None, requests))
+        recorded = asyncio.run(record(address, cache, seconds, requests))
         if not recorded.requests:
             message = (
                 f"no lease of {cache} ended meanwhile, so nothing was written; record for longer"
