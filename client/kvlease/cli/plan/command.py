@@ -26,7 +26,7 @@ from kvlease.cli.plan.vllm.choices import (
     check_defaults,
     inputs_of,
 )
-from kvlease.cli.plan.vllm.transfer import warning
+from kvlease.cli.plan.vllm.transfer import warnings
 from kvlease.cli.records import plain
 from kvlease.errors import InvalidError, KVLeaseError
 from kvlease.plan import EngineInputs, ParallelInputs, PlanInputs
@@ -177,8 +177,8 @@ def _plan_as_vllm(
     if given.ignored and not as_json:
         named = ", ".join(f"--{name}" for name in dict.fromkeys(given.ignored))
         Console().print(f"These arguments do not affect the plan: {named}", highlight=False)
-    if told := warning(given):
-        Console(stderr=True).print(told, highlight=False)
+    for told in warnings(given):
+        Console(stderr=True).print(told, highlight=False, markup=False)
     _answer(planner, inputs, changes, plot=plot, as_json=as_json, spelling=VLLM)
 
 

@@ -563,6 +563,49 @@ def test_policy_with_which_the_engine_would_not_start_is_told(
     assert ("set it to recompute there" in " ".join(result.stderr.split())) is is_told
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+@pytest.mark.parametrize(
+    ("role", "extra", "words", "told"),
+    [
+        pytest.param("kv_both", {"pool_bytes": 2**30}, (), None, id="right"),
+        pytest.param("kv_producer", {}, (), "kv_role is kv_producer", id="role"),
+        pytest.param("kv_both", {"pool_byte": 1}, (), "did you mean pool_bytes?", id="no setting"),
+        pytest.param("kv_both", {"deadline_ms": -1}, (), "deadline_ms: Input", id="no value"),
+        pytest.param(
+            "kv_both", {}, ("--kv-offloading-size", 4), "nothing reaches kvlease", id="replaced"
+        ),
+    ],
+)
+def test_settings_with_which_a_connector_would_not_work_are_told(
+    is_joined: bool,
+    role: str,
+    extra: dict[str, object],
+    words: tuple[object, ...],
+    told: str | None,
+    model: Path,
+) -> None:
+    """The plan is printed, and beside it what the connector would refuse, or that vLLM would not load it."""
+    config: dict[str, object] = {
+        "kv_connector": "KVLeaseOwnedConnector",
+        "kv_connector_extra_config": extra,
+    }
+    if is_joined:
+        config = {
+            "kv_connector": "MultiConnector",
+            "kv_connector_extra_config": {"connectors": [config]},
+        }
+
+    result = run(
+        *("--json", "--vllm", model, *MEMORY, *words),
+        *("--kv-transfer-config", json.dumps(config | {"kv_role": role})),
+    )
+
+    said = " ".join(result.stderr.split())
+    assert result.exit_code == 0
+    assert "plan" in json.loads(result.stdout)
+    assert told in said if told else not said
+
+
 def test_advice_that_vllm_cannot_be_given_is_left_out() -> None:
     """Settings that are vLLM's own, such as null blocks, are not advised; tiers stand before --vllm, unchanged."""
     assert not VLLM.has("null_blocks=1")
