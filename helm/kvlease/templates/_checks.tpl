@@ -45,6 +45,9 @@
 {{- if regexMatch "(^|/)\\.\\.(/|$)" $path -}}
 {{- fail (printf "%s (%s) contains .., which Kubernetes refuses in a path of the node; write the path that it leads to" $value $path) -}}
 {{- end -}}
+{{- if and $path (eq (clean $path) "/") -}}
+{{- fail (printf "%s (%s) is the root of the node; name a directory that is kvlease's own" $value $path) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

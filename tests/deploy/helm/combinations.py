@@ -440,6 +440,7 @@ REFUSED: Final[dict[str, tuple[Values, str]]] = {
         {"resources": {"cpuLimit": "100m", "cpuRequest": "1"}}, "resources.cpuRequest (1) must be at most"),
     "engine's request above its limit": (
         {"engine": {"resources": {"cpuLimit": "1"}}}, "engine.resources.cpuRequest (2) must be at most"),
+    "path that is the root": ({**_DAEMONSET, "daemonset": {"hostPath": "/./"}}, "(/./) is the root of the node"),
     "path that goes up": ({**_DAEMONSET, "daemonset": {"hostPath": "/run/x/../y"}}, "(/run/x/../y) contains .."),
     "disk that goes up": (
         {**_DISK, "disk": {"kind": "hostPath", "path": "/run/.."}, "engine": {"maxSurge": 0}}, "(/run/..) contains .."),
