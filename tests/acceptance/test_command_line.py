@@ -278,3 +278,16 @@ def test_events_go_on_when_the_control_process_is_killed(tmp_path: Path, scheme:
 
     assert "resync" in lines[0]
     assert "cache_registered cache=after" in lines[1]
+
+
+# Places ---------------------------------------------------------------------------------------------------------------
+
+
+def test_sockets_may_lie_in_a_directory_of_any_name(tmp_path: Path) -> None:
+    """No sign of a path ends it, or stands for another, over any transport."""
+    place = tmp_path / "a?b#c;d%20e f"
+    place.mkdir()
+    with served(place / "run") as serving:
+        for scheme in ("unix", "http+unix", "grpc+unix"):
+            with Client(serving.address(scheme), on_doubt="raise") as client:
+                assert not client.list_caches()

@@ -181,15 +181,18 @@ def parse_address(written: str) -> Address:
     except ValueError as error:
         raise InvalidError(message, resource="address") from error
     takes_path = _SCHEMES.get(parts.scheme)
+    # A path is taken as it is: of a file's name, ? and # are no ends.
+    path = written.partition("://")[2]
     if (
         takes_path is None
         or "\0" in written
-        or (takes_path and (parts.netloc or not parts.path.startswith("/")))
+        or (takes_path and (parts.netloc or not path.startswith("/")))
     ):
         raise InvalidError(message, resource="address")
     if takes_path:
-        return Address(scheme=parts.scheme, path=parts.path)
-    if not parts.hostname or not port or parts.path not in ("", "/") or parts.query:
+        return Address(scheme=parts.scheme, path=path)
+    is_more = parts.path not in ("", "/") or parts.query or parts.fragment
+    if not parts.hostname or not port or is_more:
         raise InvalidError(message, resource="address")
     return Address(scheme=parts.scheme, host=parts.hostname, port=port)
 

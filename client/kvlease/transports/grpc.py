@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import threading
+import urllib.parse
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
@@ -230,7 +231,7 @@ def _open(kind: Any, address: Address) -> Any:
 
 
 def _target(address: Address) -> str:
-    return f"unix://{address.path}" if address.path else address.place
+    return f"unix://{urllib.parse.quote(address.path)}" if address.path else address.place
 
 
 def _multi_callable(channel: Any, verb: str) -> Any:

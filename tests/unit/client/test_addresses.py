@@ -25,6 +25,7 @@ from tests.unit.api.guarded import guarded
         "http+unix:///run/http.sock",
         "grpc://localhost:7071",
         "grpc+unix:///run/grpc.sock",
+        "unix:///run/a?b#c;d%20e f.sock",
     ],
 )
 def test_address_reads_back_as_written(written: str) -> None:
@@ -41,6 +42,8 @@ def test_address_reads_back_as_written(written: str) -> None:
         "http://host",
         "http://host:99999",
         "http://h:1/path",
+        "http://h:1?query",
+        "http://h:1#fragment",
         "ftp://h:1",
         "unix:///run/kvlease\0.sock",
         "http://[::1",

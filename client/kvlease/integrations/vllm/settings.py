@@ -1,6 +1,7 @@
 """Own a connector's settings, which vLLM passes as `kv_connector_extra_config`."""
 
 import logging
+import os
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -165,8 +166,11 @@ class ConnectorSettings(BaseModel):
     @field_validator("socket")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        """Make a path absolute, so that it stays right if the working directory changes."""
-        return str(Path(value).absolute()) if value and "://" not in value else value
+        """Make a path absolute, so that it stays right if the working directory changes; no shell has seen its ~."""
+        if not value or "://" in value:
+            return value
+        # What os.path cannot expand, it leaves as it is.
+        return str(Path(os.path.expanduser(value)).absolute())  # noqa: PTH111 -- pathlib raises then
 
     @field_validator(*_NUMBERS, mode="before")
     @classmethod

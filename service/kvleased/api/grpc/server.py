@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final
+from urllib.parse import quote
 
 import grpc
 
@@ -63,7 +64,7 @@ class GrpcServer:
         path = settings.runtime_dir / "grpc.sock"
         private_directory(path.parent)
         path.unlink(missing_ok=True)
-        _bind(local, f"unix:{path}")
+        _bind(local, f"unix:{quote(str(path))}")
         # Until here only the directory's mode has kept others out.
         path.chmod(0o600)
         servers = [local]

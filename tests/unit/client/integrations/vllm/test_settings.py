@@ -111,6 +111,15 @@ def test_path_may_begin_at_the_working_directory(
     assert settings.address == f"unix://{tmp_path}/k.sock"
 
 
+@pytest.mark.parametrize(("socket", "path"), [("~/k.sock", "/h/k.sock"), ("~n:o/k", "/~n:o/k")])
+def test_path_may_begin_at_home(socket: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell has seen the settings, so ~ is the user's home here, and the name of nobody is left as it is."""
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.chdir("/")
+
+    assert ConnectorSettings.read({"socket": socket}).address == f"unix://{path}"
+
+
 def test_malformed_address_of_the_environment_is_named_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
