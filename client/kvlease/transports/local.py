@@ -1,9 +1,8 @@
 """Own the blocking connections over the local socket: one frame out, one frame in, and the descriptors of an attach.
 
-They use the kernel's own socket timeouts, because Python's timeouts poll before every read and write.
+They wait only where a socket is not ready, because Python's timeouts poll before every read and write.
 """
 
-import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from kvlease.transports._frames import (
 )
 from kvlease.transports._pool import ConnectionPool
 from kvlease.transports._silence import Silence
-from kvlease.transports._waits import TICKS_PER_SECOND, has_come, has_peer, interval, receive_late
+from kvlease.transports._waits import await_bytes, has_peer, interval, send_all
 from kvlease.transports.base import Attached, Outgoing, past_deadline
 from kvlease.v1 import kvlease_pb2 as pb
 from kvlease.wire.framing import BYTES_OF_LENGTH, LENGTH
@@ -37,8 +36,6 @@ from kvlease.wire.framing import BYTES_OF_LENGTH, LENGTH
 _FIRST_BUFFER_BYTES: Final = 2**16
 UNDO_SECONDS: Final = 1.0
 """Seconds that undoing an attach may take if its caller has gone."""
-_EARLY: Final = 7 / 8
-"""The part of a call's time left after which a read wakes, as the kernel may be late by an eighth of a timeout."""
 _LOOK_SECONDS: Final = 0.0002
 """Seconds for which a thread looks for an answer before it sleeps until the answer comes.
 
@@ -182,14 +179,12 @@ class _Connection:
         "_num_without_look",
         "_path",
         "_socket",
-        "_ticks",
     )
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
         self._buffer = bytearray(_FIRST_BUFFER_BYTES)
-        self._ticks = 0
         self._call_number = 0
         self._num_without_look = 0
 
@@ -227,8 +222,6 @@ class _Connection:
         try:
             sock = self._socket
             assert sock is not None, "begin leaves the connection open"
-            if not has_come(sock):
-                self._limit_call(sock, call.seconds_left())
             return self._receive(sock, call)
         except BaseException:
             self.close()
@@ -239,9 +232,10 @@ class _Connection:
         try:
             frame = self._encode(call)
             self.close()
-            send_attach(self._connect(call), frame)
-            assert self._socket is not None, "attach without a connection"
-            return receive_attached(self._socket, received)
+            sock = self._connect(call)
+            send_attach(sock, frame)
+            await_bytes(sock, call.deadline_at)
+            return receive_attached(sock, received)
         except BaseException:
             token = "" if self._socket is None else late_token(self._socket, received)
             self.close()
@@ -259,9 +253,9 @@ class _Connection:
     def answers(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         pending, ping = bytearray(), encode_ping(PING_NUMBER)
         sock = self._connect(call)
-        sock.sendall(self._encode(call) + ping)
+        send_all(sock, self._encode(call) + ping, call.deadline_at)
         silence = Silence(f"unix://{self._path}", idle_seconds, can_ask=True)
-        is_heard = False
+        is_heard, until = False, call.deadline_at
         while True:
             while len(pending) >= BYTES_OF_LENGTH and len(pending) >= (end := frame_bytes(pending)):
                 reply = decode(pending[BYTES_OF_LENGTH:end])
@@ -271,8 +265,9 @@ class _Connection:
                     yield response_of(reply)
                     silence.note_event()
             if is_heard:
-                self._limit(sock, silence.wait_seconds())
+                until = time.monotonic() + silence.wait_seconds()
             try:
+                await_bytes(sock, until)
                 chunk = sock.recv(_FIRST_BUFFER_BYTES)
             except BlockingIOError as error:
                 if not is_heard:
@@ -280,7 +275,7 @@ class _Connection:
                 if silence.ends_stream:
                     return
                 silence.ask()
-                sock.sendall(ping)
+                send_all(sock, ping, time.monotonic() + silence.wait_seconds())
             else:
                 silence.note_sign()
                 _more(len(chunk))
@@ -300,8 +295,10 @@ class _Connection:
         self._call_number += 1
         frame = encode(call, self._call_number)
         sock = self._socket or self._connect(call)
-        self._limit_call(sock, call.seconds_left())
-        self._send_all(sock, frame)
+        call.seconds_left()  # nothing is sent after the deadline
+        # A frame above the daemon's limit is refused before it is read; the reason then waits to be received.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            send_all(sock, frame, call.deadline_at)
         return sock
 
     def _encode(self, call: Outgoing) -> bytes:
@@ -310,40 +307,19 @@ class _Connection:
 
     def _connect(self, call: Outgoing) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket, self._ticks = sock, 0
-        self._limit(sock, call.seconds_left())
+        self._socket = sock
+        # For what waits by itself: connecting, and the descriptors of an attach.
+        limit = interval(call.seconds_left())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         sock.connect(self._path)
         return sock
 
-    def _limit(self, sock: socket.socket, seconds: float) -> None:
-        """Have the kernel end every read and write of this socket after `seconds`."""
-        self._ticks = 0
-        ticks = math.ceil(seconds * TICKS_PER_SECOND)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval(ticks))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval(ticks))
-
-    def _limit_call(self, sock: socket.socket, seconds: float) -> None:
-        """Set a call's limit, whose reads wake early and then wait for the rest; free if the limit is unchanged."""
-        ticks = math.ceil(seconds * TICKS_PER_SECOND)
-        if ticks != self._ticks:
-            early = max(1, int(ticks * _EARLY))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval(early))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval(ticks))
-            self._ticks = ticks
-
-    def _send_all(self, sock: socket.socket, frame: bytes) -> None:
-        # A frame above the daemon's limit is refused before it is read; the reason then waits to be received.
-        try:
-            sock.sendall(frame)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
     def _receive(self, sock: socket.socket, call: Outgoing) -> pb.Reply:
         buffer = self._buffer
-        try:
-            num_received = self._look(sock) or sock.recv_into(buffer)
-        except BlockingIOError:
-            num_received = receive_late(sock, buffer, call)
+        if not (num_received := self._look(sock)):
+            await_bytes(sock, call.deadline_at)
+            num_received = sock.recv_into(buffer)
         (body_bytes,) = LENGTH.unpack_from(buffer)
         if num_received != BYTES_OF_LENGTH + body_bytes:
             num_received = self._receive_rest(sock, call, num_received)
@@ -379,12 +355,10 @@ class _Connection:
         while num_received < BYTES_OF_LENGTH or num_received < frame_bytes(buffer):
             if num_received == len(buffer):
                 buffer.extend(bytes(frame_bytes(buffer) - num_received))
-            self._limit_call(sock, call.seconds_left())
+            call.seconds_left()
+            await_bytes(sock, call.deadline_at)
             with memoryview(buffer) as whole, whole[num_received:] as rest:
-                try:
-                    num_received += _more(sock.recv_into(rest))
-                except BlockingIOError:
-                    num_received += _more(receive_late(sock, rest, call))
+                num_received += _more(sock.recv_into(rest))
         return num_received
 
 

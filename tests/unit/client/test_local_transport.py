@@ -2,11 +2,13 @@
 
 import os
 import select
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from kvlease.errors import (
     TooLargeError,
     UnavailableError,
 )
-from kvlease.transports import _pool, _waits, local
+from kvlease.transports import _pool, local
 from kvlease.transports._frames import late_token
 from kvlease.transports.base import Outgoing
 from kvlease.transports.local import LocalTransport
@@ -228,33 +230,63 @@ def test_call_without_answer_ends_at_its_deadline(tmp_path: Path) -> None:
     assert waited < 1
 
 
-def test_read_that_wakes_early_waits_for_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel's timeout is coarse and ends early; an answer between its end and the deadline is still taken."""
-    monkeypatch.setattr(local, "_EARLY", 0.0)
-    woken = threading.Event()
-
-    def late(_: pb.Call) -> Message:
-        woken.wait(10)
-        return pb.ReleaseResponse(released=True)
-
-    polled = select.poll
-
-    def poll() -> object:
-        woken.set()
-        return polled()
-
-    monkeypatch.setattr(_waits.select, "poll", poll)
-    with FrameServer(path=tmp_path / "s", answer=late) as server:
-        transport = LocalTransport(str(server.path))
-        assert transport.send(call(seconds=10)) == pb.ReleaseResponse(released=True)
-        transport.close()
-
-
 def hang(_: pb.Call) -> Message:
     """Answer nothing."""
     raise Hang
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Have a signal interrupt this thread every 20 ms, for a second and a half."""
+    ends_at = time.monotonic() + 1.5
+
+    def rung(*_: object) -> None:
+        if time.monotonic() > ends_at:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, rung)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [
+        pytest.param("release", pb.ReleaseRequest(), id="read"),
+        pytest.param("attach", pb.AttachRequest(cache="demo"), id="attach"),
+        pytest.param("lookup", pb.LookupRequest(keys=bytes(2**22)), id="write"),
+    ],
+)
+def test_signals_do_not_put_off_a_deadline(verb: str, request_: Message, tmp_path: Path) -> None:
+    """A call of a program with a timer ends by its deadline, although each signal interrupts its wait."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()  # and nobody ever reads
+        transport = LocalTransport(str(tmp_path / "s"))
+        carry = transport.attach if verb == "attach" else transport.send
+        started = time.monotonic()
+        with interrupted(), pytest.raises(DeadlineError):
+            carry(call(verb, request_, seconds=0.2))
+        waited = time.monotonic() - started
+        transport.close()
+
+    assert waited < 1
+
+
+def test_signals_do_not_keep_a_watch_from_its_end(tmp_path: Path) -> None:
+    """A watch ends when no event has come for as long as its caller said."""
+    with FrameServer(path=tmp_path / "s", answer=lambda _: pb.WatchResponse(sequence=1)) as server:
+        transport = LocalTransport(str(server.path))
+        started = time.monotonic()
+        with interrupted():
+            events = list(transport.stream(call("watch", pb.WatchRequest()), 0.2))
+        waited = time.monotonic() - started
+
+    assert (len(events), waited < 1) == (1, True)
 
 
 class Recorder:
