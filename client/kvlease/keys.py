@@ -263,7 +263,7 @@ def _packed_tokens(tokens: Tokens) -> bytes:
         # NumPy takes twice as long for a list.
         try:
             return struct.pack(f"<{len(tokens)}i", *tokens)
-        except struct.error:
+        except (struct.error, TypeError):
             pass  # what is wrong is told below
     try:
         given = np.asarray(tokens)

@@ -112,6 +112,7 @@ def test_key_is_a_keyed_digest_of_parent_and_tokens() -> None:
         pytest.param([2**80, 0], id="beyond any integer"),
         pytest.param(["1", "2"], id="text"),
         pytest.param([[1, 2], [3]], id="ragged"),
+        pytest.param([np.array([1, 2])], id="list of arrays"),
         pytest.param(np.array([2**31, 0]), id="array too large"),
         pytest.param(np.zeros((2, 2), np.int32), id="array of two dimensions"),
         pytest.param(np.zeros((0, 2), np.int32), id="array of no rows"),
