@@ -102,13 +102,17 @@ class GrpcTransport:
 
     def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        method = self._methods.get(call.verb) or self._method(call.verb)
         try:
-            method = self._methods.get(call.verb) or self._method(call.verb)
             response: Message = method(
                 call.request, timeout=call.seconds_left(), metadata=_metadata(call, self._bearer)
             )
         except grpc.RpcError as error:
             raise _error_of(error, call, self._address) from error
+        except ValueError as error:
+            if self._methods.get(call.verb) is method:
+                raise
+            raise _closed(self._address) from error  # by another thread
         return response
 
     def attach(self, call: Outgoing) -> Attached:
@@ -119,7 +123,11 @@ class GrpcTransport:
 
     def stream(self, call: Outgoing, idle_seconds: float | None) -> Iterator[Message]:
         """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
-        events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
+        method = self._method(call.verb)
+        try:
+            events = method(call.request, metadata=_metadata(call, self._bearer))
+        except ValueError as error:
+            raise _closed(self._address) from error
         try:
             _await_head(events, call)
             while True:
@@ -175,12 +183,17 @@ class AsyncGrpcTransport:
 
     async def send(self, call: Outgoing) -> Message:
         """Send a call and return its response; raises the daemon's refusal, DeadlineError or UnavailableError."""
+        method = self._method(call.verb)
         try:
-            response: Message = await self._method(call.verb)(
+            response: Message = await method(
                 call.request, timeout=call.seconds_left(), metadata=_metadata(call, self._bearer)
             )
         except grpc.RpcError as error:
             raise _error_of(error, call, self._address) from error
+        except asyncio.CancelledError as error:
+            if not self._is_closed_for(call.verb, method):
+                raise
+            raise _closed(self._address) from error
         return response
 
     async def attach(self, call: Outgoing) -> Attached:
@@ -191,7 +204,8 @@ class AsyncGrpcTransport:
 
     async def stream(self, call: Outgoing, idle_seconds: float | None) -> AsyncIterator[Message]:
         """Yield the answers to a watch or a trace until none has come for `idle_seconds`."""
-        events = self._method(call.verb)(call.request, metadata=_metadata(call, self._bearer))
+        method = self._method(call.verb)
+        events = method(call.request, metadata=_metadata(call, self._bearer))
         try:
             await _await_head_async(events, call)
             while True:
@@ -204,6 +218,10 @@ class AsyncGrpcTransport:
             return
         except grpc.RpcError as error:
             raise _error_of(error, call, self._address) from error
+        except asyncio.CancelledError as error:
+            if not self._is_closed_for(call.verb, method):
+                raise
+            raise _closed(self._address) from error
         finally:
             events.cancel()
 
@@ -214,12 +232,22 @@ class AsyncGrpcTransport:
         if channel is not None:
             await channel.close()
 
+    def _is_closed_for(self, verb: str, method: Any) -> bool:
+        """Tell whether a call was cancelled because another task closed the channel, and not with its caller."""
+        caller = asyncio.current_task()
+        return self._methods.get(verb) is not method and not (caller and caller.cancelling())
+
     def _method(self, verb: str) -> Any:
         if self._channel is None:
             self._channel = _open(grpc.aio, self._address)
         if verb not in self._methods:
             self._methods[verb] = _multi_callable(self._channel, verb)
         return self._methods[verb]
+
+
+def _closed(address: Address) -> UnavailableError:
+    """Return the error of a call whose channel was closed meanwhile; the next try opens another."""
+    return UnavailableError(f"the connection to {address} was closed amid the call")
 
 
 def _open(kind: Any, address: Address) -> Any:

@@ -280,3 +280,53 @@ async def test_quiet_stream_goes_on_past_its_deadline(address: str) -> None:
     assert time.monotonic() - began >= 0.6
     transport.close()
     await other.close()
+
+
+def test_close_amid_calls_of_other_threads_is_unavailable(address: str) -> None:
+    """What gRPC says to a caller whose channel another thread has closed is no KVLeaseError; a retry needs one."""
+    transport = GrpcTransport(parse_address(address))
+    failures: list[BaseException] = []
+    ends_at = time.monotonic() + 0.5
+
+    def calls() -> None:
+        while time.monotonic() < ends_at:
+            until = time.monotonic() + 5
+            try:
+                transport.send(Outgoing("release", pb.ReleaseRequest(lease_id=5), until))
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                failures.append(error)
+
+    threads = [threading.Thread(target=calls) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < ends_at:
+        transport.close()
+    for thread in threads:
+        thread.join()
+    transport.close()
+
+    assert {type(failure) for failure in failures} == {UnavailableError}
+
+
+async def test_close_amid_calls_of_other_tasks_cancels_none_of_them(address: str) -> None:
+    """A task that nobody cancelled is not told that it was; one that was cancelled is."""
+    transport = AsyncGrpcTransport(parse_address(address))
+    until = time.monotonic() + 5
+
+    async def watched() -> None:
+        async for _ in transport.stream(Outgoing("trace", pb.TraceRequest(), until), None):
+            pass
+
+    lookup = transport.send(Outgoing("lookup", pb.LookupRequest(), until))
+    tasks = [asyncio.ensure_future(lookup), asyncio.ensure_future(watched())]
+    await asyncio.sleep(0.2)
+    await transport.close()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    cancelled = asyncio.create_task(watched())
+    await asyncio.sleep(0.1)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await transport.close()
+
+    assert [type(one) for one in ended] == [UnavailableError] * 2
