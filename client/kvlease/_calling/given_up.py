@@ -110,7 +110,15 @@ class GivenUp:
         reply = pb.Reply(epoch=call.epoch)
         getattr(reply, call.verb).CopyFrom(answer)
         for ask in late.undoing(self._session, reply):
-            await self._transport.send(ask)
+            await self._insist(ask)
+
+    async def _insist(self, call: Outgoing) -> None:
+        """Send a call until it is answered or its deadline has passed, as no heartbeat would end a pin."""
+        while True:
+            with suppress(UnavailableError):
+                await self._transport.send(call)
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _disown(self, call: Outgoing) -> None:
         """Find and undo what an answer that never came granted; a worker without leases ends by itself.
