@@ -355,7 +355,7 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
             stock_rows=max(1, min(stock, floor_div(num_rows, STOCK_SHARE_MAX))),
             has_events=config.enable_kv_cache_events,
         )
-        readers.announce(config.engine_id, manager.blocks_read)
+        readers.announce(config.engine_id, manager)
 
     def _session(self, rank: int) -> EngineSession:
         """Attach this process; if that fails, the session goes on trying by itself."""

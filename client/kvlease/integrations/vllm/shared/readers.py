@@ -4,28 +4,39 @@ In an engine's own pool only that engine overwrites a freed block, so its connec
 another engine may overwrite it. So no block is given back while a connector beside ours may still read it.
 """
 
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 _STEPS_UNTIL_PLANNED: Final = 3
 """Steps after which a connector beside ours has planned all copies of a freed block."""
 
-_readers: Final[dict[str, list[Callable[[], Collection[int]]]]] = {}
+
+class Reader(Protocol):
+    """A connector's side that reads blocks of its engine in the background."""
+
+    def blocks_read(self) -> Collection[int]:
+        """Return the blocks that it still reads."""
 
 
-def announce(engine_id: str, blocks_read: Callable[[], Collection[int]]) -> None:
-    """Register a function that tells the engine's shared pool which blocks a connector beside it still reads."""
-    _readers.setdefault(engine_id, []).append(blocks_read)
+_readers: Final[WeakKeyDictionary[Reader, str]] = WeakKeyDictionary()
+"""The engine of each reader. A reader is known as long as somebody else holds it: it keeps the pool mapped."""
+
+
+def announce(engine_id: str, reader: Reader) -> None:
+    """Register a reader that tells the engine's shared pool which blocks a connector beside it still reads."""
+    _readers[reader] = engine_id
 
 
 def has_readers(engine_id: str) -> bool:
     """Tell whether any connector of the engine reads blocks in the background."""
-    return engine_id in _readers
+    return engine_id in _readers.values()
 
 
 def blocks_read(engine_id: str) -> set[int]:
     """Return the blocks that connectors of the engine still read."""
-    return {block for reader in _readers.get(engine_id, ()) for block in reader()}
+    readers = [reader for reader, engine in _readers.items() if engine == engine_id]
+    return {block for reader in readers for block in reader.blocks_read()}
 
 
 def still_read(engine_id: str, freed: dict[int, int] | None, step: int) -> set[int]:
