@@ -91,8 +91,9 @@ def _refusal(caller: Caller, allowed: Roles, asked: str) -> KVLeaseError:
     if caller.role is Role.STRANGER and not caller.token:
         return _unknown("no token was sent", allowed)
     if allowed == OWN:
-        # The same words as on the local socket: they tell how to become a worker.
-        return UnknownWorkerError(resource="token")
+        # An unknown token gets the same words as on the local socket: they tell how to become a worker.
+        message = None if caller.role is Role.STRANGER else _words_to_no_worker(caller)
+        return UnknownWorkerError(message, resource="token")
     if caller.role is Role.STRANGER:
         return _unknown("this daemon does not know the token", allowed)
     message = (
@@ -120,6 +121,14 @@ def _words_to_unknown(what: str, allowed: Roles) -> str:
         )
     where += "; docs/security.md says where to find it"
     return f"{what}: this call needs the token of {_any_of(allowed)}; {where}"
+
+
+def _words_to_no_worker(caller: Caller) -> str:
+    """Say that the caller is known, yet no worker: to look for a mistyped token would lead nowhere."""
+    return (
+        f"this call is made by {_one(caller.role)}, and only a worker may make it: attach first "
+        "and send the token that attach returned"
+    )
 
 
 def _any_of(allowed: Roles) -> str:

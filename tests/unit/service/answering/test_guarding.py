@@ -68,6 +68,20 @@ def test_unknown_worker_is_told_to_attach(guard: Guard, token: str) -> None:
         guard.admit(roles.OWN, STRANGER._replace(token=token))
 
 
+async def test_token_of_a_role_in_place_of_a_workers_is_told_apart_from_an_unknown_one(
+    guard: Guard,
+) -> None:
+    """Who sends a joiner's token in a worker's own call is not told that nobody has it."""
+    guard.keyring = Keyring({Role.JOINER: "joins"})
+
+    with pytest.raises(UnknownWorkerError, match=r"made by a joiner, .*attach first") as refused:
+        guard.admit(roles.OWN, STRANGER._replace(token="joins"))
+
+    assert "obody has this token" not in refused.value.message
+    with pytest.raises(UnknownWorkerError, match=r"made by an operator, .*attach first"):
+        guard.admit(roles.OWN, Caller(transport="rest", role=Role.OPERATOR))
+
+
 @pytest.mark.parametrize("token", ["", "guessed"])
 async def test_caller_is_told_of_both(guard: Guard, token: str) -> None:
     """If a call takes a worker's or an operator's token, the refusal says where each comes from."""
