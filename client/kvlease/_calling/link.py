@@ -96,7 +96,11 @@ class Link:
         if self.is_reached:
             return True
         if self.patience_ends_at is None:
-            if not Path(self.socket_path).is_socket():
+            try:
+                is_there = Path(self.socket_path).is_socket()
+            except OSError:  # in a directory of another user's, or at no possible path
+                is_there = False
+            if not is_there:
                 return False
             self.patience_ends_at = self.clock() + RESTART_SECONDS
         return self.clock() < self.patience_ends_at

@@ -107,8 +107,11 @@ def unreachable(path: str, cause: BaseException | None) -> UnavailableError:
     """Return the error of a connection that could not be made, or that broke."""
     text = cause.strerror or str(cause) if isinstance(cause, OSError) else ""
     reason = _no_socket(path) or text or "the connection was closed"
+    also = ""
+    if isinstance(cause, PermissionError):
+        also = "; its socket is for the daemon's own user and root alone, so run as that user"
     return UnavailableError(
-        f"the daemon at unix://{path} cannot be reached ({reason}); check its address, and that it is running"
+        f"the daemon at unix://{path} cannot be reached ({reason}); check its address, and that it is running{also}"
     )
 
 

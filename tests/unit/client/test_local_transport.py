@@ -4,6 +4,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -361,6 +363,37 @@ def test_absent_daemon_is_unavailable(tmp_path: Path) -> None:
     """Where nothing listens, the error names the address and says what to do."""
     with pytest.raises(UnavailableError, match="No such file"):
         LocalTransport(str(tmp_path / "none")).send(call())
+
+
+def test_socket_at_no_possible_path_is_unavailable(tmp_path: Path) -> None:
+    """What the system refuses even to look at is refused like an absent daemon, and not by the system's own error."""
+    with (
+        Client(f"unix://{tmp_path}/{'x' * 300}", on_doubt="raise") as client,
+        pytest.raises(UnavailableError, match="cannot be reached"),
+    ):
+        client.stats()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_socket_of_another_user_is_unavailable(tmp_path: Path) -> None:
+    """In a directory that only its owner may enter, the error says as whom to call."""
+    program = (
+        "import os, sys; from kvlease import Client, UnavailableError; client = Client(sys.argv[1])\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try: client.stats()\n"
+        "except UnavailableError as error: print(error)\n"
+    )
+    path = tmp_path / "kvlease.sock"
+    tmp_path.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        command = [sys.executable, "-c", program, f"unix://{path}"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert told.stderr == ""
+    assert f"unix://{path} cannot be reached (Permission denied)" in told.stdout
+    assert "run as that user" in told.stdout
 
 
 @pytest.mark.parametrize("is_directory", [False, True], ids=["file", "directory"])
