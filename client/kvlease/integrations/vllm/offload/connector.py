@@ -49,7 +49,7 @@ from kvlease.integrations.vllm.offload.progress import Progress
 from kvlease.integrations.vllm.offload.reports import RankReport
 from kvlease.integrations.vllm.offload.spec import KVLeaseOffloadingSpec
 from kvlease.integrations.vllm.offload.worker import MappedPool, PoolWorker
-from kvlease.integrations.vllm.outer import require_outer
+from kvlease.integrations.vllm.outer import require_first, require_outer
 from kvlease.integrations.vllm.session.session import EngineSession, Terms
 from kvlease.integrations.vllm.settings import (
     VLLM_SETTINGS,
@@ -293,9 +293,9 @@ class KVLeaseOffloadingConnector(OffloadingConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Register the engine's tensors, and attach."""
+        require_first(has_engine=getattr(self.connector_worker, "worker", None) is not None)
         super().register_kv_caches(kv_caches)
-        rank = self._offloading.parallel.rank
-        session = self._session(rank)
+        session = self._session(rank := self._offloading.parallel.rank)
         self._worker.open(_mapping(session, rank), session.close)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvlease.errors import InvalidError
 from kvlease.integrations.vllm.memory_connector import MemoryConnector
+from kvlease.integrations.vllm.outer import require_first
 from kvlease.integrations.vllm.owned.memory import Claim, OwnedMemory, num_warmup_blocks
 from kvlease.integrations.vllm.owned.scheduler import OwnedScheduler, needs_of
 from kvlease.integrations.vllm.planning import plan_inputs
@@ -52,6 +53,7 @@ class KVLeaseOwnedConnector(MemoryConnector):
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
         """Return the context in which vLLM's allocation becomes the daemon's memory; None if it cannot."""
+        require_first(has_engine=self._memory is not None)
         refusal = unfit(self._vllm_config, self._kv_cache_config)
         if refusal:
             _logger.error(

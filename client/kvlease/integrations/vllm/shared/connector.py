@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvlease.errors import InvalidError
 from kvlease.integrations.vllm.memory_connector import MemoryConnector
+from kvlease.integrations.vllm.outer import require_first
 from kvlease.integrations.vllm.planning import plan_inputs
 from kvlease.integrations.vllm.shared.memory import Mapped, RankMemory
 from kvlease.integrations.vllm.shared.scheduling import SharedScheduler, supply_of
@@ -57,6 +58,7 @@ class KVLeaseSharedConnector(MemoryConnector):
 
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
         """Return the context in which vLLM's allocation becomes the daemon's pool; None if it cannot."""
+        require_first(has_engine=self._memory is not None)
         if refusal := unfit(self._vllm_config, self._kv_cache_config):
             _logger.error(
                 "The engine uses its own memory and shares nothing: %s.",
