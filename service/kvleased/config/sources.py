@@ -224,8 +224,10 @@ def _config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     known, _ = scout.parse_known_args(argv)
     variable = f"{PREFIX}{CONFIG}".upper()
     named = (value for name, value in os.environ.items() if name.upper() == variable)
-    # An empty variable stands for none, as an empty flag does not.
-    config: str | None = next(named, None) or None if known.config is None else known.config
+    config: str | None = known.config
+    if config is None:
+        # An empty variable stands for none, as an empty flag does not.
+        config = next(named, None) or None
     if config is not None and not Path(config).is_file():
         is_there = Path(config).exists()
         parser.error(

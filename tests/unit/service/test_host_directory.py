@@ -51,13 +51,17 @@ class TestHostDirectory:
         await node.ask("release", pb.ReleaseRequest(lease_id=lease.lease_id), worker)
         await node.ask("evict", pb.EvictRequest(keys=keys(1, 2)), worker)
 
-    async def test_blocks_outlive_the_supervisor(self, node: Node) -> None:
-        """After all processes have gone, an equal registration finds the evicted blocks, byte for byte."""
+    async def _leave_two(self, node: Node) -> None:
+        """Let a life end with two evicted blocks in its host pool, and its supervisor with it."""
         async with node.life():
             await node.register()
             await self._evict_two(node)
         node.store.close()
         node.store = Store()
+
+    async def test_blocks_outlive_the_supervisor(self, node: Node) -> None:
+        """After all processes have gone, an equal registration finds the evicted blocks, byte for byte."""
+        await self._leave_two(node)
 
         async with node.life():
             info = await node.register()
@@ -132,11 +136,7 @@ class TestHostDirectory:
         def fail(*_: object) -> None:
             raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
 
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
+        await self._leave_two(node)
 
         async with node.life():
             with monkeypatch.context() as patch:
@@ -199,11 +199,7 @@ class TestHostDirectory:
 
     async def test_other_secret_finds_nothing(self, node: Node, tmp_path: Path) -> None:
         """With another secret all keys differ, so files of the old secret are of no use and count as taken."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
+        await self._leave_two(node)
         (tmp_path / "host" / "secret").write_bytes(bytes(range(32)))
 
         async with node.life():
@@ -259,11 +255,7 @@ class TestHostDirectory:
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A passing fault refuses one registration, with the file and the reason; the next one finds all blocks."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
+        await self._leave_two(node)
         read, faults = os.pread, [OSError(errno.EIO, "Input/output error")]
 
         def fail_once(fd: int, num_bytes: int, offset: int) -> bytes:
@@ -286,11 +278,7 @@ class TestHostDirectory:
         self, node: Node, tmp_path: Path
     ) -> None:
         """A file that others may use is no lack of memory, and no wait mends it; once it is private, it is used."""
-        async with node.life():
-            await node.register()
-            await self._evict_two(node)
-        node.store.close()
-        node.store = Store()
+        await self._leave_two(node)
         (slots,) = (tmp_path / "host").glob("*.slots")
         slots.chmod(0o644)
 

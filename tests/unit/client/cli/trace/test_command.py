@@ -324,6 +324,24 @@ def test_recording_onto_a_full_disk_is_kept_in_a_temporary_file(
     assert all(len(read_trace(path)) == 1 for path in kept)
 
 
+@pytest.mark.usefixtures("one_recorded")
+def test_recording_leaves_no_temporary_file_that_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a temporary file can be made but not written, as on a disk that is full for good, none is left or named."""
+
+    def refuse(*_: object) -> None:
+        raise InvalidError("cannot write it", resource="output")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(trace_record, "write_trace", refuse)
+
+    status, _, said = run("record", "--cache", "demo", "--output", "/dev/null")
+
+    assert (status, said) == (2, "INVALID: cannot write it")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_recording_into_a_link_replaces_what_it_leads_to(tmp_path: Path) -> None:
     """The link stays a link, and the file that it leads to is replaced."""
     there, link = tmp_path / "there", tmp_path / "link"
